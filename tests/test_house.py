@@ -99,8 +99,6 @@ OUTPUT_PROCESSOR_ORDER = (
     "token_logprobs",
     "detokenizer",
     "stops",
-    "silence",
-    "pace",
     "metrics",
 )
 """Files of services/output_processor: each imports only files below it. A new file gets a row here and in the table in

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import grpc
-import structlog
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
 from headwater.proto.engine_pb2 import AddPart
@@ -27,23 +26,21 @@ from headwater.proto.output_processor_pb2 import (
     RowParts,
 )
 from headwater.services.runtime import errors
-from headwater.services.runtime.call_proof import Impostor
 from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.gateway_identity import NOBODY, Gateway
 from headwater.services.runtime.grpc_errors import from_rpc_error
-from headwater.services.runtime.tasks import end
+from headwater.services.runtime.session.calling import CallingEnd, Ending, keep_up
+from headwater.services.runtime.session.controls import MAX_ITEMS, Controls
+from headwater.services.runtime.tasks import owned_task
 
 from .open_chunks import parts_of
 from .stream_context import Found, contexts
 
-MAX_CREDITS = 1024
-"""Credits in one frame, and as many cancels."""
 MAX_JOINED_BYTES = 32 * 1024
 """Bytes of several requests in one frame: a write costs more than a short request."""
 CONTEXT_BYTES = 128 * 1024
 """Bytes in one frame of what a resumable request's next gateway needs."""
 FIND_SECONDS = 3.0
-RECONNECT_SECONDS = 0.2
 SILENCE_SECONDS = 5.0
 """Silence of a stream after which the gateway asks for it. Its session is not silent, or it would have ended."""
 Scores = Sequence[common_pb2.TokenLogprob]
@@ -74,7 +71,6 @@ class Receiver(Protocol):
 
 
 NO_LOGPROBS: tuple[common_pb2.TokenLogprob, ...] = ()
-SessionCall = grpc.aio.StreamStreamCall[GatewayFrame, OutputFrame]
 
 
 class OutputSession:
@@ -94,9 +90,7 @@ class OutputSession:
         """The output processor has said in a frame that it leaves, which may come before the membership says so."""
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
-        self._cancels: list[engine_pb2.Cancel] = []
-        self._credits: dict[int, int] = {}
-        self._asked: deque[int] = deque()
+        self._controls = Controls()
         self._adds: deque[Keep | Open | AddPart | Attach] = deque()
         self._let_go: list[LetGo] = []
         self._recorded: list[str] = []
@@ -105,7 +99,7 @@ class OutputSession:
         self._attaching: dict[int, Callable[[Attached], None]] = {}
         """Callbacks by first stream id, called when a request goes on here."""
         self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
-        self._wake = asyncio.Event()
+        self._end = CallingEnd(self._next_frame, self._deliver)
 
     @property
     def num_streams(self) -> int:
@@ -130,7 +124,7 @@ class OutputSession:
             self._adds.append(Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES]))
         self._adds.extend(parts_of(request))
         self._streams.update(zip(ids, receivers, strict=True))
-        self._wake.set()
+        self._end.wake()
         return ids
 
     async def find(self, request_id: str, tenant: str) -> Found:
@@ -172,24 +166,23 @@ class OutputSession:
         self._adds.append(Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id))
         self._attaching[ids[0]] = on_attached
         self._streams.update(zip(ids, receivers, strict=True))
-        self._wake.set()
+        self._end.wake()
         return ids
 
     def detach(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
         """Leaves a resumable request to its next reader; so many of its tokens are charged."""
         known = [stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None]
         for stream_id in known:
-            self._credits.pop(stream_id, None)
+            self._controls.forget(stream_id)
         if known:
             self._let_go.append(LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens))
-            self._wake.set()
+            self._end.wake()
 
     def cancel(self, stream_id: int, reason: str) -> None:
         """Ends a stream; nothing more is heard of it. A stream that has ended is left alone."""
         if self._streams.pop(stream_id, None) is not None:
-            self._credits.pop(stream_id, None)
-            self._cancels.append(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
-            self._wake.set()
+            self._controls.cancel(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
+            self._end.wake()
 
     def recorded(self, record_id: str) -> None:
         """A usage record of requests on this session is stored."""
@@ -198,52 +191,31 @@ class OutputSession:
     def credit(self, stream_id: int, tokens: int) -> None:
         """Gives room for more tokens of a stream."""
         if stream_id in self._streams:
-            self._credits[stream_id] = self._credits.get(stream_id, 0) + tokens
-            self._wake.set()
+            self._controls.grant(stream_id, tokens)
+            self._end.wake()
 
     async def run(self) -> None:
         """Connects, passes frames on until the session breaks, tells its streams, and starts again unless `leaving`."""
-        while not self.leaving:
-            async with open_channel(self.address) as channel:
-                await channel.channel_ready()
-                stub: output_processor_pb2_grpc.OutputProcessorAsyncStub
-                stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
-                try:
-                    await channel.proven(call := stub.Session(metadata=self._gateway.metadata))
-                    self._stub = stub
-                    problem = await self._run_session(call)
-                except grpc.aio.AioRpcError as refusal:
-                    problem = refusal.details() or refusal.code().name
-                except Impostor as stranger:
-                    problem = str(stranger)
-                finally:
-                    self._stub = None
-            structlog.get_logger().warning("output session lost", address=self.address, problem=problem)
-            await asyncio.sleep(RECONNECT_SECONDS)
+        await keep_up(self._run_session, "output session", self.address, is_over=lambda _: self.leaving)
 
-    async def _run_session(self, call: SessionCall) -> str:
-        """Runs one session to its end. Returns what ended it."""
-        self._refuses = False
+    async def _run_session(self) -> Ending:
+        async with open_channel(self.address) as channel:
+            await channel.channel_ready()
+            stub: output_processor_pb2_grpc.OutputProcessorAsyncStub
+            stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
+            call = stub.Session(metadata=self._gateway.metadata)
+            try:
+                async with owned_task(self._ask()):
+                    return await self._end.run(channel, call, lambda: self._on_proven(stub))
+            finally:
+                self._stub = None
+                self.connected.clear()
+                self._lose()
+
+    def _on_proven(self, stub: output_processor_pb2_grpc.OutputProcessorAsyncStub) -> None:
+        self._stub, self._refuses = stub, False
         self.connected.set()
         self._on_connected()
-        tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._ask())]
-        try:
-            await self._read(call)
-            return "it ended the session"
-        except grpc.aio.AioRpcError as failure:
-            return failure.details() or failure.code().name
-        except ValueError as failure:
-            return f"it sent a frame that cannot be read: {failure}"
-        finally:
-            self.connected.clear()
-            call.cancel()
-            await end(*tasks)
-            self._lose()
-
-    async def _read(self, call: SessionCall) -> None:
-        # The end of the stream is read as a value that is no frame.
-        while isinstance(frame := await call.read(), OutputFrame):
-            self._deliver(frame)
 
     def _deliver(self, frame: OutputFrame) -> None:
         """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are dropped."""
@@ -273,15 +245,8 @@ class OutputSession:
         for finish in frame.finishes:
             self._refuses |= finish.cause == common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
             if (stream := streams.pop(finish.stream_id, None)) is not None:
-                self._credits.pop(finish.stream_id, None)
+                self._controls.forget(finish.stream_id)
                 stream.finished(finish)
-
-    async def _write(self, call: SessionCall) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while (frame := self._next_frame()) is not None:
-                await call.write(frame)
 
     async def _ask(self) -> None:
         """Asks for streams that have said nothing for long: they may wait, or not be there any more. Runs for ever."""
@@ -293,28 +258,21 @@ class OutputSession:
     def ask(self, since: float) -> None:
         """Asks for streams that are silent since then; not while requests wait to be sent, lest it overtake them."""
         if not self._adds:
-            self._asked.extend(each for each, stream in self._streams.items() if stream.heard_at < since)
-            self._wake.set()
+            for stream_id, stream in self._streams.items():
+                if stream.heard_at < since:
+                    self._controls.probe(stream_id)
+            self._end.wake()
 
     def _next_frame(self) -> GatewayFrame | None:
         """The next frame: every cancel, every credit, behind them a part of one prompt or several short prompts."""
         is_due = self._is_recorded_due and self._recorded
-        if not (is_due or self._cancels or self._credits or self._asked or self._adds or self._let_go):
+        if not (is_due or self._controls or self._adds or self._let_go):
             return None
-        frame = GatewayFrame(
-            cancels=self._cancels[:MAX_CREDITS],
-            let_go=self._let_go[:MAX_CREDITS],
-            recorded=self._recorded[:MAX_CREDITS],
-        )
-        del self._cancels[:MAX_CREDITS]
-        del self._let_go[:MAX_CREDITS]
-        del self._recorded[:MAX_CREDITS]
+        frame = GatewayFrame(let_go=self._let_go[:MAX_ITEMS], recorded=self._recorded[:MAX_ITEMS])
+        del self._let_go[:MAX_ITEMS]
+        del self._recorded[:MAX_ITEMS]
         self._is_recorded_due = bool(is_due and self._recorded)
-        for stream_id in list(itertools.islice(self._credits, MAX_CREDITS)):
-            frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
-        while self._asked and len(frame.asked) < MAX_CREDITS:
-            if (stream_id := self._asked.popleft()) in self._streams:
-                frame.asked.append(stream_id)
+        self._controls.put_into(frame)
         num_bytes = 0
         while self._adds:
             if len(self._adds) > 1 or num_bytes:
@@ -342,9 +300,7 @@ class OutputSession:
 
     def _lose(self) -> None:
         streams, self._streams = self._streams, {}
-        self._cancels.clear()
-        self._credits.clear()
-        self._asked.clear()
+        self._controls.clear()
         self._adds.clear()
         self._let_go.clear()
         self._attaching.clear()

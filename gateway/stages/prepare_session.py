@@ -11,21 +11,21 @@ import itertools
 from collections.abc import Callable
 
 import grpc
-import structlog
 from google.rpc import status_pb2
 
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
 from headwater.services.runtime import errors
-from headwater.services.runtime.call_proof import Impostor, StageChannel
+from headwater.services.runtime.call_proof import StageChannel
 from headwater.services.runtime.grpc_errors import from_status
-from headwater.services.runtime.tasks import end
+from headwater.services.runtime.session.calling import CallingEnd, Cause, Ending, keep_up
+from headwater.services.runtime.session.joined import num_joined
 
 MAX_CALL_BYTES = 64 * 1024
 """Longer requests go by themselves: what a call costs is little beside them, and others need not wait for them."""
 MAX_FRAME_BYTES = 192 * 1024
-RECONNECT_SECONDS = 0.2
 Waiting = asyncio.Future[PreparedCall]
+SessionCall = grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]
 
 
 class NoSessions(Exception):
@@ -51,7 +51,7 @@ class PrepareSession:
         """Futures of the answers, by call."""
         self._calls: list[PrepareCall] = []
         self._cancels: list[int] = []
-        self._wake = asyncio.Event()
+        self._end = CallingEnd(self._next_frame, self._on_frame)
 
     async def prepare(self, call: PrepareCall, seconds: float) -> PrepareReply:
         """Raises the named error of the stage, `Unavailable` when the session is lost meanwhile, `NoSessions`."""
@@ -59,7 +59,7 @@ class PrepareSession:
         waiting: Waiting = loop.create_future()
         self._waiting[call.id] = waiting
         self._calls.append(call)
-        self._wake.set()
+        self._end.wake()
         timer = loop.call_later(seconds, _give_up, waiting)
         try:
             done = await waiting
@@ -67,7 +67,7 @@ class PrepareSession:
             timer.cancel()
             if self._waiting.pop(call.id, None) is not None and self.is_open:
                 self._cancels.append(call.id)
-                self._wake.set()
+                self._end.wake()
         if done.WhichOneof("outcome") == "refusal":
             raise from_status(status_pb2.Status.FromString(done.refusal))
         return done.reply
@@ -79,60 +79,45 @@ class PrepareSession:
 
     async def run(self) -> None:
         """Connects, passes calls on until the session breaks, starts again; ends where a processor has no sessions."""
-        while True:
-            await self._channel.channel_ready()
-            loss: Exception = errors.Unavailable("the processor is gone", code="processor_unavailable")
-            try:
-                await self._run_session(self._stub.PrepareSession())
-                problem = "it ended the session"
-            except grpc.aio.AioRpcError as failure:
-                if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    loss = NoSessions()
-                    return
-                problem = failure.details() or failure.code().name
-            except Impostor as stranger:
-                problem = str(stranger)
-            finally:
-                self._lose(loss)
-            structlog.get_logger().debug("session with a processor lost", address=self._address, problem=problem)
-            await asyncio.sleep(RECONNECT_SECONDS)
+        await keep_up(
+            self._run_session,
+            "session with a processor",
+            self._address,
+            is_over=lambda end: end.cause is Cause.UNSERVED,
+        )
 
-    async def _run_session(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
-        writer = asyncio.create_task(self._write(call))
+    async def _run_session(self) -> Ending:
+        loss: Exception = errors.Unavailable("the processor is gone", code="processor_unavailable")
         try:
-            # A processor says at once that it has sessions; a call that has ended raises why.
-            await self._channel.proven(call)
-            await call.initial_metadata()
-            await call.wait_for_connection()
-            self.is_open = True
-            self._on_open()
-            # The end of the stream is read as a value that is no frame.
-            while isinstance(frame := await call.read(), PreparedFrame):
-                for done in frame.calls:
-                    if (waiting := self._waiting.pop(done.id, None)) is not None and not waiting.done():
-                        waiting.set_result(done)
+            await self._channel.channel_ready()
+            call = self._stub.PrepareSession()
+            ending = await self._end.run(self._channel, call, lambda: self._on_proven(call))
+            if ending.cause is Cause.UNSERVED:
+                loss = NoSessions()
+            return ending
         finally:
             self.is_open = False
-            call.cancel()
-            await end(writer)
+            self._lose(loss)
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._calls or self._cancels:
-                await call.write(self._next_frame())
+    async def _on_proven(self, call: SessionCall) -> None:
+        # A processor says at once that it has sessions; a call that has ended raises why.
+        await call.initial_metadata()
+        await call.wait_for_connection()
+        self.is_open = True
+        self._on_open()
 
-    def _next_frame(self) -> PrepareFrame:
+    def _on_frame(self, frame: PreparedFrame) -> None:
+        for done in frame.calls:
+            if (waiting := self._waiting.pop(done.id, None)) is not None and not waiting.done():
+                waiting.set_result(done)
+
+    def _next_frame(self) -> PrepareFrame | None:
         """The calls that are waited for, as many as fit."""
         calls = [call for call in self._calls if call.id in self._waiting]
-        count, num_bytes = len(calls), 0
-        if count > 1:
-            for i, call in enumerate(calls):
-                if (num_bytes := num_bytes + call.ByteSize()) > MAX_FRAME_BYTES:
-                    # The first one always fits.
-                    count = i
-                    break
+        if not (calls or self._cancels):
+            self._calls.clear()
+            return None
+        count = num_joined(calls, MAX_FRAME_BYTES)
         frame = PrepareFrame(calls=calls[:count], cancels=self._cancels)
         self._calls, self._cancels = calls[count:], []
         return frame

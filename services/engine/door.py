@@ -19,9 +19,9 @@ from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
 from ..runtime.member import ReplicaLoad
+from ..runtime.session.attempt_fence import Fence
 from ..runtime.tracing import NO_TRACING, Tracing
 from .core_link import CoreLink
-from .fence import Fence
 from .grammar_desk import GrammarDesk
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog

@@ -6,6 +6,7 @@ Reading never waits for a stream and writing never waits for reading. Knows noth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -18,9 +19,9 @@ from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 
 from ..runtime.errors import BadRequest, HeadwaterError, Unavailable
-from ..runtime.tasks import owned_task
+from ..runtime.session.answering import AnsweringEnd
+from ..runtime.session.attempt_fence import Fence, Prompt
 from ..runtime.tracing import Tracing
-from .fence import Fence, Prompt
 from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frames, step_frames
 from .messages import Ask, Cancel, Command, Credit, Stall
 from .outbox import Outbox
@@ -61,31 +62,27 @@ class EngineSession:
         self._pending: dict[int, PendingAdd] = {}
         """By first stream: requests whose parts are still coming."""
         self._outbox = Outbox()
+        self._end = AnsweringEnd(self._outbox.next_frame, self.take, self._on_left)
+        self._outbox.on_filled = self._end.wake
         self._has_left = False
         self._fault: Unavailable | None = None
 
     async def run(self, incoming: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[pb.EngineFrame]:
         """What the client hears, until it or the engine leaves. Its streams do not outlive it."""
         try:
-            async with owned_task(self._read(incoming)) as reading:
-                async for frame in self._outbox.sent():
+            async with contextlib.aclosing(self._end.run(incoming)) as frames:
+                async for frame in frames:
                     yield frame
-                if reading.done():
-                    reading.result()
         finally:
             self.abandon()
         if self._fault is not None:
             raise self._fault
 
-    async def _read(self, incoming: AsyncIterator[pb.ClientFrame]) -> None:
-        try:
-            async for frame in incoming:
-                self.take(frame)
-            # A client that says no more still hears its streams to their end.
-            self._has_left = True
-        finally:
-            if self.is_idle or not self._has_left:
-                self._outbox.close()
+    def _on_left(self, is_clean: bool) -> None:
+        # A client that says no more still hears its streams to their end.
+        self._has_left = is_clean
+        if self.is_idle or not is_clean:
+            self._end.close()
 
     def take(self, frame: pb.ClientFrame) -> None:
         """Does what a client's frame asks for, cancels first; those that come with their own Add, last."""
@@ -165,7 +162,7 @@ class EngineSession:
             self.abandon()
             error = common_pb2.FINISH_REASON_ERROR
             self._end_streams(stream_ids, error, fault.message, cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
-        self._outbox.close()
+        self._end.close()
 
     @property
     def is_idle(self) -> bool:
@@ -307,7 +304,7 @@ class EngineSession:
         if self.is_idle:
             self._host.session_changed()
             if self._has_left:
-                self._outbox.close()
+                self._end.close()
 
     def _forget(self, stream_id: int) -> Stream:
         stream = self._streams.pop(stream_id)

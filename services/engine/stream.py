@@ -14,8 +14,8 @@ from headwater.engine_core.step_output import Finished, Started, Work
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 
+from ..runtime.session.attempt_fence import Prompt
 from ..runtime.tracing import Span
-from .fence import Prompt
 from .frames import MAX_ERROR_CHARS
 
 SLOW_READER_SECONDS = 30.0

@@ -6,31 +6,28 @@ Reading never waits for a stream. Knows nothing about text.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import grpc
 import structlog
 
 from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
-from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
+from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
 
-from ..runtime.call_proof import Impostor
 from ..runtime.channel import open_channel
-from ..runtime.tasks import end, log_failure, owned_task
+from ..runtime.session.calling import CallingEnd, Cause, Ending
+from ..runtime.session.controls import Controls
+from ..runtime.session.pace import Pace
+from ..runtime.session.silence import Silence
+from ..runtime.tasks import end, log_failure
 from . import metrics as output_metrics
-from .pace import Pace
-from .silence import Silence
 from .stream import OutputStream
 from .token_logprobs import entries_by_position
 
 INTRODUCTION_SECONDS = 3.0
 """Time for an engine to accept a connection and say who it is."""
-MAX_SMALL_ITEMS = 1024
-"""Most cancels, credits and probes in one frame, of each."""
 FULL_FRAME_BYTES = 240 * 1024
 """A frame takes more items until it has this size; the items of one gateway's frame fit in one."""
 HIGHEST_STREAM_ID = 2**32 - 1
@@ -60,16 +57,11 @@ class EngineLink:
         self._requests: dict[int, Request] = {}
         """By each of the engine's stream ids."""
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
-        self._cancels: deque[Cancel] = deque()
-        self._credits: dict[int, int] = {}
+        self._controls = Controls()
         self._pace = Pace()
-        self._probes: set[int] = set()
         self._last_id = 0
         self._epoch = 0
-        self._wake = asyncio.Event()
-        self._silence = Silence(self._probe_any)
-        self._cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_ENGINE_GONE
-        """Cause of the loss of streams that the engine has."""
+        self._end = CallingEnd(self._next_frame, self._on_frame, Silence(self._probe_any))
 
     def open(self, opening: Open, streams: Sequence[OutputStream], *, is_paced: bool) -> Request:
         """Queues a request. A paced one's credit goes on as `on_delivered` reports its tokens."""
@@ -85,14 +77,14 @@ class EngineLink:
         if is_paced:
             opening.add.credit = self._pace.open(numbers, opening.add.credit)
         self._queue.append((request, opening.add))
-        self._wake.set()
+        self._end.wake()
         return request
 
     def extend(self, request: Request, part: AddPart) -> None:
         """Queues more of a request."""
         part.stream_id = request.first
         self._queue.append((request, part))
-        self._wake.set()
+        self._end.wake()
 
     def grant(self, number: int, tokens: int) -> None:
         if number in self._requests:
@@ -105,14 +97,14 @@ class EngineLink:
 
     def _give(self, number: int, tokens: int) -> None:
         if tokens:
-            self._credits[number] = self._credits.get(number, 0) + tokens
-            self._wake.set()
+            self._controls.grant(number, tokens)
+            self._end.wake()
 
     def probe(self, number: int) -> None:
         """Has the engine end the stream if it does not have it."""
         if (request := self._requests.get(number)) is not None and request.is_sent:
-            self._probes.add(number)
-            self._wake.set()
+            self._controls.probe(number)
+            self._end.wake()
 
     def cancel(self, number: int, reason: str) -> None:
         """Forgets a stream and ends it at the engine; one that has ended is left alone."""
@@ -120,54 +112,37 @@ class EngineLink:
             return
         cancel = Cancel(stream_id=number, reason=reason)
         if request.is_sent:
-            self._cancels.append(cancel)
-            self._wake.set()
+            self._controls.cancel(cancel)
+            self._end.wake()
         else:
             request.early_cancels.append(cancel)
 
     async def run(self) -> None:
         """Runs the session until it breaks, then fails the streams that are left."""
+        cause = common_pb2.LOSS_CAUSE_ENGINE_GONE
         try:
-            problem = await self._run_session()
+            ending = await self._run_session()
+            if ending.cause is Cause.SILENT:
+                cause = common_pb2.LOSS_CAUSE_SILENT
         finally:
-            self._lose()
+            self._lose(cause)
         output_metrics.ENGINES_LOST.inc()
-        structlog.get_logger().warning("engine session lost", engine=self.address, problem=problem)
+        structlog.get_logger().warning("engine session lost", engine=self.address, problem=ending.problem)
 
-    async def _run_session(self) -> str:
-        """One session to its end; returns what ended it."""
-        try:
-            async with open_channel(self.address) as channel:
-                stub = engine_pb2_grpc.EngineStub(channel)
-                # Before Info: should the engine be replaced between the two, the session breaks.
-                call = stub.Session()
-                await channel.proven(call)
+    async def _run_session(self) -> Ending:
+        async with open_channel(self.address) as channel:
+            stub = engine_pb2_grpc.EngineStub(channel)
+
+            async def learn_epoch() -> None:
+                # Behind the session's call: should the engine be replaced between the two, the session breaks.
                 info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
                 self._epoch = info.incarnation.epoch
-                async with owned_task(self._write(call)), owned_task(self._silence.until_lost()) as silence:
-                    reading = asyncio.ensure_future(self._read(call))
-                    try:
-                        await asyncio.wait((reading, silence), return_when=asyncio.FIRST_COMPLETED)
-                        if reading.done():
-                            reading.result()
-                            return "it ended the session"
-                    finally:
-                        await end(reading)
-            self._cause = common_pb2.LOSS_CAUSE_SILENT
-            return "it says nothing, not even when it is asked"
-        except grpc.aio.AioRpcError as failure:
-            return failure.details() or failure.code().name
-        except Impostor as stranger:
-            return str(stranger)
-        except ValueError as failure:
-            return f"it sent a frame that cannot be read: {failure}"
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
-        while (frame := await call.read()) is not grpc.aio.EOF:
-            assert isinstance(frame, EngineFrame)
-            self._silence.on_frame()
-            with output_metrics.FRAME_SECONDS.time():
-                self._take(frame)
+            return await self._end.run(channel, stub.Session(), learn_epoch)
+
+    def _on_frame(self, frame: EngineFrame) -> None:
+        with output_metrics.FRAME_SECONDS.time():
+            self._take(frame)
 
     def _probe_any(self) -> bool:
         """Probes a stream that the engine has; False when it has none."""
@@ -208,19 +183,11 @@ class EngineLink:
         request = self._requests.get(number)
         return request.streams[number] if request is not None else None
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
-        # A call that has ended refuses what is written; why it ended is the reader's to say.
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                for frame in self._frames():
-                    await call.write(frame)
-                await self._wake.wait()
-                self._wake.clear()
-
-    def _frames(self) -> Iterator[ClientFrame]:
-        """Empties the queues: cancels overtake requests that wait, except those of the request itself."""
-        while self._cancels or self._credits or self._probes or self._queue:
-            frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits(), asked=self._next_probes())
+    def _next_frame(self) -> ClientFrame | None:
+        """The next frame: cancels overtake requests that wait, except those of the request itself."""
+        while self._controls or self._queue:
+            frame = ClientFrame()
+            self._controls.put_into(frame)
             num_bytes = frame.ByteSize()
             while self._queue:
                 # NOTE: ByteSize encodes the message.
@@ -231,17 +198,8 @@ class EngineLink:
                 if not self._put_next(frame):
                     break
             if frame.ByteSize():
-                yield frame
-
-    def _next_cancels(self) -> list[Cancel]:
-        return [self._cancels.popleft() for _ in range(min(MAX_SMALL_ITEMS, len(self._cancels)))]
-
-    def _next_credits(self) -> list[Credit]:
-        numbers = list(self._credits)[:MAX_SMALL_ITEMS]
-        return [Credit(stream_id=number, tokens=self._credits.pop(number)) for number in numbers]
-
-    def _next_probes(self) -> list[int]:
-        return [self._probes.pop() for _ in range(min(MAX_SMALL_ITEMS, len(self._probes)))]
+                return frame
+        return None
 
     def _put_next(self, frame: ClientFrame) -> bool:
         """Whether the frame may take more: one part of a long prompt, and nothing behind a choice's own cancel."""
@@ -256,7 +214,8 @@ class EngineLink:
             return False
         frame.adds.append(item)
         request.is_sent = True
-        self._cancels.extend(request.early_cancels)
+        for cancel in request.early_cancels:
+            self._controls.cancel(cancel)
         return not request.early_cancels
 
     def _refuse(self, request: Request) -> None:
@@ -269,16 +228,15 @@ class EngineLink:
         if (request := self._requests.pop(number, None)) is not None:
             del request.streams[number]
             self._pace.forget(number)
-            self._credits.pop(number, None)
-            self._probes.discard(number)
+            self._controls.forget(number)
         return request
 
-    def _lose(self) -> None:
+    def _lose(self, cause_if_sent: common_pb2.LossCause.ValueType) -> None:
         for number, request in list(self._requests.items()):
             stream = request.streams[number]
             self._forget(number)
             # What never reached it cannot be why it died.
-            cause = self._cause if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
+            cause = cause_if_sent if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
             state = "silent" if cause == common_pb2.LOSS_CAUSE_SILENT else "gone"
             stream.fail(f"engine {request.engine} is {state}", cause=cause)
 

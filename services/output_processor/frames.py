@@ -5,9 +5,8 @@ While the gateway reads slowly, new output joins the frame that waits; credit bo
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from headwater.proto.common_pb2 import Embedding, TokenLogprob
 from headwater.proto.engine_pb2 import Start
@@ -19,6 +18,8 @@ from headwater.proto.output_processor_pb2 import (
     RowLogprobs,
     RowParts,
 )
+
+from ..runtime.session.chunk_lane import ChunkLane
 
 FULL_FRAME_BYTES = 192 * 1024
 """A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
@@ -83,15 +84,12 @@ class Outbox:
     """Collects without waiting, hands out frames in order."""
 
     def __init__(self) -> None:
+        self.on_filled: Callable[[], None] = lambda: None
+        """Called when there is something more to send."""
         self._frames: deque[_Columns] = deque()
-        self._parts: deque[OutputPromptLogprobs] = deque()
-        self._num_parts: Counter[int] = Counter()
-        """Prompt parts that wait, by stream."""
-        self._held: dict[int, OutputFinish] = {}
-        """Finishes that wait for their stream's prompt parts."""
+        self._parts: ChunkLane[OutputPromptLogprobs, OutputFinish] = ChunkLane()
         self._is_sealed = False
         """The last frame takes nothing more."""
-        self.filled = asyncio.Event()
 
     def add_row(
         self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int
@@ -140,8 +138,7 @@ class Outbox:
         columns.num_bytes += embedding.ByteSize() + _ROW_BYTES
 
     def add_finish(self, finish: OutputFinish) -> None:
-        if self._num_parts[finish.stream_id]:
-            self._held[finish.stream_id] = finish
+        if self._parts.holds(finish.stream_id, finish):
             return
         # In the frame of the row before it, which may be its stream's: last tokens come with the finish or not at all.
         is_room = (
@@ -152,31 +149,22 @@ class Outbox:
         columns.num_bytes += finish.ByteSize() + _ROW_BYTES
 
     def add_prompt_part(self, part: OutputPromptLogprobs) -> None:
-        self._parts.append(part)
-        self._num_parts[part.stream_id] += 1
-        self.filled.set()
+        self._parts.put(part.stream_id, part)
+        self.on_filled()
 
-    def frames(self) -> Iterable[OutputFrame]:
-        """Empties the outbox; at most one part of a prompt's log probabilities between two frames of tokens."""
-        while self._frames or self._parts:
-            if self._frames:
-                yield self._frames.popleft().to_pb()
-            if self._parts:
-                part = self._parts.popleft()
-                yield OutputFrame(prompt_logprobs=[part])
-                self._release(part.stream_id)
-
-    def _release(self, stream_id: int) -> None:
-        self._num_parts[stream_id] -= 1
-        if not self._num_parts[stream_id]:
-            del self._num_parts[stream_id]
-            if (finish := self._held.pop(stream_id, None)) is not None:
+    def next_frame(self) -> OutputFrame | None:
+        """Takes the next frame out; at most one part of a prompt's log probabilities between two frames of tokens."""
+        if self._parts.is_next(bool(self._frames)):
+            part, finish = self._parts.take()
+            if finish is not None:
                 self.add_finish(finish)
+            return OutputFrame(prompt_logprobs=[part])
+        return self._frames.popleft().to_pb() if self._frames else None
 
     def _open_columns(self) -> _Columns:
         if self._frames and not self._is_sealed and self._frames[-1].num_bytes < FULL_FRAME_BYTES:
             return self._frames[-1]
         self._frames.append(_Columns())
         self._is_sealed = False
-        self.filled.set()
+        self.on_filled()
         return self._frames[-1]

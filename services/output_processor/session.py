@@ -5,6 +5,7 @@ Reading never waits for writing. Knows which stream is at which engine; knows no
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import structlog
@@ -16,7 +17,7 @@ from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Op
 
 from ..answers.parser import unknown_parser
 from ..runtime.gateway_identity import NOBODY, Gateway
-from ..runtime.tasks import owned_task
+from ..runtime.session.answering import AnsweringEnd
 from ..runtime.tracing import NO_TRACING, Span, Tracing
 from ..text.tokenizer import Tokenizer
 from . import metrics as output_metrics
@@ -53,23 +54,20 @@ class GatewaySession:
         """Logs that this session reads, by each of their stream ids."""
         self._log_ids: dict[StreamLog, list[int]] = {}
         self.outbox = Outbox()
+        self._end = AnsweringEnd(self.outbox.next_frame, self.take, lambda _: self.end())
+        self.outbox.on_filled = self._end.wake
         self._refusal: str | None = None
         """Why new streams are refused, if they are."""
-        self._is_over = False
 
     async def run(self, incoming: AsyncIterator[GatewayFrame]) -> AsyncIterator[OutputFrame]:
         """Frames for the gateway, until it leaves. Only streams that can be resumed outlive the session."""
         self._usage.on_session_opened(self.gateway)
         try:
-            async with owned_task(self._read(incoming)) as reading:
-                reading.add_done_callback(lambda _: self.end())
-                while not self._is_over:
-                    await self.outbox.filled.wait()
-                    self.outbox.filled.clear()
-                    for frame in self.outbox.frames():
-                        output_metrics.GATEWAY_FRAMES.inc()
-                        yield frame
-                        self._on_frame_sent(frame)
+            async with contextlib.aclosing(self._end.run(incoming)) as frames:
+                async for frame in frames:
+                    output_metrics.GATEWAY_FRAMES.inc()
+                    yield frame
+                    self._on_frame_sent(frame)
         finally:
             for log in list(self._log_ids):
                 self._detach(log, None)
@@ -83,18 +81,13 @@ class GatewaySession:
 
     def end(self) -> None:
         """Ends the session after what is queued."""
-        self._is_over = True
-        self.outbox.filled.set()
+        self._end.close()
 
     def _on_frame_sent(self, frame: OutputFrame) -> None:
         """The gateway's connection has taken a frame."""
         for stream_id, num_tokens in zip(frame.stream_ids[:], frame.num_tokens[:], strict=True):
             if (choice := self._choices.get(stream_id)) is not None:
                 choice.on_delivered(num_tokens)
-
-    async def _read(self, incoming: AsyncIterator[GatewayFrame]) -> None:
-        async for frame in incoming:
-            self.take(frame)
 
     def take(self, frame: GatewayFrame) -> None:
         """Does what a gateway's frame asks for, cancels first."""

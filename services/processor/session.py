@@ -6,6 +6,7 @@ Reading never waits for writing. Knows nothing about what preparing is.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from google.rpc import status_pb2
@@ -13,7 +14,9 @@ from google.rpc import status_pb2
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
 
 from ..runtime.grpc_errors import reply_or_refusal
-from ..runtime.tasks import log_failure, owned_task
+from ..runtime.session.answering import AnsweringEnd
+from ..runtime.session.joined import num_joined
+from ..runtime.tasks import log_failure
 
 MAX_FRAME_BYTES = 192 * 1024
 """After which the next answers go in another frame."""
@@ -26,19 +29,15 @@ class PrepareSession:
         self._answer = answer
         self._running: dict[int, asyncio.Task[None]] = {}
         self._ready: list[PreparedCall] = []
-        self._changed = asyncio.Event()
         self._is_over = False
+        self._end = AnsweringEnd(self._next_frame, self._take, lambda _: self.end())
 
     async def run(self, incoming: AsyncIterator[PrepareFrame]) -> AsyncIterator[PreparedFrame]:
         """What the gateway hears, until it leaves or `end`; what it no longer waits for is given up."""
         try:
-            async with owned_task(self._read(incoming)) as reading:
-                reading.add_done_callback(lambda _: self.end())
-                while self._ready or self._running or not self._is_over:
-                    await self._changed.wait()
-                    self._changed.clear()
-                    while self._ready:
-                        yield self._frame()
+            async with contextlib.aclosing(self._end.run(incoming)) as frames:
+                async for frame in frames:
+                    yield frame
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -46,17 +45,20 @@ class PrepareSession:
     def end(self) -> None:
         """Ends the session after what runs."""
         self._is_over = True
-        self._changed.set()
+        self._close_if_done()
 
-    async def _read(self, incoming: AsyncIterator[PrepareFrame]) -> None:
-        async for frame in incoming:
-            for call in frame.calls:
-                task = self._running[call.id] = asyncio.create_task(self._run(call))
-                task.add_done_callback(log_failure)
-            for call_id in frame.cancels:
-                if (running := self._running.pop(call_id, None)) is not None:
-                    running.cancel()
-                    self._changed.set()
+    def _close_if_done(self) -> None:
+        if self._is_over and not self._running:
+            self._end.close()
+
+    def _take(self, frame: PrepareFrame) -> None:
+        for call in frame.calls:
+            task = self._running[call.id] = asyncio.create_task(self._run(call))
+            task.add_done_callback(log_failure)
+        for call_id in frame.cancels:
+            if (running := self._running.pop(call_id, None)) is not None:
+                running.cancel()
+        self._close_if_done()
 
     async def _run(self, call: PrepareCall) -> None:
         outcome = await reply_or_refusal(self._answer(call), "PrepareSession")
@@ -66,16 +68,14 @@ class PrepareSession:
             done = PreparedCall(id=call.id, reply=outcome)
         self._running.pop(call.id, None)
         self._ready.append(done)
-        self._changed.set()
+        self._end.wake()
+        self._close_if_done()
 
-    def _frame(self) -> PreparedFrame:
+    def _next_frame(self) -> PreparedFrame | None:
         """What is ready, as much as fits; an answer that is longer than that goes alone."""
-        count, num_bytes = len(self._ready), 0
-        if count > 1:
-            for i, done in enumerate(self._ready):
-                if (num_bytes := num_bytes + done.ByteSize()) > MAX_FRAME_BYTES:
-                    count = max(i, 1)
-                    break
+        if not self._ready:
+            return None
+        count = num_joined(self._ready, MAX_FRAME_BYTES)
         frame = PreparedFrame(calls=self._ready[:count])
         del self._ready[:count]
         return frame

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import asyncio
-
 from headwater.proto.engine_pb2 import EngineFrame, Finish, PromptLogprobs
 from headwater.services.engine.outbox import Outbox
 
@@ -20,7 +18,7 @@ def described(frame: EngineFrame) -> str:
     return f"finish {frame.finishes[0].stream_id}" if frame.finishes else f"tokens {frame.step}"
 
 
-async def test_at_most_one_chunk_goes_between_two_token_frames_and_a_finish_after_its_chunks() -> None:
+def test_at_most_one_chunk_goes_between_two_token_frames_and_a_finish_after_its_chunks() -> None:
     outbox = Outbox()
     for first_position in (1, 2, 3):
         outbox.put_chunk(chunk(5, first_position))
@@ -28,29 +26,25 @@ async def test_at_most_one_chunk_goes_between_two_token_frames_and_a_finish_afte
     assert outbox.holds(Finish(stream_id=5))
     assert not outbox.holds(Finish(stream_id=1))
     outbox.put([token_frame(3), token_frame(4)])
-    outbox.close()
-    sent = [described(frame) async for frame in outbox.sent()]
+    sent = [described(frame) for frame in iter(outbox.next_frame, None)]
     assert sent == [
         "tokens 1", "chunk 5", "tokens 2", "chunk 5", "tokens 3", "chunk 5", "tokens 4", "finish 5",
     ]  # fmt: skip
 
 
-async def test_a_finish_does_not_wait_for_chunks_that_are_gone() -> None:
+def test_a_finish_does_not_wait_for_chunks_that_are_gone() -> None:
     outbox = Outbox()
     outbox.put_chunk(chunk(5, 1))
-    sent = outbox.sent()
-    assert described(await anext(sent)) == "chunk 5"
+    frame = outbox.next_frame()
+    assert frame is not None
+    assert described(frame) == "chunk 5"
     assert not outbox.holds(Finish(stream_id=5))
+    assert outbox.next_frame() is None
 
 
-async def test_who_waits_is_woken_by_what_comes() -> None:
-    outbox = Outbox()
-    sent = outbox.sent()
-    waiting = asyncio.ensure_future(anext(sent))
-    await asyncio.sleep(0)
+def test_the_session_is_told_of_everything_that_comes() -> None:
+    outbox, told = Outbox(), []
+    outbox.on_filled = lambda: told.append(True)
     outbox.put([token_frame(1)])
-    assert described(await waiting) == "tokens 1"
-    ending = asyncio.ensure_future(anext(sent, None))
-    await asyncio.sleep(0)
-    outbox.close()
-    assert await ending is None
+    outbox.put_chunk(chunk(5, 1))
+    assert len(told) == 2

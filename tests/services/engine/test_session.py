@@ -10,11 +10,11 @@ from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.step_output import Finished, StepOutput, Work
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED, Speculative
-from headwater.services.engine.fence import Fence
 from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit, Stall
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
 from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.session.attempt_fence import Fence
 from headwater.services.runtime.tracing import NO_TRACING, NoSpan, NoTracing, Tracing
 from tests.services.engine.engine_process import add
 
@@ -46,6 +46,10 @@ def tokens(key: int, first_index: int, count: int) -> StepOutput:
     return StepOutput(step=1, keys=[key], first_index=[first_index], num_tokens=[count], token_ids=list(range(count)))
 
 
+def left_to_send(session: EngineSession) -> list[pb.EngineFrame]:
+    return list(iter(session._outbox.next_frame, None))
+
+
 async def test_a_stream_without_credit_for_thirty_seconds_is_cancelled() -> None:
     host = Recorder()
     session = EngineSession(host)
@@ -60,7 +64,7 @@ async def test_a_stream_without_credit_for_thirty_seconds_is_cancelled() -> None
     assert host.commands[2:] == [Stall([1]), Cancel([1])]
     session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.CANCELLED, num_output_tokens=4)]))
     session.end()
-    *_, last = [frame async for frame in session._outbox.sent()]
+    *_, last = left_to_send(session)
     assert (last.finishes[0].stream_id, last.finishes[0].error) == (1, "slow_reader")
 
 
@@ -172,7 +176,7 @@ async def test_an_engine_whose_platform_scores_no_prompts_refuses_to_by_name() -
     session.take(pb.ClientFrame(adds=[request, add(2, [1, 2, 3])]))
     assert [command.request.prompt_ids for command in host.commands if isinstance(command, Add)] == [[1, 2, 3]]
     session.end()
-    (refused,) = [each async for frame in session._outbox.sent() for each in frame.finishes]
+    (refused,) = [each for frame in left_to_send(session) for each in frame.finishes]
     assert "prompt_logprobs is not supported: the platform of this engine" in str(refused)
 
 
@@ -206,7 +210,7 @@ async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> 
     end = Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=16, work=work)
     session.deliver(StepOutput(step=9, finishes=[end]))
     session.end()
-    (finish,) = [each async for frame in session._outbox.sent() for each in frame.finishes]
+    (finish,) = [each for frame in left_to_send(session) for each in frame.finishes]
     told = finish.work
     assert (told.steps, told.draft_tokens, told.accepted_tokens, told.output_tokens) == (4, 9, 6, 13)
 
@@ -238,7 +242,7 @@ async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_on
     for session in sessions:
         session.deliver(StepOutput(step=2, finishes=finishes))
         session.end()
-    said = [finish async for frame in sessions[0]._outbox.sent() for finish in frame.finishes]
+    said = [finish for frame in left_to_send(sessions[0]) for finish in frame.finishes]
     superseded = {finish.stream_id for finish in said if finish.cause == LOSS_CAUSE_SUPERSEDED}
     assert superseded == {1, 2, 4}
     # Whoever comes when all have ended is nobody's rival.
@@ -254,7 +258,7 @@ async def test_streams_that_are_asked_for_end_where_they_are_not_here() -> None:
     assert host.commands[1:] == [Ask([1])]
     session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.MISSING, num_output_tokens=0)]))
     session.end()
-    said = [finish async for frame in session._outbox.sent() for finish in frame.finishes]
+    said = [finish for frame in left_to_send(session) for finish in frame.finishes]
     assert [(each.stream_id, each.retriable, each.cause) for each in said] == [
         (3, True, LOSS_CAUSE_MISSING),
         (1, True, LOSS_CAUSE_MISSING),

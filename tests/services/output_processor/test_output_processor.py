@@ -30,10 +30,10 @@ from headwater.proto.engine_pb2 import (
 )
 from headwater.services.answers.parser import call_id
 from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.output_processor import silence
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.session import silence
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.output_processor.scripted_engine import (
     ListeningGateway,

@@ -10,9 +10,9 @@ from headwater.proto import output_processor_pb2_grpc
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.output_processor.pace import LEAST_AHEAD, TOKENS_AHEAD, Pace
 from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.session.pace import LEAST_AHEAD, TOKENS_AHEAD, Pace
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.output_processor.scripted_engine import ListeningGateway, listening_gateway, scripted_engine
 

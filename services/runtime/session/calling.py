@@ -1,0 +1,141 @@
+"""The end of a session that calls: proves the other end, passes frames both ways, says what ended it.
+
+Reading never waits for writing. Knows nothing about what frames hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Generic, TypeVar
+
+import grpc
+import structlog
+
+from ..call_proof import Impostor, StageChannel
+from ..tasks import end
+from .outgoing import Outgoing
+from .silence import Silence
+
+RECONNECT_SECONDS = 0.2
+SentT = TypeVar("SentT")
+HeardT = TypeVar("HeardT")
+
+
+class Cause(Enum):
+    """Why a session is over."""
+
+    ENDED = auto()
+    """The other end has ended it."""
+    BROKEN = auto()
+    """The call failed: the connection, or the process at its other end."""
+    UNSERVED = auto()
+    """The other end has no such method."""
+    STRANGER = auto()
+    """The other end does not prove that it belongs to the cluster."""
+    UNREADABLE = auto()
+    """The other end sent a frame that contradicts itself."""
+    SILENT = auto()
+    """The other end says nothing, not even when it is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a session is over."""
+
+    cause: Cause
+    problem: str
+    """The cause in words, for logs."""
+    was_open: bool = True
+    """Whether the other end had proven itself and was open."""
+
+
+ENDED = Ending(Cause.ENDED, "it ended the session")
+SILENT = Ending(Cause.SILENT, "it says nothing, not even when it is asked")
+
+
+class CallingEnd(Generic[SentT, HeardT]):
+    """One session after another with the same process: `next_frame` as in `Outgoing`; `on_frame` takes each frame in
+    order and raises `ValueError` for one that contradicts itself."""
+
+    def __init__(
+        self,
+        next_frame: Callable[[], SentT | None],
+        on_frame: Callable[[HeardT], None],
+        silence: Silence | None = None,
+    ) -> None:
+        self._outgoing = Outgoing(next_frame)
+        self._on_frame, self._silence = on_frame, silence
+
+    def wake(self) -> None:
+        """Something waits to be sent. While no session runs it waits for the next one, unless its owner drops it."""
+        self._outgoing.wake()
+
+    async def run(
+        self, channel: StageChannel, call: Any, on_open: Callable[[], Awaitable[None]] | Callable[[], None]
+    ) -> Ending:
+        """Runs a session from its call to its end. `on_open` is called when the other end has proven itself, before the
+        first frame; it may ask the other end more."""
+        is_open = False
+        try:
+            await channel.proven(call)
+            if (more := on_open()) is not None:
+                await more
+            is_open = True
+            return await self._pass_frames(call)
+        except grpc.aio.AioRpcError as failure:
+            is_unserved = failure.code() is grpc.StatusCode.UNIMPLEMENTED
+            cause = Cause.UNSERVED if is_unserved else Cause.BROKEN
+            return Ending(cause, failure.details() or failure.code().name, is_open)
+        except Impostor as stranger:
+            return Ending(Cause.STRANGER, str(stranger), is_open)
+        finally:
+            call.cancel()
+
+    async def _pass_frames(self, call: Any) -> Ending:
+        reading = asyncio.create_task(self._read(call))
+        tasks: list[asyncio.Task[Any]] = [reading, asyncio.create_task(self._write(call, reading))]
+        if self._silence is not None:
+            tasks.append(asyncio.create_task(self._silence.until_lost()))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    # Raises what the task failed with.
+                    task.result()
+            return reading.result() if reading.done() else SILENT
+        finally:
+            await end(*tasks)
+
+    async def _read(self, call: Any) -> Ending:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            if self._silence is not None:
+                self._silence.on_frame()
+            try:
+                self._on_frame(frame)
+            except ValueError as failure:
+                return Ending(Cause.UNREADABLE, f"it sent a frame that cannot be read: {failure}")
+        return ENDED
+
+    async def _write(self, call: Any, reading: asyncio.Task[Ending]) -> None:
+        # A call that has ended refuses what is written; why it ended is the reader's to say.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            async for frame in self._outgoing.frames():
+                await call.write(frame)
+        await asyncio.wait([reading])
+
+
+async def keep_up(
+    run: Callable[[], Awaitable[Ending]], name: str, address: str, *, is_over: Callable[[Ending], bool]
+) -> None:
+    """Runs one session after another until the end of one says that no more are due. Logs call them `name`."""
+    told = ""
+    while not is_over(ending := await run()):
+        # Each attempt in vain ends the same way: one line tells it.
+        is_news = ending.was_open or ending.problem != told
+        log, told = structlog.get_logger(), ending.problem
+        (log.warning if is_news else log.debug)(f"{name} lost", address=address, problem=ending.problem)
+        await asyncio.sleep(RECONNECT_SECONDS)
