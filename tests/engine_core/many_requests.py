@@ -91,7 +91,9 @@ def check_equality(
     """Without speculation and with room for all, then with it and few blocks: as they are, then again, when suffixes of
     the answers are known, some in the middle of their answer. `name`: of what drafts in the executor."""
     speculator = _with_draft_model(crowded, name) if has_draft_model else _without_draft_model(crowded)
-    plain, drafting = roomy.engine, Engine(crowded.config, crowded.executor, speculator=speculator)
+    # New ones on each executor: what an engine has cached is gone once another one has written the same blocks.
+    plain = Engine(roomy.config, roomy.executor)
+    drafting = Engine(crowded.config, crowded.executor, speculator=speculator)
     rng = np.random.default_rng(11)
     first_key = 0
     for size in [min(100, count - done) for done in range(0, count, 100)]:
