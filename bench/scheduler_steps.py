@@ -19,16 +19,25 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.step_costs import StepCosts
+from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 
 from .program import run_program
 from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
+FEW_TOKENS = 4
+"""A vocabulary whose texts repeat themselves: each guess finds a match, and one in four tokens of it stands."""
+MAX_DRAFTS = 15
+NUMBER_LEN = 8
+"""Tokens that tell a prompt from all others."""
 ROUNDS = 5
 # So late that a result is fetched only when as many steps are in flight as may be.
 TIMING = SimulatedTiming(late_polls=2**31)
@@ -44,6 +53,13 @@ class Workload:
     name: str
     prompt_len: int
     answer_len: int
+    vocab_size: int = VOCAB_SIZE
+    max_drafts: int = 0
+    """Tokens that n-gram and suffix drafters may guess for a row and step; 0: without speculation."""
+    drafts_are_free: bool = False
+    """A step takes as long with drafts as without, so that rows are drafted for in each."""
+    executor_drafts: bool = False
+    """The executor looks n-grams up itself, as on a GPU: rows run ahead of their results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +77,32 @@ class Measurement:
     steps_per_second: int
     """By the engine's time alone."""
     admitted_per_step: float
+    tokens_per_row: float
+    """Of a row and step: more than one where drafts stand."""
 
 
 WORKLOADS = (
     Workload(name="steady decode", prompt_len=128, answer_len=8192),
     Workload(name="512 in, 256 out", prompt_len=512, answer_len=256),
     Workload(name="128 in, 64 out", prompt_len=128, answer_len=64),
+    Workload(name="steady decode, drafts looked for in vain", prompt_len=128, answer_len=8192, max_drafts=MAX_DRAFTS),
+    Workload(
+        name="steady decode, drafts in each step",
+        prompt_len=128,
+        answer_len=8192,
+        vocab_size=FEW_TOKENS,
+        max_drafts=MAX_DRAFTS,
+        drafts_are_free=True,
+    ),
+    Workload(
+        name="steady decode, drafts by the executor",
+        prompt_len=128,
+        answer_len=8192,
+        vocab_size=FEW_TOKENS,
+        max_drafts=MAX_DRAFTS,
+        drafts_are_free=True,
+        executor_drafts=True,
+    ),
 )
 
 
@@ -86,23 +122,29 @@ def measure(
         num_blocks=(num_running + 16) * (max_model_len // block_size + 2),
         max_model_len=max_model_len,
         max_num_seqs=num_running,
-        max_num_batched_tokens=max(2048, num_running),
+        max_num_batched_tokens=max(2048, num_running * (1 + workload.max_drafts)),
+        max_draft_tokens=workload.max_drafts,
         async_depth=async_depth,
         policy="priority",
     )
-    executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=VOCAB_SIZE), TIMING))
-    engine, requests = Engine(config, executor), _requests(workload, num_running, block_size, num_tenants)
+    executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING))
+    engine = Engine(config, executor, speculator=_speculator(workload, config))
+    requests = _requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.
     for _ in range(num_running + max(8, num_tenants)):
         engine.add(next(requests))
     _steps(engine, requests, steps_per_round)
-    num_admitted, engine_us, executor_us = 0, [], []
+    num_admitted, num_tokens, num_launched, engine_us, executor_us = 0, 0, 0, [], []
     for _ in range(ROUNDS):
-        before, start = executor.seconds, time.perf_counter()
-        num_admitted += _steps(engine, requests, steps_per_round)
+        before, steps_before, start = executor.seconds, executor.num_steps, time.perf_counter()
+        admitted, tokens = _steps(engine, requests, steps_per_round)
+        num_admitted, num_tokens = num_admitted + admitted, num_tokens + tokens
         seconds, executors = time.perf_counter() - start, executor.seconds - before
-        engine_us.append((seconds - executors) / steps_per_round * 1e6)
-        executor_us.append(executors / steps_per_round * 1e6)
+        # While rows wait for results, some calls launch nothing.
+        launched = executor.num_steps - steps_before
+        num_launched += launched
+        engine_us.append((seconds - executors) / launched * 1e6)
+        executor_us.append(executors / launched * 1e6)
     return Measurement(
         workload=workload.name,
         num_running=num_running,
@@ -112,30 +154,57 @@ def measure(
         engine_us=round(median(engine_us), 1),
         executor_us=round(median(executor_us), 1),
         steps_per_second=round(1e6 / median(engine_us)),
-        admitted_per_step=round(num_admitted / (ROUNDS * steps_per_round), 2),
+        admitted_per_step=round(num_admitted / num_launched, 2),
+        tokens_per_row=round(num_tokens / (num_launched * num_running), 2),
     )
 
 
-def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> int:
-    """Steps `num_steps` times, each finished request being followed by a new one; returns how many were."""
-    num_added = 0
+def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator | None:
+    if not workload.max_drafts:
+        return None
+    drafters = (
+        NGramDrafter(config.num_rows, config.max_model_len, workload.max_drafts),
+        SuffixDrafter(config.num_rows, workload.max_drafts),
+    )
+    # In vain they are looked for at the price that drafts have on a device: twice the rows, twice the time.
+    last = 1.0 if workload.drafts_are_free else 1.0 + workload.max_drafts
+    most = config.num_rows * (1 + workload.max_drafts)
+    costs = StepCosts.measured([1, config.num_rows, most], [1.0, 1.0, last], gap=0.05)
+    return AdaptiveSpeculator(
+        drafters,
+        costs,
+        num_rows=config.num_rows,
+        max_drafts=workload.max_drafts,
+        vocab_size=workload.vocab_size,
+        executor_drafts=NGramDrafter.name if workload.executor_drafts else "",
+    )
+
+
+def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tuple[int, int]:
+    """Steps `num_steps` times, each finished request being followed by a new one; returns how many of these there were,
+    and tokens."""
+    num_added = num_tokens = 0
     for _ in range(num_steps):
-        output = engine.step()
-        for _ in output.finishes if output is not None else ():
+        if (output := engine.step()) is None:
+            continue
+        num_tokens += len(output.token_ids)
+        for _ in output.finishes:
             engine.add(next(requests))
             num_added += 1
-    return num_added
+    return num_added, num_tokens
 
 
 def _requests(workload: Workload, num_running: int, block_size: int, num_tenants: int) -> Iterator[NewRequest]:
     """Prompts that share nothing and end anywhere in a block, of each tenant in turn; the first answers are cut to all
     lengths."""
-    text = np.random.default_rng(0).integers(0, VOCAB_SIZE, workload.prompt_len + block_size).tolist()
+    size = workload.vocab_size
+    text = np.random.default_rng(0).integers(0, size, workload.prompt_len + block_size).tolist()
     for key in count():
         is_first = key < num_running and workload.answer_len < SHORTEST_STEADY
         answer_len = workload.answer_len * (key + 1) // num_running if is_first else workload.answer_len
-        prompt_ids = [key % VOCAB_SIZE, key // VOCAB_SIZE, *text[: workload.prompt_len + key % block_size - 2]]
-        sampling = SamplingParams(max_tokens=answer_len, stop_token_ids=(VOCAB_SIZE,))
+        number = [key // size**place % size for place in range(NUMBER_LEN)]
+        prompt_ids = [*number, *text[: workload.prompt_len + key % block_size - NUMBER_LEN]]
+        sampling = SamplingParams(max_tokens=answer_len, stop_token_ids=(size,))
         tenant = f"tenant-{key % num_tenants}"
         yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, tenant=tenant)
 
@@ -163,10 +232,10 @@ def main(
     if as_json:
         typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
         return
-    table = Table("workload", "running", "engine µs", "executor µs", "steps/s", "admitted/step")
+    table = Table("workload", "running", "engine µs", "executor µs", "steps/s", "admitted/step", "tokens/row")
     for row in rows:
         cells = (row.workload, row.num_running, row.engine_us, row.executor_us, row.steps_per_second)
-        table.add_row(*map(str, (*cells, row.admitted_per_step)))
+        table.add_row(*map(str, (*cells, row.admitted_per_step, row.tokens_per_row)))
     Console().print(table)
 
 

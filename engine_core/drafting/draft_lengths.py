@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headwater.kernels.cpu.guesses import length_chooser
+from headwater.kernels.cpu.guesses import length_chooser, standing
 
 from ..executor import Int32Array
 from .step_costs import StepCosts
@@ -22,11 +22,15 @@ class Choice(NamedTuple):
     """Tokens a second with these drafts over tokens a second without any, with steps planned ahead."""
 
 
-def expected(acceptance: Float64Array, num_offered: Int32Array, most: int) -> Float64Array:
-    """[R, most] the probability that a row's i-th draft stands: that it and all before it are accepted, each with the
-    row's probability; 0 behind what is offered."""
-    powers: Float64Array = acceptance[:, None] ** np.arange(1, most + 1)
-    return np.where(np.arange(most) < num_offered[:, None], powers, 0.0)
+def expected(
+    acceptance: Float64Array, num_offered: Int32Array, most: int, found: Float64Array | None = None
+) -> Float64Array:
+    """[R, most] the probability that a row's i-th draft stands: that there is one (`found`; None: it is known), and
+    that it and all before it are accepted, each with the row's probability; 0 behind what is offered."""
+    stands = np.empty((acceptance.size, most))
+    found = np.ones(acceptance.size) if found is None else found
+    standing()(found, np.ascontiguousarray(acceptance), np.ascontiguousarray(num_offered), stands)
+    return stands
 
 
 def choose(stands: Float64Array, costs: StepCosts, num_rows: int, most_drafts: int) -> Choice:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..executor import BoolArray, Int32Array
+from .draft_lengths import expected
 
 Float64Array = npt.NDArray[np.float64]
 MEMORY = 0.9
@@ -59,9 +60,7 @@ class ExecutorDrafts:
 
     def stands(self, rows: npt.NDArray[np.integer], most: Int32Array, num_columns: int) -> Float64Array:
         """[R, num_columns] the probability that a row's i-th draft is found and stands, 0 from most[i] on."""
-        powers: Float64Array = self._right.of(rows)[:, None] ** np.arange(1, num_columns + 1)
-        found = self._found.of(rows)[:, None]
-        return np.where(np.arange(num_columns) < most[:, None], found * powers, 0.0)
+        return expected(self._right.of(rows), most, num_columns, self._found.of(rows))
 
     def note(
         self, rows: npt.NDArray[np.integer], most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array

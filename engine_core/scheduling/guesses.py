@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer, length_chooser
+from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer, length_chooser, standing
 
 from ..drafting.acceptance import Acceptance
 from ..drafting.draft_lengths import Float64Array, expected
@@ -27,7 +27,7 @@ class Guesses:
     def __init__(self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int) -> None:
         """`most`: tokens of a guess."""
         # Compiled here, so that no step waits for it.
-        for compiled in (better_taker, comparer, length_chooser):
+        for compiled in (better_taker, comparer, length_chooser, standing):
             compiled()
         self._drafters, self._vocab_size, self._most = tuple(drafters), vocab_size, most
         self._acceptance, self._num_bytes = Acceptance(num_rows), UNKNOWN

@@ -176,3 +176,23 @@ def length_chooser() -> Callable[..., None]:
         types.float64[:, ::1], _COLUMN, _NUMBERS, types.float64, types.int64, types.int64, _COLUMN, _NUMBERS
     )
     return compile_function(_choose_lengths, signature)
+
+
+@cache
+def standing() -> Callable[..., None]:
+    """The compiled function that says how probable it is that drafts stand.
+
+    Its arguments: found float64 [R], that a row has drafts at all; right float64 [R], that a drafted token is right
+    where all before it are; num_offered int32 [R]; and what it writes: stands float64 [R, K], descending along a row, 0
+    behind what is offered.
+    """
+    signature = types.void(_NUMBERS, _NUMBERS, _COLUMN, types.float64[:, ::1])
+    return compile_function(_stand, signature)
+
+
+def _stand(found: Any, right: Any, num_offered: Any, stands: Any) -> None:
+    for row in range(stands.shape[0]):
+        probability = found[row]
+        for j in range(stands.shape[1]):
+            probability *= right[row]
+            stands[row, j] = probability if j < num_offered[row] else 0.0
