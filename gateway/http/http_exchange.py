@@ -7,12 +7,13 @@ import codecs
 import contextlib
 import time
 import urllib.parse
-from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
 from typing import IO, Any
 
 import msgspec
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..openai import errors as http_errors
@@ -20,9 +21,9 @@ from ..openai.sse import SseStream
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
 from .content_encoding import MIN_BYTES, BodyDecoder, gzipped, takes_gzip
-from .departure import Departure, Receive
 
 Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 JSON = b"application/json"
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 """A browser never takes text of a client that an answer repeats for a page or a script."""
@@ -216,7 +217,8 @@ class Exchange:
             self._client_left = True
             worker.cancel()
 
-        ticker, departure = Ticker(silence, on_silence), Departure(self._receive, cancel)
+        ticker, listening = Ticker(silence, on_silence), asyncio.create_task(self._until_disconnect(cancel))
+        listening.add_done_callback(log_failure)
         try:
             await work
         except asyncio.CancelledError:
@@ -226,7 +228,13 @@ class Exchange:
             raise errors.ClientGone("the client has left") from None
         finally:
             ticker.stop()
-            departure.stop()
+            # Not awaited: it waits for the server's next message, and lets go of it by itself.
+            listening.cancel()
+
+    async def _until_disconnect(self, on_disconnect: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        on_disconnect()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []

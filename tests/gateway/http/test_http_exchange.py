@@ -1,0 +1,78 @@
+"""A client that leaves while its answer is computed ends the work, once, and not after it is done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from typing import Any
+
+import pytest
+
+from headwater.gateway.http.http_exchange import Exchange
+from headwater.services.runtime.errors import ClientGone
+
+
+class Server:
+    """Its `receive` pauses without waiting for anything, then waits for what `said` brings."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[str] = asyncio.Queue()
+        self.num_received = 0
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        await asyncio.sleep(0)
+        kind = await self.said.get()
+        self.num_received += 1
+        return {"type": kind}
+
+
+def exchange_of(server: Server) -> Exchange:
+    scope = {"method": "POST", "path": "/", "headers": []}
+    return Exchange(scope, server.receive, lambda message: None, slow_reader_limit=1.0, slow_body_limit=1.0)
+
+
+async def until_quiet() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def answer(exchange: Exchange, work: asyncio.Event) -> None:
+    async def wait() -> None:
+        await work.wait()
+
+    await exchange.unless_client_leaves(wait(), silence=60.0, on_silence=lambda: None)
+
+
+async def test_work_ends_when_the_client_leaves_behind_whatever_it_sent_before() -> None:
+    server = Server()
+    answering = asyncio.create_task(answer(exchange_of(server), asyncio.Event()))
+    for kind in ("http.request", "http.request"):
+        server.said.put_nowait(kind)
+        await until_quiet()
+        assert not answering.done()
+    server.said.put_nowait("http.disconnect")
+    with pytest.raises(ClientGone):
+        await answering
+    assert server.num_received == 3
+
+
+async def test_work_that_is_done_leaves_the_servers_messages_alone() -> None:
+    server = Server()
+    for num_passes in range(5):
+        work = asyncio.Event()
+        answering = asyncio.create_task(answer(exchange_of(server), work))
+        for _ in range(num_passes):
+            await asyncio.sleep(0)
+        work.set()
+        await answering
+    server.said.put_nowait("http.disconnect")
+    await until_quiet()
+    assert server.said.qsize() == 1
+
+
+async def test_work_that_is_cancelled_is_not_taken_for_a_client_that_left() -> None:
+    answering = asyncio.create_task(answer(exchange_of(Server()), asyncio.Event()))
+    await until_quiet()
+    answering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await answering
