@@ -33,6 +33,7 @@ from headwater.services.runtime.tracing import Tracing, tracing_to
 from headwater.services.runtime.usage_log import UsageLog
 
 from .admin.administration import Administration
+from .admin.demand import DemandPage
 from .admin.models import ModelAdmin
 from .admin.purge import Purge
 from .admin.replicas import ReplicaAdmin
@@ -59,6 +60,7 @@ from .request.timelines import Timelines
 from .router.router import Router
 from .settings import GatewaySettings
 from .stages.catalogues import Catalogues
+from .stages.cluster_demand import ClusterDemand
 from .stages.cold_start_queue import ColdStartQueue
 from .stages.outages import Outages
 from .stages.output_sessions import OutputSessions
@@ -93,7 +95,8 @@ async def serve(settings: GatewaySettings) -> None:
         admin = await stack.enter_async_context(admin_of(settings, bus, durable, cluster.tenants, responses))
         administration = Administration(admin, is_open=not settings.api_key_file)
         models = ModelAdmin(bus, cluster.catalogues, administration)
-        routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration))
+        demand = await stack.enter_async_context(ClusterDemand(bus, name, cluster.demand_by_model).running())
+        routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)

@@ -1,15 +1,19 @@
-"""Which path of /admin means what. Paths of tenants are there where tenants are kept."""
+"""Which path of /admin means what, and /demand. Paths of tenants are there where tenants are kept."""
 
 from __future__ import annotations
 
 from ..http.app import Route
+from .demand import DemandPage
 from .models import ModelAdmin
 from .replicas import ReplicaAdmin
 from .tenants import TenantAdmin
 
 
-def admin_routes(tenants: TenantAdmin | None, models: ModelAdmin, replicas: ReplicaAdmin) -> list[Route]:
+def admin_routes(
+    tenants: TenantAdmin | None, models: ModelAdmin, replicas: ReplicaAdmin, demand: DemandPage
+) -> list[Route]:
     routes: list[Route] = [
+        ("GET", "/demand/{name:path}", demand.get),
         ("GET", "/admin/replicas", replicas.list_replicas),
         ("POST", "/admin/replicas/{id}/drain", replicas.drain),
         ("GET", "/admin/models", models.list_models),

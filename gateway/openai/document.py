@@ -46,6 +46,7 @@ _READS = {
     "/health": "Alive",
     "/ping": "The same under another name",
     "/load": "How many requests are here",
+    "/demand/{name}": "How many requests a model has on all gateways, for an autoscaler",
     "/ready": "Able to answer: processor, output processor and engine are there",
     "/version": "Of the server",
     "/metrics": "Prometheus text",

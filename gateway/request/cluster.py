@@ -77,7 +77,7 @@ class Cluster:
         self.metrics.queue.read = lambda: self.admission.queued_by_tier
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
-        self.metrics.demand.read = self._demand_by_model
+        self.metrics.demand.read = self.demand_by_model
         self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
@@ -120,7 +120,7 @@ class Cluster:
     def _runs(self) -> list[dict[Generation, None]]:
         return [run for runs in self._running.values() for run in runs]
 
-    def _demand_by_model(self) -> dict[str, tuple[int, int]]:
+    def demand_by_model(self) -> dict[str, tuple[int, int]]:
         """By model: requests that wait or run, and those of them that have no replica."""
         without = self.cold_starts.waiting
         here = Counter(each.request.model for run in self._runs() for each in run)

@@ -28,6 +28,7 @@ class ProbeSettings(StageTlsSettings):
 
     tls_cert_file: str = setting("", "PEM certificate of the gateway that a URL asks")
     tls_key_file: str = setting("", "PEM private key of that certificate")
+    service: str = setting("", "service of a gRPC server that is asked about: live, or none for the whole")
 
 
 def is_served(url: str, settings: ProbeSettings) -> bool:
@@ -40,10 +41,11 @@ def is_served(url: str, settings: ProbeSettings) -> bool:
         return False
 
 
-async def serves(address: str) -> bool:
+async def serves(address: str, service: str = "") -> bool:
     async with open_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
         try:
-            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT)
+            reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=LIMIT)
         except grpc.aio.AioRpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
@@ -54,7 +56,7 @@ def main(argv: list[str]) -> bool:
     if address.startswith(("http://", "https://")):
         return is_served(address, settings)
     with certificates_shown(settings):
-        return asyncio.run(serves(address))
+        return asyncio.run(serves(address, settings.service))
 
 
 if __name__ == "__main__":

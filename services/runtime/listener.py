@@ -14,6 +14,9 @@ from .tls import add_port
 from .trace_interceptor import TraceInterceptor
 from .tracing import NO_TRACING, Tracing
 
+LIVE = "live"
+"""Service of the health check that is served from start to end, draining included: the process answers."""
+
 
 class Listener:
     """A gRPC server with health; `address` once it listens."""
@@ -29,6 +32,7 @@ class Listener:
         self.address = advertised(host, add_port(self.server, joined(host, port)))
 
     async def start(self) -> None:
+        await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         await self.server.start()
         await self._tell(health_pb2.HealthCheckResponse.SERVING)
 

@@ -1,0 +1,91 @@
+"""Requests by model on all gateways of a cluster, as any one of them tells an autoscaler.
+
+Each gateway tells the others what it has; the last word of one that is gone counts for a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.tasks import owned_task
+
+BEAT_SECONDS = 0.5
+EXPIRY_SECONDS = 3.0
+Counts = tuple[int, int]
+"""Requests that wait or run, and those of them that wait because no replica is there."""
+ReadDemand = Callable[[], Mapping[str, Counts]]
+
+
+class _Word(msgspec.Struct):
+    """What one gateway has, by model."""
+
+    gateway_id: str
+    models: dict[str, Counts]
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    models: Mapping[str, Counts]
+    at: float
+
+
+class ClusterDemand:
+    """Use within `running`, or alone where there is no bus: then it knows of its own gateway."""
+
+    def __init__(
+        self, bus: Bus, gateway_id: str, read: ReadDemand, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`read` returns the requests of this gateway by model; a model that it serves has an entry without any."""
+        self._bus, self._gateway_id, self._read, self._clock = bus, gateway_id, read, clock
+        self._others: dict[str, _Heard] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[ClusterDemand]:
+        """Tells and hears the other gateways for the length of a scope."""
+        async with (
+            self._bus.subscribe(subjects.GATEWAY_DEMAND) as words,
+            owned_task(self._tell()),
+            owned_task(self._hear(words)),
+        ):
+            yield self
+
+    def of(self, model: str) -> Counts | None:
+        """The sum over all gateways; None where none of them knows the model."""
+        found = [models[model] for models in self._known() if model in models]
+        return (sum(each[0] for each in found), sum(each[1] for each in found)) if found else None
+
+    def _known(self) -> list[Mapping[str, Counts]]:
+        since = self._clock() - EXPIRY_SECONDS
+        return [self._read(), *(heard.models for heard in self._others.values() if heard.at > since)]
+
+    async def _tell(self) -> None:
+        """Models without requests are left out; a gateway without any says so once."""
+        said_any = False
+        while True:
+            models = {name: counts for name, counts in self._read().items() if any(counts)}
+            if models or said_any:
+                await self._bus.publish(
+                    subjects.GATEWAY_DEMAND, msgspec.msgpack.encode(_Word(self._gateway_id, models))
+                )
+            said_any = bool(models)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _hear(self, words: Subscription) -> None:
+        async for message in words:
+            with contextlib.suppress(msgspec.DecodeError):
+                word = msgspec.msgpack.decode(message.payload, type=_Word)
+                if word.gateway_id != self._gateway_id:
+                    self._forget_expired()
+                    self._others[word.gateway_id] = _Heard(word.models, self._clock())
+
+    def _forget_expired(self) -> None:
+        since = self._clock() - EXPIRY_SECONDS
+        self._others = {name: heard for name, heard in self._others.items() if heard.at > since}

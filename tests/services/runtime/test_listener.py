@@ -1,0 +1,18 @@
+"""What a stage's health says while it serves and while it leaves."""
+
+from __future__ import annotations
+
+from headwater.services.runtime.health_probe import serves
+from headwater.services.runtime.listener import LIVE, Listener
+
+
+async def test_a_stage_that_leaves_is_alive_and_takes_no_new_work() -> None:
+    listener = Listener("127.0.0.1", 0)
+    await listener.start()
+    try:
+        assert [await serves(listener.address, each) for each in ("", LIVE)] == [True, True]
+        await listener.leave()
+        assert [await serves(listener.address, each) for each in ("", LIVE)] == [False, True]
+    finally:
+        await listener.server.stop(None)
+    assert not await serves(listener.address, LIVE)
