@@ -28,3 +28,7 @@ if [[ $layer != front ]] && ! "$python" -c 'import torch' 2>/dev/null; then
   fi
 fi
 locked "${locks[@]}"
+# The library is a build for this platform, and says that it wants Python 3.12, which it does not (pyproject.toml).
+if [[ $layer == dev && $(uname -sm) == "Linux x86_64" ]]; then
+  locked --no-deps --ignore-requires-python -r deploy/locks/helm.txt
+fi

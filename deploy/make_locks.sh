@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Writes deploy/locks from pyproject.toml: make_locks.sh PYTHON [--upgrade]. One resolution for all Pythons and
-# platforms, split into layers that include one another (front, engine, up, dev) and `torch`, torch's default build with
-# the libraries that only this build needs. A release that is locked stays unless pyproject.toml or --upgrade moves it.
+# platforms, split into layers that include one another (front, engine, up, dev), `torch`, torch's default build with
+# the libraries that only this build needs, and `helm`, what tests of the chart need beside `dev`. A release that is locked
+# stays unless pyproject.toml or --upgrade moves it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1; shift
@@ -20,8 +21,8 @@ PY
 echo "torch==2.11.0" >"$work/torch.in"
 
 resolve() {
-  "$work/venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
-    --no-header --no-annotate "$@"
+  "$work/venv/bin/uv" pip compile --quiet --universal --python-version "${oldest_python:-3.11}" --fork-strategy fewest \
+    --generate-hashes --no-header --no-annotate "$@"
 }
 names() { sed -nE 's/^([a-z0-9._-]+)==.*/\1/p' "$@"; }
 without() { sed 's/^/--no-emit-package=/'; }
@@ -44,7 +45,8 @@ layer front - pyproject.toml "$work/build.in"
 layer engine front pyproject.toml --extra engine
 layer up engine pyproject.toml --extra engine --extra embedded
 layer dev up pyproject.toml --extra dev
+oldest_python=3.12 layer helm - pyproject.toml --extra helm
 grep -vxFf "$work/of-torch" "$work/done" >"$work/others" && mv "$work/others" "$work/done"
 layer torch - "$work/torch.in"
 mkdir -p "$locks"
-mv "$work"/{front,engine,up,dev,torch}.txt "$locks"
+mv "$work"/{front,engine,up,dev,helm,torch}.txt "$locks"

@@ -26,6 +26,7 @@ REQUIRED = {
     "engine": EXTRAS["engine"],
     "up": EXTRAS["embedded"],
     "dev": [*EXTRAS["tracing"], *EXTRAS["plots"], *EXTRAS["simulation"], *EXTRAS["dev"]],
+    "helm": EXTRAS["helm"],
 }
 PINNED = re.compile(
     r"^(?P<name>[\w.-]+)==(?P<version>[^ ]+)[^\n]*(?P<hashes>(?:\\\n +--hash=sha256:[0-9a-f]{64} ?)+)$", re.M

@@ -1,0 +1,57 @@
+{{- define "headwater.name" -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* (dict "root" $ "stage" NAME): labels by which objects find a stage's pods. */ -}}
+{{- define "headwater.selector" -}}
+app.kubernetes.io/name: headwater
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .stage }}
+{{- end -}}
+
+{{- define "headwater.labels" -}}
+{{ include "headwater.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
+{{- end -}}
+
+{{- /* (dict "root" $ "image" MAP) */ -}}
+{{- define "headwater.image" -}}
+image: {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion | toString) | quote }}
+imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
+{{- end -}}
+
+{{- /* Start of the names of the secrets. */ -}}
+{{- define "headwater.secrets" -}}
+{{- .Values.access.existingSecrets | default (include "headwater.name" .) -}}
+{{- end -}}
+
+{{- /* Engines with their defaults, as JSON. */ -}}
+{{- define "headwater.engines" -}}
+{{- $engines := list -}}
+{{- range .Values.engines -}}
+{{- $engines = append $engines (mergeOverwrite (deepCopy $.Values.engineDefaults) .) -}}
+{{- end -}}
+{{- toJson $engines -}}
+{{- end -}}
+
+{{- define "headwater.servedName" -}}
+{{- .servedModelName | default .model -}}
+{{- end -}}
+
+{{- define "headwater.modelFolder" -}}
+/models/served-{{ .name }}
+{{- end -}}
+
+{{- /* Tokens a KV block: stages that hash prompts and those that cache them want the same. */ -}}
+{{- define "headwater.blockSize" -}}
+{{- $size := 16 -}}
+{{- range include "headwater.engines" . | fromJsonArray }}{{ if eq .device "cuda" }}{{ $size = 64 }}{{ end }}{{ end -}}
+{{- .Values.blockSize | default $size -}}
+{{- end -}}
+
+{{- /* Whether the number of an engine's replicas follows demand: "true" or nothing. */ -}}
+{{- define "headwater.isScaled" -}}
+{{- if and .root.Values.keda.enabled (ne (int .engine.minReplicas) (int .engine.maxReplicas)) }}true{{ end -}}
+{{- end -}}

@@ -1,0 +1,170 @@
+{{- /* What all pods have in common. (dict "root" $ "stage" NAME "grace" SECONDS "spread" BOOL "of" VALUES) */ -}}
+{{- define "headwater.podSettings" -}}
+automountServiceAccountToken: false
+# Variables that Kubernetes makes of services, such as HEADWATER_PORT, would be taken for settings.
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ .grace }}
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- if .spread }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{ include "headwater.selector" . | nindent 8 }}
+    matchLabelKeys: [pod-template-hash]
+{{- end }}
+{{- with .of.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "headwater.containerSecurity" -}}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /* (dict "root" $): annotations of pods; a rotation of passwords restarts them. */ -}}
+{{- define "headwater.podAnnotations" -}}
+headwater/rotation: {{ .root.Values.access.rotation | quote }}
+{{- with .root.Values.podAnnotations }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Variables of every stage. (dict "root" $ "stage" NAME "drain" SECONDS "env" MAP) */ -}}
+{{- define "headwater.env" -}}
+- name: HEADWATER_HOST
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: {{ eq .stage "gateway" | ternary "HEADWATER_GATEWAY_ID" "HEADWATER_REPLICA_ID" }}
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- {name: HEADWATER_DRAIN_LIMIT, value: {{ .drain | quote }}}
+- {name: HEADWATER_LOG_LEVEL, value: {{ .root.Values.logLevel | quote }}}
+- {name: HEADWATER_METRICS_PORT, value: "9100"}
+- {name: HOME, value: /tmp}
+{{- with .root.Values.otlpEndpoint }}
+- {name: HEADWATER_OTLP_ENDPOINT, value: {{ . | quote }}}
+{{- end }}
+{{- if .root.Values.stageTls.secret }}
+- {name: HEADWATER_STAGE_TLS_CERT_FILE, value: /tls/stage/tls.crt}
+- {name: HEADWATER_STAGE_TLS_KEY_FILE, value: /tls/stage/tls.key}
+- {name: HEADWATER_STAGE_TLS_CA_FILE, value: /tls/stage/ca.crt}
+- {name: HEADWATER_STAGE_TLS_NAME, value: {{ .root.Values.stageTls.name | quote }}}
+{{- end }}
+{{- range $name, $value := .env }}
+- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- end }}
+{{- end -}}
+
+{{- /* Addresses, passwords and the cluster's token, of the stage's role alone. */ -}}
+{{- define "headwater.envFrom" -}}
+envFrom:
+  - secretRef: {name: {{ include "headwater.secrets" .root }}-{{ .role }}}
+{{- end -}}
+
+{{- define "headwater.commonMounts" -}}
+- {name: tmp, mountPath: /tmp}
+{{- if .root.Values.stageTls.secret }}
+- {name: stage-tls, mountPath: /tls/stage, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- define "headwater.commonVolumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: 2Gi}
+{{- with .root.Values.stageTls.secret }}
+- name: stage-tls
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
+{{- define "headwater.modelsVolume" -}}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ .root.Values.models.volume.existingClaim | default (printf "%s-models" (include "headwater.name" .root)) }}
+{{- end -}}
+
+{{- define "headwater.modelsMount" -}}
+- {name: models, mountPath: /models, subPath: models, readOnly: true}
+{{- end -}}
+
+{{- /* Waits until the jobs have put the models there. (dict "root" $ "image" IMAGE "engines" LIST) */ -}}
+{{- define "headwater.awaitModels" -}}
+- name: await-models
+  {{- include "headwater.image" . | nindent 2 }}
+  command: [sh, -c, 'for folder in "$@"; do until [ -e "$folder" ]; do sleep 0.5; done; done', await-models]
+  args:
+    {{- range .engines }}
+    - {{ include "headwater.modelFolder" . }}
+    {{- end }}
+  {{- include "headwater.containerSecurity" . | nindent 2 }}
+  resources:
+    requests: {cpu: 10m, memory: 16Mi}
+    limits: {memory: 64Mi}
+  volumeMounts: {{ include "headwater.modelsMount" . | nindent 4 }}
+{{- end -}}
+
+{{- /* Start: the stage has become ready once, however long that took. Live: the process answers, also while it drains. Ready:
+it takes new work. With certificates Kubernetes cannot ask by itself, so that the stage's own probe does. */ -}}
+{{- define "headwater.grpcProbes" -}}
+startupProbe:
+  {{- include "headwater.grpcProbe" . | nindent 2 }}
+  periodSeconds: {{ .root.Values.probes.periodSeconds }}
+  timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
+  failureThreshold: {{ div .root.Values.probes.startSeconds .root.Values.probes.periodSeconds }}
+livenessProbe:
+  {{- include "headwater.grpcProbe" (merge (dict "service" "live") .) | nindent 2 }}
+  periodSeconds: {{ .root.Values.probes.periodSeconds }}
+  timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
+  failureThreshold: 6
+readinessProbe:
+  {{- include "headwater.grpcProbe" . | nindent 2 }}
+  periodSeconds: {{ .root.Values.probes.periodSeconds }}
+  timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
+  failureThreshold: 2
+{{- end -}}
+
+{{- define "headwater.grpcProbe" -}}
+{{- if .root.Values.stageTls.secret -}}
+exec:
+  command: [sh, -c, 'exec python3 -m headwater.services.runtime.health_probe --service={{ .service | default "" }} "$HEADWATER_HOST:9000"']
+{{- else -}}
+grpc:
+  port: 9000
+  service: {{ .service | default "" | quote }}
+{{- end -}}
+{{- end -}}
+
+{{- /* (dict "root" $ "path" PATH "failures" COUNT) */ -}}
+{{- define "headwater.httpProbe" -}}
+httpGet:
+  path: {{ .path }}
+  port: 8000
+  scheme: {{ .root.Values.clientTls.secret | empty | ternary "HTTP" "HTTPS" }}
+periodSeconds: {{ .root.Values.probes.periodSeconds }}
+timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
+failureThreshold: {{ .failures }}
+{{- end -}}

@@ -1,0 +1,86 @@
+"""The chart as Helm installs it: real templates, values and schema, on an API server in memory.
+
+Run as a program it reads releases from standard input (for each the values of an install, then of upgrades) and writes
+what was there after each step, or why the last one was refused. Helm's library reads its environment when its process
+starts, which is why it has one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.deploy.kube_api import Object, kube_api
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy/helm/headwater"
+NAMESPACE = "serving"
+RELEASE = "hw"
+Values = dict[str, Any]
+
+
+class Refused(Exception):
+    """Helm's own words."""
+
+
+def rendered(values: Values | None = None) -> list[Object]:
+    """Everything that a first install makes. Raises `Refused`."""
+    ((objects,),) = applied([[values or {}]])
+    return objects
+
+
+def applied(releases: list[list[Values]]) -> list[list[list[Object]]]:
+    """What is there after each step of each release. Raises `Refused`."""
+    told = refusals(releases)
+    if refused := [each for each in told if isinstance(each, str)]:
+        raise Refused(refused[0])
+    return [each for each in told if not isinstance(each, str)]
+
+
+def refusals(releases: list[list[Values]]) -> list[list[list[Object]] | str]:
+    """As `applied`, with Helm's words in place of a release that was refused."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "tests.deploy.chart"],
+        input=json.dumps(releases),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env=os.environ | {"HELM_DRIVER": "memory", "PYTHONPATH": os.pathsep.join(sys.path)},
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    told: list[list[list[Object]] | str] = json.loads(answer.stdout)
+    return told
+
+
+def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
+    """By name."""
+    return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
+
+
+async def steps(values: list[Values]) -> list[list[Object]] | str:
+    """One release from its install on; Helm's own records of it lie in memory too."""
+    import helm_sdkpy  # noqa: PLC0415 (a library of 120 MB)
+
+    found = []
+    with kube_api() as api:
+        config = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=api.kubeconfig)
+        options: dict[str, Any] = {"wait": False, "server_side_apply": True, "force_conflicts": True}
+        for i, each in enumerate(values):
+            action = helm_sdkpy.Upgrade(config) if i else helm_sdkpy.Install(config)
+            try:
+                await action.run(RELEASE, str(CHART), each, **options)
+            except helm_sdkpy.HelmError as refusal:
+                return str(refusal)
+            found.append(api.installed())
+    return found
+
+
+if __name__ == "__main__":
+    json.dump([asyncio.run(steps(each)) for each in json.load(sys.stdin)], sys.stdout)

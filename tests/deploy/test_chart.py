@@ -1,0 +1,315 @@
+"""The Helm chart: what it makes is valid, runs what the code has, and keeps what it draws."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from headwater.gateway.settings import GatewaySettings
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.output_processor.__main__ import OutputProcessorSettings
+from headwater.services.processor.__main__ import ProcessorSettings
+from headwater.services.runtime.settings import read_settings
+from headwater.services.stack.roles import NATS_RIGHTS, VALKEY_RIGHTS
+from tests.deploy.chart import CHART, applied, of_kind, refusals, rendered
+from tests.deploy.kube_api import Object
+
+pytest.importorskip("helm_sdkpy", reason="Helm's library is built for Linux on x86-64")
+
+ROOT = Path(__file__).parents[2]
+SETTINGS: dict[str, Any] = {
+    "gateway": GatewaySettings,
+    "processor": ProcessorSettings,
+    "output-processor": OutputProcessorSettings,
+    "engine": EngineSettings,
+}
+OF_OTHERS = {"ScaledObject", "HTTPRoute", "GRPCRoute", "PodMonitor"}
+"""Kinds that are no part of Kubernetes itself; no schemas of them are at hand."""
+TWO_MODELS = [
+    {"name": "small", "model": "smollm2-135m-instruct"},
+    {
+        "name": "large",
+        "model": "Qwen/Qwen3-8B",
+        "servedModelName": "qwen: 8B",
+        "revision": "main",
+        "device": "cuda",
+        "gpus": 1,
+        "minReplicas": 2,
+        "maxReplicas": 2,
+        "args": ["--kv-cache-dtype=fp8"],
+        "env": {"HEADWATER_MAX_NUM_SEQS": 256},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "resources": {"limits": {"memory": "64Gi"}},
+        "image": {"tag": "0.1.0-cuda"},
+    },
+]
+VALUE_SETS: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "two models": {"engines": TWO_MODELS, "models": {"huggingFaceSecret": "hub"}, "kernelCache": {"shared": False}},
+    "servers and secrets of others": {
+        "nats": {"url": "tls://nats.example:4222"},
+        "valkey": {"url": "rediss://redis.example:6379"},
+        "access": {"existingSecrets": "ours"},
+        "models": {"volume": {"existingClaim": "weights"}},
+        "keda": {"enabled": False},
+        "networkPolicy": {"clients": [{"namespaceSelector": {}}], "extraEgress": [{"ports": [{"port": 4317}]}]},
+    },
+    "certificates and routes": {
+        "stageTls": {"secret": "stage-tls"},
+        "clientTls": {"secret": "client-tls"},
+        "ingress": {"enabled": True, "className": "nginx", "host": "llm.example", "tlsSecret": "llm-tls"},
+        "httpRoute": {
+            "enabled": True,
+            "parentRefs": [{"name": "outer"}],
+            "hostnames": ["llm.example"],
+            "grpcHostnames": ["grpc.llm.example"],
+        },
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "keda": {"scaler": "prometheus", "prometheusAddress": "http://prometheus:9090"},
+        "networkPolicy": {"clients": [{"podSelector": {}}]},
+        "otlpEndpoint": "http://collector:4317",
+        "priorityClassName": "serving",
+        "podAnnotations": {"team": "inference"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def installs() -> dict[str, list[Object]]:
+    """What each of the value sets makes."""
+    made = applied([[values] for values in VALUE_SETS.values()])
+    return {name: objects for name, (objects,) in zip(VALUE_SETS, made, strict=True)}
+
+
+@pytest.fixture(params=VALUE_SETS)
+def objects(request: pytest.FixtureRequest, installs: dict[str, list[Object]]) -> list[Object]:
+    return installs[request.param]
+
+
+def pods(objects: list[Object]) -> Iterator[tuple[Object, Object]]:
+    """Workloads with the specifications of their pods."""
+    for each in objects:
+        if each["kind"] in {"Deployment", "StatefulSet", "Job"}:
+            yield each, each["spec"]["template"]["spec"]
+
+
+def stage_of(workload: Object) -> str:
+    stage: str = workload["metadata"]["labels"]["app.kubernetes.io/component"]
+    return "engine" if stage.startswith("engine-") else stage
+
+
+def stages(objects: list[Object]) -> Iterator[tuple[str, Object, Object]]:
+    """Of Headwater's own: the stage, its container and the specification of its pod."""
+    for workload, pod in pods(objects):
+        if (stage := stage_of(workload)) in SETTINGS:
+            (container,) = pod["containers"]
+            yield stage, container, pod
+
+
+def decoded(secret: Object) -> dict[str, str]:
+    return {name: base64.b64decode(value).decode() for name, value in secret["data"].items()}
+
+
+def test_every_object_is_valid_for_kubernetes(objects: list[Object]) -> None:
+    for each in objects:
+        if each["kind"] not in OF_OTHERS:
+            kubernetes_validate.validate(each, "1.34", strict=True)
+
+
+def test_every_flag_and_variable_of_a_stage_is_one_of_its_settings(objects: list[Object]) -> None:
+    seen = set()
+    for stage, container, _ in stages(objects):
+        assert container["command"] == ["headwater", "serve", stage]
+        env = {each["name"]: each.get("value", "10.0.0.1") for each in container["env"]}
+        # The addresses come from the role's secret.
+        secrets = {"HEADWATER_NATS_URL": "nats://n", "HEADWATER_ADMIN_KEY": "0123456789abcdef"}
+        settings = read_settings(SETTINGS[stage], container["args"], env | secrets)
+        assert settings.host == "10.0.0.1"
+        ours = {name for name in env if name.startswith("HEADWATER_")}
+        assert ours <= {f"HEADWATER_{name.upper()}" for name in type(settings).__dataclass_fields__}
+        seen.add(stage)
+    assert seen == SETTINGS.keys()
+
+
+def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Object]) -> None:
+    jobs = [pod["containers"][0] for workload, pod in pods(objects) if workload["kind"] == "Job"]
+    links = {next(each[7:] for each in job["args"] if each.startswith("--link=")) for job in jobs}
+    for stage, container, pod in stages(objects):
+        folders = {each[15:] for each in container["args"] if each.startswith("--model-folder=")}
+        if stage == "gateway":
+            continue
+        assert folders == links if stage != "engine" else folders < links or folders == links
+        (waiting,) = pod["initContainers"]
+        assert set(waiting["args"]) == folders
+        (models,) = [each for each in container["volumeMounts"] if each["mountPath"] == "/models"]
+        assert models["readOnly"]
+
+
+def test_blocks_have_one_size_on_the_stages_that_hash_and_that_cache_them(objects: list[Object]) -> None:
+    sizes = [each for _, container, _ in stages(objects) for each in container["args"] if "--block-size=" in each]
+    assert len(sizes) >= 2
+    assert len(set(sizes)) == 1
+
+
+def test_no_container_is_root_or_writes_its_image(objects: list[Object]) -> None:
+    for _, pod in pods(objects):
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert not pod["automountServiceAccountToken"]
+        assert not pod["enableServiceLinks"]
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            security = container["securityContext"]
+            assert security["readOnlyRootFilesystem"]
+            assert not security["allowPrivilegeEscalation"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_a_pod_has_longer_to_end_than_its_drain_takes(objects: list[Object]) -> None:
+    for stage, container, pod in stages(objects):
+        drain = next(int(each["value"]) for each in container["env"] if each["name"] == "HEADWATER_DRAIN_LIMIT")
+        waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1]) if stage == "gateway" else 0
+        assert pod["terminationGracePeriodSeconds"] >= drain + waits + 10
+
+
+def test_a_stage_that_loads_for_an_hour_is_not_started_again(objects: list[Object]) -> None:
+    for _, container, _ in stages(objects):
+        probe = container["startupProbe"]
+        assert probe["failureThreshold"] * probe["periodSeconds"] >= 3600
+
+
+def test_a_pod_gets_the_secrets_of_its_own_role(objects: list[Object]) -> None:
+    for stage, container, pod in stages(objects):
+        names = {each["secretRef"]["name"].split("-", 1)[1] for each in container["envFrom"]}
+        assert names == {stage}
+        mounted = {each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+        keys = {name for name in mounted if name.endswith("-keys")}
+        assert len(keys) == (stage == "gateway")
+        assert mounted - keys <= {"stage-tls", "client-tls"}
+
+
+def test_engines_follow_demand_and_nothing_else_does(objects: list[Object]) -> None:
+    deployments = of_kind(objects, "Deployment")
+    scaled = {each["spec"]["scaleTargetRef"]["name"] for each in of_kind(objects, "ScaledObject").values()}
+    assert all("-engine-" in name for name in scaled)
+    assert {name for name, each in deployments.items() if "replicas" not in each["spec"]} == scaled
+    assert all(each["spec"].get("replicas", 1) >= 1 for each in deployments.values())
+
+
+def test_each_stage_has_a_budget_that_lets_nodes_be_drained(objects: list[Object]) -> None:
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert budgets.keys() == of_kind(objects, "Deployment").keys()
+    for name, budget in budgets.items():
+        labels = of_kind(objects, "Deployment")[name]["spec"]["template"]["metadata"]["labels"]
+        assert budget["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_the_rights_in_nats_and_valkey_are_those_of_the_roles() -> None:
+    rights = json.loads((CHART / "files/rights.json").read_text())
+    assert rights == {
+        "nats": {
+            role.value: {"publish": list(each.publish), "subscribe": list(each.subscribe)}
+            for role, each in NATS_RIGHTS.items()
+        },
+        "valkey": {role.value: rules for role, rules in VALKEY_RIGHTS.items()},
+    }
+
+
+def test_the_servers_know_the_passwords_that_stages_have(installs: dict[str, list[Object]]) -> None:
+    secrets = {name: decoded(each) for name, each in of_kind(installs["as it comes"], "Secret").items()}
+    # NATS reads JSON, but none of its escapes of characters by number.
+    assert "\\u" not in secrets["hw-nats"]["nats.conf"]
+    users = {each["user"]: each for each in json.loads(secrets["hw-nats"]["nats.conf"])["authorization"]["users"]}
+    tokens = set()
+    for role in SETTINGS:
+        tokens.add(secrets[f"hw-{role}"]["HEADWATER_CLUSTER_TOKEN"])
+        nats = re.fullmatch(rf"nats://{role}:(\w+)@hw-nats:4222", secrets[f"hw-{role}"]["HEADWATER_NATS_URL"])
+        assert nats is not None
+        assert users[role]["password"] == nats[1]
+        redis = secrets[f"hw-{role}"].get("HEADWATER_REDIS_URL")
+        assert (redis is None) == (role in {"processor", "output-processor"})
+        if redis is not None:
+            assert redis == f"redis://{role}:{nats[1]}@hw-valkey:6379"
+            digest = hashlib.sha256(nats[1].encode()).hexdigest()
+            assert f"user {role} on #{digest} " in secrets["hw-valkey"]["users.acl"]
+    assert len(tokens) == 1
+    assert len(tokens.pop()) >= 32
+
+
+CALLS = {"processors": "processor", "output processors": "output-processor", "engines": "engine"}
+
+
+def test_network_policies_are_the_table_of_the_security_model(installs: dict[str, list[Object]]) -> None:
+    policies = of_kind(installs["as it comes"], "NetworkPolicy")
+    table = re.findall(
+        r"^\| (gateway|processor|output processor|engine) \| ([^|]+) \|.*\| ([^|]+) \|$",
+        (ROOT / "docs/security.md").read_text(),
+        re.M,
+    )
+    assert len(table) == 4
+    for role, calls, redis in table:
+        told = {CALLS[each] for each in calls.strip().split(", ") if each in CALLS}
+        store = set() if redis.strip() == "no access" else {"valkey"}
+        allowed = peers(policies[f"hw-{role.replace(' ', '-')}"]["spec"]["egress"], "to")
+        assert allowed == told | store | {"nats"}
+    for name in ("processor", "output-processor", "engine", "nats", "valkey"):
+        callers = {role for role in SETTINGS if name in peers(policies[f"hw-{role}"]["spec"]["egress"], "to")}
+        assert peers(policies[f"hw-{name}"]["spec"]["ingress"], "from") == callers
+
+
+def peers(rules: list[Object], end: str) -> set[str]:
+    """Stages of the release that rules name."""
+    labels = [
+        each["podSelector"]["matchLabels"] for rule in rules for each in rule.get(end, []) if "podSelector" in each
+    ]
+    return {each.get("headwater/stage") or each["app.kubernetes.io/component"] for each in labels}
+
+
+def test_an_upgrade_keeps_what_was_drawn_and_a_rotation_draws_passwords() -> None:
+    def secrets(objects: list[Object]) -> dict[str, dict[str, str]]:
+        return {name: decoded(each) for name, each in of_kind(objects, "Secret").items()}
+
+    (made,) = applied([[{}, {}, {"access": {"rotation": 2}}]])
+    first, upgraded, rotated = map(secrets, made)
+    (annotation,) = {
+        each["spec"]["template"]["metadata"]["annotations"]["headwater/rotation"]
+        for each in of_kind(made[-1], "Deployment").values()
+    }
+    assert upgraded == first
+    assert annotation == "2"
+    changed = {key for key, value in rotated["hw-access"].items() if value != first["hw-access"][key]}
+    assert changed == {f"password-{role}" for role in [*SETTINGS, "operator"]}
+    assert rotated["hw-keys"] == first["hw-keys"]
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"gatewya": {}}, "additional properties 'gatewya' not allowed"),
+    ({"gateway": {"replicas": 0}}, "at '/gateway/replicas': minimum: got 0, want 1"),
+    ({"engines": []}, "at '/engines'"),
+    ({"engines": [{"name": "A b", "model": "m"}]}, "at '/engines/0/name'"),
+    ({"nats": {"url": "http://nats"}}, "at '/nats/url'"),
+    ({"keda": {"scaler": "prometheus"}}, "keda.prometheusAddress is missing"),
+    ({"ingress": {"enabled": True}}, "ingress.host is missing"),
+]
+
+
+def test_values_that_cannot_be_are_refused_by_name() -> None:
+    for words, (_, said) in zip(refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True):
+        assert isinstance(words, str)
+        assert said in words
+
+
+def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
+    engine = {"name": "e", "model": "m", "minReplicas": 1, "maxReplicas": 1}
+    split = rendered({"engines": [engine | {"role": "prefill", "tensorParallelSize": 2}]})
+    (container,) = [container for stage, container, _ in stages(split) if stage == "engine"]
+    assert {"--role=prefill", "--tensor-parallel-size=2"} <= set(container["args"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
