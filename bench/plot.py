@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import typer
 
+from headwater.services.runtime.pip_line import pip_line
+
 SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 
@@ -23,7 +25,7 @@ def check_plot(path: Path | None) -> None:
     try:
         import matplotlib  # noqa: F401, PLC0415 (an extra, wanted only by whoever plots)
     except ImportError:
-        raise typer.BadParameter("plots need `pip install headwater[plots]`") from None
+        raise typer.BadParameter(f"plots need matplotlib: {pip_line('plots')}") from None
 
 
 def plot_latencies(

@@ -11,6 +11,7 @@ import typer
 from headwater.engine_core.config import ConfigError
 from headwater.services.runtime.settings import SettingError
 
+from .found_server import ServerNotFound
 from .trace_file import TraceError
 
 BENCHMARKS = {
@@ -61,6 +62,8 @@ def run_program(main: Callable[..., Any]) -> None:
     try:
         app(prog_name=program_name())
     except (ConfigError, SettingError) as error:
+        sys.exit(f"{program_name()}: {error}")
+    except ServerNotFound as error:
         sys.exit(f"{program_name()}: {error}")
     except TraceError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)

@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from . import arrivals, datasets
 from .datasets import Dialogue, Shape
+from .found_server import find_server
 from .latency_report import Objective, as_table, samples, summarize
 from .plot import check_plot, plot_latencies
 from .program import run_program
@@ -68,8 +69,10 @@ class Share:
 
 
 def run(
-    base_url: Annotated[str, typer.Option(help="server under test")] = "http://127.0.0.1:8000",
-    model: Annotated[str, typer.Option(help="served name")] = "smollm2-135m-instruct",
+    base_url: Annotated[
+        str | None, typer.Option(help="server under test; default: the deployment on this machine")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="served name; default: the first that the server lists")] = None,
     dataset: Annotated[Dataset, typer.Option(help="where requests come from")] = Dataset.random,
     path: Annotated[Path | None, typer.Option(help="file of a trace or jsonl dataset")] = None,
     num_requests: Annotated[int, typer.Option(help="requests, or conversations of a chat")] = 64,
@@ -101,8 +104,9 @@ def run(
     plot: Annotated[Path | None, typer.Option(help="also plot latencies: a .png, .svg, .pdf or .html file")] = None,
 ) -> None:
     """Measure a server: throughput, TTFT, TPOT, ITL, goodput."""
-    told = dict(locals())
     check_plot(plot)
+    base_url, model = find_server(base_url, model, os.environ.get(API_KEY, ""))
+    told = dict(locals())
     rng = np.random.default_rng(seed)
     shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=vocab_size, model=model, as_text=as_text)
     workers = workers or max(1, (os.cpu_count() or 2) // 2)

@@ -20,6 +20,10 @@ from .program import run_program
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
+MODELS = b'{"object":"list","data":[{"id":"stub","object":"model"}]}'
+LISTED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(MODELS), MODELS)
+
+
 class StubConnection(asyncio.Protocol):
     """One client connection; each piece of an answer is a write of its own, as a real server's steps make it."""
 
@@ -37,8 +41,13 @@ class StubConnection(asyncio.Protocol):
         self._body += chunk
 
     def on_message_complete(self) -> None:
-        request, self._body = json.loads(self._body), b""
+        body, self._body = self._body, b""
         self._parser = httptools.HttpRequestParser(self)
+        if not body:
+            # What is asked without a body is the list of models.
+            self._transport.write(LISTED)
+            return
+        request = json.loads(body)
         self._transport.write(HEAD)
         self._pieces_left = self._num_tokens = request["max_tokens"]
         asyncio.get_running_loop().call_soon(self._write_piece)

@@ -110,7 +110,14 @@ async def serve(settings: GatewaySettings) -> None:
         )
         rest.start()
         await public.start()
-        member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)
+        scheme = "https" if settings.tls_cert_file else "http"
+        member = Member(
+            kind=Kind.GATEWAY,
+            replica_id=name,
+            epoch=epoch,
+            address=public.address,
+            rest_url=f"{scheme}://{rest.address}",
+        )
         with metrics_served(settings.host, settings.metrics_port) as metrics:
 
             def described() -> Member:
@@ -239,6 +246,7 @@ async def cluster_behind(
                 metrics=Metrics(prometheus_client.REGISTRY),
                 timelines=timelines,
                 max_choices=settings.max_choices,
+                needs_engine=settings.ready_needs_engine,
                 tracing=tracing,
                 outages=outages.now,
             )

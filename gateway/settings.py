@@ -77,6 +77,9 @@ class GatewaySettings(StageSecuritySettings):
     cold_start_timeout: float = setting(
         0.0, "seconds that a request waits for the first replica of its model to start; 0: nobody starts any"
     )
+    ready_needs_engine: bool = setting(
+        False, "answer /ready with 503 until an engine is there, also where requests wait for one to start"
+    )
     response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
     slow_reader_limit: float = setting(

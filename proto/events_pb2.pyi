@@ -221,6 +221,9 @@ class Load(_message.Message):
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     KV_SEQ_FIELD_NUMBER: _builtins.int
     WAITING_CREDITS_FIELD_NUMBER: _builtins.int
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_TOTAL_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -249,6 +252,12 @@ class Load(_message.Message):
     """the most requests that run at once"""
     kv_seq: _builtins.int
     """batches of KV events so far, so that the loss of the last is seen"""
+    num_generated_tokens: _builtins.int
+    """of answers so far"""
+    num_used_host_blocks: _builtins.int
+    """blocks in host memory that hold a copy"""
+    num_total_host_blocks: _builtins.int
+    """capacity of host memory"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -276,10 +285,13 @@ class Load(_message.Message):
         max_running: _builtins.int = ...,
         kv_seq: _builtins.int = ...,
         waiting_credits: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        num_generated_tokens: _builtins.int = ...,
+        num_used_host_blocks: _builtins.int = ...,
+        num_total_host_blocks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,6 +342,7 @@ class Member(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
+    REST_URL_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -342,6 +355,8 @@ class Member(_message.Message):
     """leaving"""
     leaving: _builtins.bool
     """the last heartbeat"""
+    rest_url: _builtins.str
+    """of a gateway: base address of its REST API"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """who"""
@@ -371,10 +386,11 @@ class Member(_message.Message):
         leaving: _builtins.bool = ...,
         load: Global___Load | None = ...,
         without: _abc.Iterable[_builtins.str] | None = ...,
+        rest_url: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "numerics_id", b"numerics_id", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "numerics_id", b"numerics_id", "rest_url", b"rest_url", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

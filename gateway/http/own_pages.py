@@ -40,6 +40,9 @@ class OwnPages:
     async def ready(self, exchange: Exchange) -> None:
         missing = self._cluster.missing()
         told: dict[str, object] = {"ready": not missing, "missing": missing}
+        if awaited := self._cluster.awaited():
+            told["awaited"] = awaited
+            told["detail"] = "engine starting, or started by the first request: requests wait for it"
         if without := self._cluster.outages():
             told["without"] = without
         await exchange.reply_json(told, 503 if missing else 200)

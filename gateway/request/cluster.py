@@ -57,6 +57,8 @@ class Cluster:
     timelines: Timelines
     max_choices: int
     """Choices that one request may have."""
+    needs_engine: bool = False
+    """Without an engine the gateway is not ready, also where requests would wait for one."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
     """Logger of requests. NOTE: bound once; to bind one is most of what a line costs that is not written."""
@@ -87,9 +89,14 @@ class Cluster:
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
             # Where replicas are started when requests wait, none need be there.
-            "engine": self.router.has_replicas or self.cold_starts.patience > 0,
+            "engine": self.router.has_replicas or (self.cold_starts.patience > 0 and not self.needs_engine),
         }
         return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
+
+    def awaited(self) -> list[str]:
+        """Stages that are not there and that requests wait for: an engine that starts, or does by demand."""
+        is_awaited = self.cold_starts.patience > 0 and not self.router.has_replicas
+        return ["engine"] * is_awaited
 
     @contextlib.contextmanager
     def running(self, generations: Sequence[Generation]) -> Iterator[None]:

@@ -39,7 +39,7 @@ from . import status as cluster
 from .access_command import access
 from .admin_client import AdminError, AsJson
 from .answer_stream import ChatError
-from .flags import option_of, with_flags
+from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
 from .platform_commands import app as platform_commands
@@ -80,6 +80,9 @@ app.add_typer(make_model_commands(default_state_dir), name="models")
 app.add_typer(platform_commands, name="platform")
 app.command()(access)
 CacheDir = Annotated[Path, option_of("cache_dir")]
+Port = Annotated[int, option_of("port")]
+GrpcPort = Annotated[int, option_of("grpc_port")]
+DEFAULT_PORT, DEFAULT_GRPC_PORT = default_of("port"), default_of("grpc_port")
 Model = Annotated[str, option_of("model")]
 Revision = Annotated[str | None, option_of("revision")]
 Dtype = Annotated[str, option_of("dtype")]
@@ -199,11 +202,14 @@ def status(
 def doctor(
     *,
     as_json: AsJson = False,
+    port: Port = DEFAULT_PORT,
+    grpc_port: GrpcPort = DEFAULT_GRPC_PORT,
     state_dir: StateDir,
     cache_dir: CacheDir,
 ) -> None:
     """Look for what is missing on this machine, and say how to get it."""
-    findings = examination.examine(cache_dir=cache_dir, state_dir=state_dir, ports=(8000, 8001))
+    ports = tuple(each for each in (port, grpc_port) if each)
+    findings = examination.examine(cache_dir=cache_dir, state_dir=state_dir, ports=ports)
     if as_json:
         rows = [{"what": each.what, "found": each.found, "remedy": each.remedy} for each in findings]
         print(json.dumps(rows, indent=2))

@@ -90,8 +90,10 @@ class AnswerStream:
 
 
 def sentence_of(reply: httpx.Response) -> str:
-    """What an error reply says of itself."""
+    """What an error reply says of itself, and where a key goes that it asks for."""
     try:
-        return str(reply.json()["error"]["message"])
+        message = str(reply.json()["error"]["message"])
+        is_without_key = reply.status_code == httpx.codes.UNAUTHORIZED
+        return f"{message}; give --api-key, or set HEADWATER_API_KEY" if is_without_key else message
     except (ValueError, KeyError, TypeError):
         return f"{reply.url} answered {reply.status_code}"

@@ -11,7 +11,10 @@ from rich.console import Console
 from ..runtime.printable import LAYOUT, printable, shown
 from .answer_stream import AnswerStream, ChatError, Chunk, sentence_of
 
-HELP = "/new starts over, /system TEXT sets the system message, /quit leaves (or Ctrl-D); Ctrl-C stops an answer"
+HELP = (
+    "/new starts over, /system TEXT sets the system message, /model lists the models and /model NAME takes another, "
+    "/quit leaves (or Ctrl-D); Ctrl-C stops an answer"
+)
 
 
 class Chat:
@@ -28,6 +31,10 @@ class Chat:
         self._is_resumable = True
         """As far as the server has not said otherwise."""
         self.start_over(system)
+
+    def models(self) -> list[str]:
+        """Ids of the models that the server lists. Raises `ChatError`."""
+        return served_models(self._client)
 
     def start_over(self, system: str = "") -> None:
         self.messages = [{"role": "system", "content": system}] if system else []
@@ -64,6 +71,14 @@ class Chat:
 
 def first_model(client: httpx.Client) -> str:
     """The id of the first model that the server lists. Raises `ChatError` when it lists none, or is not there."""
+    models = served_models(client)
+    if not models:
+        raise ChatError("the server serves no model yet")
+    return models[0]
+
+
+def served_models(client: httpx.Client) -> list[str]:
+    """Ids of the models that the server lists. Raises `ChatError`."""
     try:
         reply = client.get("models")
     except httpx.ConnectError:
@@ -72,10 +87,7 @@ def first_model(client: httpx.Client) -> str:
         ) from None
     if reply.is_error:
         raise ChatError(sentence_of(reply))
-    models = reply.json()["data"]
-    if not models:
-        raise ChatError("the server serves no model yet")
-    return str(models[0]["id"])
+    return [str(each["id"]) for each in reply.json()["data"]]
 
 
 def converse(chat: Chat, console: Console) -> None:
@@ -89,12 +101,32 @@ def converse(chat: Chat, console: Console) -> None:
             return
         if line in ("/quit", "/exit"):
             return
-        if line == "/new" or line.startswith("/system"):
-            chat.start_over(line.removeprefix("/system").strip() if line != "/new" else "")
+        command, _, rest = line.partition(" ")
+        if command in ("/new", "/system"):
+            chat.start_over(rest.strip() if command == "/system" else "")
+        elif command == "/model":
+            _choose_model(chat, rest.strip(), console)
         elif line.startswith("/"):
             console.print(f"[dim]{HELP}[/]")
         elif line:
             _answer(chat, line, console)
+
+
+def _choose_model(chat: Chat, name: str, console: Console) -> None:
+    """Takes another model for the next turns; the history stays. Without a name, or with an unknown one, lists them."""
+    try:
+        models = chat.models()
+    except (ChatError, httpx.HTTPError) as error:
+        console.print(f"[red]{shown(str(error))}[/]")
+        return
+    if name in models:
+        chat.model = name
+        console.print(f"[bold]{shown(name)}[/]")
+        return
+    if name:
+        console.print(f"[red]no model {shown(name)} is served[/]")
+    for each in models:
+        console.print(f"{'*' if each == chat.model else ' '} {shown(each)}", highlight=False)
 
 
 def _answer(chat: Chat, question: str, console: Console) -> None:

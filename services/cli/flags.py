@@ -24,6 +24,11 @@ def option_of(name: str) -> Any:
     return typer.Option(envvar=variable_of(field), help=field.metadata["help"], **shown)
 
 
+def default_of(name: str) -> Any:
+    """The default of a setting of `headwater up`, written once."""
+    return FIELDS[name].default
+
+
 def with_flags(run: Callable[[StackSettings], None]) -> Callable[..., None]:
     """A command that has every setting as a flag and calls `run` with them."""
     hints = typing.get_type_hints(StackSettings)

@@ -59,6 +59,7 @@ async def ask_gateway(rest: str) -> str:
         except (httpx.HTTPError, ValueError):
             return ""
     state = "is ready" if told["ready"] else f"misses {', '.join(told['missing'])}"
+    state += ", engine starting" if told.get("awaited") else ""
     without = ", ".join(told.get("without", ()))
     return f"the gateway at {rest} {state}" + (f", without {without}" if without else "")
 
@@ -87,9 +88,8 @@ def as_table(members: Sequence[Member]) -> Group:
         if member.kind is Kind.ENGINE:
             engines.setdefault(member.model.name if member.model is not None else "", []).append(member)
         else:
-            front.add_row(
-                member.kind.value.replace("_", " "), shown(member.replica_id), shown(member.address), _state(member)
-            )
+            addresses = "\n".join(shown(each) for each in (member.rest_url, member.address) if each)
+            front.add_row(member.kind.value.replace("_", " "), shown(member.replica_id), addresses, _state(member))
     parts: list[RenderableType] = []
     for model, replicas in engines.items():
         parts += [f"[bold]{shown(model)}[/]", _engines(replicas), ""]

@@ -46,6 +46,11 @@ class TenantClient:
         found: list[dict[str, Any]] = self._call("GET", f"{_path(tenant)}/usage?days={days}")["data"]
         return found
 
+    def served_models(self) -> list[str]:
+        """Ids of the models that the gateway serves now; empty where it does not say."""
+        reply = self._client.get("/v1/models")
+        return [] if reply.is_error else [str(each["id"]) for each in reply.json()["data"]]
+
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return call(self._client, method, f"/tenants{path}", body)
 
@@ -59,9 +64,7 @@ def tenants_table(tenants: list[dict[str, Any]]) -> Table:
     for each in tenants:
         shared = "shared" if each["shared_cache"] else "own"
         keys = str(len(each["keys"]))
-        table.add_row(
-            shown(each["id"]), f"{each['weight']:g}", str(each["tier"]), shared, _limits(each["limits"]), keys
-        )
+        table.add_row(shown(each["id"]), f"{each['weight']:g}", str(each["tier"]), shared, _all_limits(each), keys)
     return table
 
 
@@ -71,6 +74,12 @@ def usage_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         table.add_row(row["day"], shown(row["model"]), *(f"{row[name]:,}" for name in columns.values()))
     return table
+
+
+def _all_limits(tenant: Mapping[str, Any]) -> str:
+    """The tenant's own limits, then those of each model on a line of its own."""
+    models = [f"{shown(model)}: {_limits(limits)}" for model, limits in sorted(tenant["models"].items())]
+    return "\n".join([_limits(tenant["limits"]), *models])
 
 
 def _limits(limits: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ..runtime.printable import shown
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
 from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
@@ -120,6 +121,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             settings["models"] = {model: settings.pop("limits", {})}
         with connected(base_url, admin_key_file) as client:
             _print(changed := client.set(tenant, settings), tenants_table([changed]), as_json)
+            if model is not None:
+                warn_of_unknown(model, client.served_models())
 
     @app.command("rotate-key")
     def rotate_key(
@@ -154,6 +157,13 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             _print(rows := client.usage(tenant, days), usage_table(rows), as_json)
 
     return app
+
+
+def warn_of_unknown(model: str, served: list[str]) -> None:
+    """Limits may be set before a model is loaded, so an unknown name is no error."""
+    if served and model not in served:
+        text = f"no model {shown(model)} is served now (served: {shown(', '.join(served))}); the limits wait for one"
+        Console(stderr=True).print(f"[yellow]warning:[/] {text}", soft_wrap=True, highlight=False)
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:

@@ -122,6 +122,7 @@ def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: 
     key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file or has_admins else ""
     header = f"-H 'content-type: application/json' {key}"
     rows = {
+        "page": f"{line.rest}/",
         "REST": f"{line.rest}/v1",
         "gRPC": line.grpc,
         "curl": f"curl -N {line.rest}/v1/chat/completions {header}-d '{json.dumps(body)}'",

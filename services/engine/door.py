@@ -141,6 +141,9 @@ class Door:
             prefix_hits=load.prefix_hits,
             max_running=self._ready.max_num_seqs,
             kv_seq=self.events.seq,
+            num_generated_tokens=load.num_generated_tokens,
+            num_used_host_blocks=load.num_used_host_blocks,
+            num_total_host_blocks=load.num_total_host_blocks,
         )
 
     @property

@@ -130,7 +130,10 @@ class UnsupportedMediaType(HeadwaterError):
     code = "unsupported_media_type"
 
     def __init__(self, content_type: str, allowed: str = "application/json") -> None:
-        super().__init__(f"content-type is {content_type!r}; allowed: {allowed}")
+        found = repr(content_type) if content_type else "missing"
+        # curl sends the type of a form unless it is told; for forms it writes the type itself.
+        hint = f"; send -H 'content-type: {allowed}'" if allowed == "application/json" else "; curl: -F"
+        super().__init__(f"content-type is {found}; allowed: {allowed}{hint}")
 
 
 class LimitExceeded(HeadwaterError):

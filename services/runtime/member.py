@@ -56,6 +56,9 @@ class ReplicaLoad:
     max_running: int = 0
     kv_seq: int = 0
     waiting_credits: Mapping[int, int] = field(default_factory=dict)
+    num_generated_tokens: int = 0
+    num_used_host_blocks: int = 0
+    num_total_host_blocks: int = 0
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
@@ -83,6 +86,8 @@ class Member:
     load: ReplicaLoad | None = field(default=None, compare=False)
     without: tuple[str, ...] = field(default=(), compare=False)
     """Of a gateway: what it goes without for now."""
+    rest_url: str = field(default="", compare=False)
+    """Of a gateway: base address of its REST API."""
 
     @property
     def model_key(self) -> str:
@@ -100,6 +105,7 @@ class Member:
             leaving=self.leaving,
             load=self.load.to_pb(self.replica_id, self.epoch) if self.load is not None else None,
             without=self.without,
+            rest_url=self.rest_url,
         )
 
     @classmethod
@@ -118,4 +124,5 @@ class Member:
             leaving=message.leaving,
             load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
             without=tuple(message.without),
+            rest_url=message.rest_url,
         )

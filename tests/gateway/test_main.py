@@ -28,6 +28,31 @@ def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
         gateway.client.close()
 
 
+def test_an_engine_that_requests_would_wait_for_is_told_by_ready(behind: Behind) -> None:
+    without_engine = [*Behind(behind.processor, behind.output_processor, ()).flags(), "--cold-start-timeout=60"]
+    patient, strict = gateway_stage(*without_engine), gateway_stage(*without_engine, "--ready-needs-engine")
+    with started(patient, strict):
+        gateway = Gateway(patient)
+        gateway.wait_until(gateway.is_ready)
+        told = gateway.client.get("/ready").json()
+        assert (told["ready"], told["missing"], told["awaited"]) == (True, [], ["engine"])
+        assert told["detail"].startswith("engine starting")
+        gateway.client.close()
+        gateway = Gateway(strict)
+        gateway.wait_until(lambda: gateway.client.get("/ready").json()["missing"] == ["engine"])
+        assert gateway.client.get("/ready").status_code == 503
+        gateway.client.close()
+
+
+def test_a_body_without_its_content_type_is_told_how_to_send_one(gateway: Gateway) -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    for headers, found in ((form, "'application/x-www-form-urlencoded'"), ({}, "missing")):
+        reply = gateway.client.post("/v1/chat/completions", content=b"{}", headers=headers)
+        assert reply.status_code == 415
+        message = f"content-type is {found}; allowed: application/json; send -H 'content-type: application/json'"
+        assert reply.json()["error"]["message"] == message
+
+
 def test_several_share_a_port(behind: Behind) -> None:
     first = gateway_stage(*behind.flags(), "--reuse-port")
     with started(first):

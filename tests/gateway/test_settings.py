@@ -56,6 +56,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_running",
         "max_queued",
         "cold_start_timeout",
+        # Off: requests wait for an engine, so that the gateway is ready without one.
+        "ready_needs_engine",
         "response_ttl",
         "sse_keep_alive",
         "slow_reader_limit",

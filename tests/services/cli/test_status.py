@@ -39,19 +39,21 @@ async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: S
 
 async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
     gateway = Member(
-        kind=Kind.GATEWAY, replica_id="g", epoch=new_epoch(), address="127.0.0.1:8", without=("redis", "events")
+        kind=Kind.GATEWAY,
+        replica_id="g",
+        epoch=new_epoch(),
+        address="127.0.0.1:8",
+        without=("redis", "events"),
+        rest_url="http://127.0.0.1:9",
     )
     async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: gateway):
         members = [each for each in await listen(nats_url) if each.epoch == gateway.epoch]
     console = Console(width=200)
     with console.capture() as captured:
         console.print(as_table(members))
-    assert captured.get().splitlines()[-1].split() == [
-        "gateway",
-        "g",
-        "127.0.0.1:8",
-        *["serving", "without", "redis,", "events"],
-    ]
+    first, second = (line.split() for line in captured.get().splitlines()[-2:])
+    assert first == ["gateway", "g", "http://127.0.0.1:9", *["serving", "without", "redis,", "events"]]
+    assert second == ["127.0.0.1:8"]
     assert as_json(members)[0]["without"] == ("redis", "events")
 
 
