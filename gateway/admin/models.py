@@ -35,6 +35,13 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     escape_special_tokens: bool = False
 
 
+class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """PATCH /admin/models/{name}: what is given replaces what was."""
+
+    min_replicas: Number | None = None
+    max_replicas: Number | None = None
+
+
 class ModelAdmin:
     """Without a supervisor every call says so."""
 
@@ -43,8 +50,12 @@ class ModelAdmin:
 
     async def list_models(self, exchange: Exchange) -> None:
         self._administration.caller(exchange)
-        found = [card for each in await self._supervisors() for card in await self._ask(each, {"do": "list"})]
-        await exchange.reply_json({"object": "list", "data": found})
+        await self._supervisors()
+        await exchange.reply_json({"object": "list", "data": await self.cards()})
+
+    async def cards(self) -> list[dict[str, Any]]:
+        """What the supervisors say of their models. Raises `Unavailable` for one that does not answer."""
+        return [card for each in self._catalogues.supervisors() for card in await self._ask(each, {"do": "list"})]
 
     async def load_model(self, exchange: Exchange) -> None:
         """Answered at once with 202; the list says how far it is."""
@@ -54,6 +65,19 @@ class ModelAdmin:
         async with self._administration.recorded(caller, "load-model", change):
             (card,) = await self._ask(supervisor, {"do": "load", **change})
         await exchange.reply_json(card, 202)
+
+    async def scale_model(self, exchange: Exchange) -> None:
+        """Answered at once with 202; the list says how many replicas there are."""
+        caller, asked = self._administration.caller(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewBounds)
+        name, change = exchange.path_params["name"], msgspec.to_builtins(asked)
+        await self._supervisors()
+        cards: list[Any] = []
+        async with self._administration.recorded(caller, "scale-model", {"model": name, **change}):
+            for supervisor in self._catalogues.owners(name):
+                cards += await self._ask(supervisor, {"do": "scale", "model": name, **change})
+            if not cards:
+                raise errors.NotFound("model", name)
+        await exchange.reply_json(cards[0], 202)
 
     async def unload_model(self, exchange: Exchange) -> None:
         """Answered at once with 202; the model is gone from the list when its requests have ended."""
@@ -80,7 +104,7 @@ class ModelAdmin:
             raise errors.Unavailable(NO_SUPERVISOR, code="no_supervisor")
         answer = msgspec.json.decode(reply)
         if (refusal := answer.get("error")) is not None:
-            if refusal["code"] == "model_not_found" and request["do"] == "unload":
+            if refusal["code"] == "model_not_found" and request["do"] != "load":
                 raise errors.NotFound("model", request["model"])
             raise errors.BadRequest("model", refusal["message"], code=refusal["code"])
         cards: list[Any] = answer["models"]

@@ -18,6 +18,7 @@ def admin_routes(
         ("POST", "/admin/replicas/{id}/drain", replicas.drain),
         ("GET", "/admin/models", models.list_models),
         ("POST", "/admin/models", models.load_model),
+        ("PATCH", "/admin/models/{name:path}", models.scale_model),
         ("DELETE", "/admin/models/{name:path}", models.unload_model),
     ]
     if tenants is not None:

@@ -47,6 +47,9 @@ class ModelClient:
     def load(self, asked: dict[str, Any]) -> dict[str, Any]:
         return self._call("POST", "", asked)
 
+    def scale(self, name: str, bounds: dict[str, Any]) -> dict[str, Any]:
+        return self._call("PATCH", f"/{quote(name)}", bounds)
+
     def unload(self, name: str) -> dict[str, Any]:
         return self._call("DELETE", f"/{quote(name)}")
 
@@ -104,16 +107,29 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         Without numbers it follows the line's: one engine where these are fixed.
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
-        asked |= {"min_replicas": min_replicas, "max_replicas": max_replicas}
+        asked |= _bounds(replicas, min_replicas, max_replicas)
         asked |= {"escape_special_tokens": escape_special_tokens or None}
-        if replicas is not None:
-            if min_replicas is not None or max_replicas is not None:
-                raise ModelError("--replicas goes without --min-replicas and --max-replicas")
-            asked |= {"min_replicas": replicas, "max_replicas": replicas}
         with connected(base_url, admin_key_file) as client, ProgressBars(Console(stderr=True)) as bars:
             name = client.load({field: value for field, value in asked.items() if value is not None})["id"]
             card = wait_loaded(client, name, bars.report)
         print(json.dumps(card, indent=2) if as_json else f"{printable(name)} is served")
+
+    @app.command()
+    def scale(
+        name: Name,
+        *,
+        replicas: Annotated[int | None, typer.Option(help="Engines, a fixed number.")] = None,
+        min_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the fewest; 0 is allowed.")] = None,
+        max_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the most.")] = None,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Change how many engines a model has; returns at once, `list` says how many there are."""
+        bounds = _bounds(replicas, min_replicas, max_replicas)
+        if not bounds:
+            raise ModelError("give --replicas, --min-replicas or --max-replicas")
+        with connected(base_url, admin_key_file) as client:
+            client.scale(name, bounds)
 
     @app.command()
     def unload(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
@@ -134,6 +150,16 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             Console().print(models_table(models))
 
     return app
+
+
+def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str, int]:
+    """Bounds of a model's replicas, of those that are given. Raises `ModelError`."""
+    if fixed is not None:
+        if least is not None or most is not None:
+            raise ModelError("--replicas goes without --min-replicas and --max-replicas")
+        least = most = fixed
+    given = {"min_replicas": least, "max_replicas": most}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _absolute(model: str) -> str:

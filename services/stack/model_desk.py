@@ -234,9 +234,11 @@ class ModelDesk:
                 return self.lines()
             case "load":
                 return [self._load(request, tasks)]
+            case "scale":
+                return [self._rescale(request)]
             case "unload":
                 return [self._unload(request.model, members, tasks)]
-        raise Refused("invalid_value", f"do is {request.do!r}; allowed: list, load, unload")
+        raise Refused("invalid_value", f"do is {request.do!r}; allowed: list, load, scale, unload")
 
     def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelLine:
         with _refusing():
@@ -247,6 +249,20 @@ class ModelDesk:
             raise Refused("model_exists", f"the model {name!r} is {known.state.value} already")
         line = self._add(name, rules)
         line.task = tasks.create_task(self._carry_load(line, request, tasks))
+        self._changed.set()
+        return line
+
+    def _rescale(self, request: ModelRequest) -> ModelLine:
+        """Other bounds for a model's replicas; what is not given stays as it is. Kept with what is loaded again."""
+        line = self._lines.get(request.model)
+        if line is None:
+            raise Refused("model_not_found", f"the model {request.model!r} does not exist")
+        if line.state not in (State.LOADING, State.SERVING):
+            raise Refused("model_not_served", f"the model {request.model!r} is {line.state.value}")
+        with _refusing():
+            line.rules = line.rules.with_bounds(request.min_replicas, request.max_replicas)
+        line.scaler = Scaler(line.rules, self._now())
+        self._remembered.rescale(line.name, line.rules.min_replicas, line.rules.max_replicas)
         self._changed.set()
         return line
 

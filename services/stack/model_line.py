@@ -179,6 +179,7 @@ class ModelLine:
             "id": self.name,
             "state": self.state.value,
             "replicas": sum(bool(stage.addresses) for stage in self.engines.values()),
+            "starting": sum(not stage.addresses for stage in self.engines.values()),
             "min_replicas": self.rules.min_replicas,
             "max_replicas": self.rules.max_replicas,
             "progress": {"what": what, "done": done, "total": total} if what else None,

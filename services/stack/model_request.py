@@ -7,9 +7,9 @@ import msgspec
 
 class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     do: str
-    """list, load or unload."""
+    """list, load, scale or unload."""
     model: str = ""
-    """Of a load: a name or a path on this machine; of an unload: the name that it is served under."""
+    """Of a load: a name or a path on this machine; else the name that it is served under."""
     served_model_name: str = ""
     min_replicas: int | None = None
     max_replicas: int | None = None

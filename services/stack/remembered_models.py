@@ -30,6 +30,11 @@ class RememberedModels:
             self._requests[name] = request
             self._write()
 
+    def rescale(self, name: str, least: int, most: int) -> None:
+        """Changes the bounds of a model's replicas, where the model is remembered."""
+        if (request := self._requests.get(name)) is not None:
+            self.add(name, msgspec.structs.replace(request, min_replicas=least, max_replicas=most))
+
     def drop(self, name: str) -> None:
         if self._requests.pop(name, None) is not None:
             self._write()

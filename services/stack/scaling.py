@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -36,6 +37,17 @@ class ScaleRules:
             raise SettingError("idle_seconds", self.idle_seconds, "more than 0")
         if self.target_requests < 1:
             raise SettingError("target_requests", self.target_requests, "at least 1")
+
+    def with_bounds(self, least: int | None, most: int | None) -> ScaleRules:
+        """Rules with other bounds; one that is not given moves only where it would cross the other. Raises
+        `SettingError`."""
+        low = self.min_replicas if least is None else least
+        high = self.max_replicas if most is None else most
+        if least is None:
+            low = min(low, high)
+        if most is None:
+            high = max(low, high)
+        return dataclasses.replace(self, min_replicas=low, max_replicas=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,6 +189,17 @@ def test_a_model_may_read_special_tokens_as_text_where_its_line_does_not(elastic
     line.wait_for(lambda: models(line) == {MODEL: "serving"}, 60, "it is still there")
 
 
+@pytest.mark.slow
+def test_the_bounds_of_a_model_are_changed_while_it_is_served(elastic_line: Line) -> None:
+    line = elastic_line
+    wait_for_none(line)
+    command = [sys.executable, "-m", "headwater.services.cli", "models", "scale", MODEL, "--min-replicas=1"]
+    subprocess.run([*command, f"--base-url={line.record.rest}"], check=True, capture_output=True, timeout=60)
+    line.wait_for(lambda: engines(line) == ["engine-0"], 60, "no replica is started")
+    assert line.client.patch(f"/admin/models/{MODEL}", json={"min_replicas": 0}).json()["min_replicas"] == 0
+    wait_for_none(line)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "sentence"),
     [
@@ -208,6 +219,8 @@ def test_a_model_may_read_special_tokens_as_text_where_its_line_does_not(elastic
             "--max-replicas is 0; allowed",
         ),
         ("DELETE", "/nothing", None, 404, "the model 'nothing' does not exist"),
+        ("PATCH", "/nothing", {"min_replicas": 1}, 404, "the model 'nothing' does not exist"),
+        ("PATCH", f"/{MODEL}", {"min_replicas": 3, "max_replicas": 1}, 400, "--max-replicas is 1; allowed: at least 3"),
     ],
 )
 def test_what_cannot_be_loaded_or_unloaded_is_said_before_anything_starts(

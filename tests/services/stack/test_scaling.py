@@ -123,3 +123,19 @@ def test_a_steady_load_settles(requests: int) -> None:
 def test_rules_that_cannot_be_kept_are_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(SettingError, match=r"--(min|max)-replicas|--idle-seconds|--target-requests"):
         Model(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "bounds"),
+    [(None, None, (1, 2)), (0, None, (0, 2)), (4, None, (4, 4)), (None, 5, (1, 5)), (2, 3, (2, 3)), (0, 1, (0, 1))],
+)
+def test_a_bound_that_is_given_moves_the_other_only_where_they_would_cross(
+    least: int | None, most: int | None, bounds: tuple[int, int]
+) -> None:
+    rules = ScaleRules(min_replicas=1, max_replicas=2).with_bounds(least, most)
+    assert (rules.min_replicas, rules.max_replicas) == bounds
+
+
+def test_bounds_that_no_model_can_have_are_refused() -> None:
+    with pytest.raises(SettingError, match="--max-replicas is 1; allowed: at least 3"):
+        ScaleRules(min_replicas=1, max_replicas=2).with_bounds(3, 1)
