@@ -23,7 +23,7 @@ up: $(VENV)/.run ## install what is missing and run the whole line on this machi
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
 test: $(VENV)/.dev types ## run the tests (those marked `long` excepted)
-	$(BIN)/python -m pytest -n 2 -m "not long and not gpu" -q
+	$(BIN)/python -m pytest -n 2 -m "not long and not gpu" -q -rs
 
 test-long: $(VENV)/.dev types ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "long and not gpu" -q

@@ -50,6 +50,8 @@ from .jobs.durable import Durable
 from .jobs.response_store import ResponseStore
 from .jobs.storage_bounds import StorageBounds
 from .jobs.tenant_storage import TenantStorage
+from .live.cluster_view import ClusterView
+from .live.live_feed import LiveFeed
 from .long_work import SWITCH_SECONDS
 from .public_grpc.listener import GrpcListener
 from .request.admission import Admission
@@ -96,7 +98,11 @@ async def serve(settings: GatewaySettings) -> None:
         administration = Administration(admin, is_open=not settings.api_key_file)
         models = ModelAdmin(bus, cluster.catalogues, administration)
         demand = await stack.enter_async_context(ClusterDemand(bus, name, cluster.demand_by_model).running())
+        gateways = await stack.enter_async_context(Members(bus, [Kind.GATEWAY]).running())
+        view = ClusterView(cluster, gateways, models, has_keys=settings.has_keys)
+        feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
         routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand))
+        routes.append(("GET", "/console/live", feed.watch))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)

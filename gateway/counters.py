@@ -28,6 +28,10 @@ class LabelledCounter(Collector):
     def add(self, *labels: str, by: int = 1) -> None:
         self._counts[labels] += by
 
+    def value(self, *labels: str) -> int:
+        """The count with these labels; those of all labels together where none are given."""
+        return self._counts[labels] if labels else self._counts.total()
+
     def collect(self) -> Iterator[CounterMetricFamily]:
         family = CounterMetricFamily(self._name, self._documentation, labels=self._labels)
         for labels, count in list(self._counts.items()):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import shutil
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -38,6 +40,8 @@ os.umask(0o027)
 bus.OPEN_SECONDS = 60.0
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
+
+JS = Path(__file__).parent / "gateway" / "js"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -162,3 +166,16 @@ def served_model() -> ServedModel:
         max_model_len=8192,
         vocab_size=49152,
     )
+
+
+@pytest.fixture(scope="session")
+def js_folder() -> Path:
+    """The JavaScript clients with what their lock file names."""
+    if shutil.which("node") is None:
+        pytest.skip("node is missing")
+    lock, installed = JS / "package-lock.json", JS / "node_modules" / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        command = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
+        subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=120)
+        installed.touch()
+    return JS

@@ -69,7 +69,8 @@ SERVICE_ROOMS_SEEN = {
 }
 """Rooms of the services: first tools, then stages, what stages share, and what every process stands on."""
 GATEWAY_ROOMS_SEEN = {
-    "__main__.py": {"http", "public_grpc", "admin", "jobs", "request", "stages", "router", "tenancy"},
+    "__main__.py": {"live", "http", "public_grpc", "admin", "jobs", "request", "stages", "router", "tenancy"},
+    "live": {"admin", "http", "openai", "request", "stages", "router", "tenancy"},
     "admin": {"http", "openai", "jobs", "stages", "tenancy"},
     "public_grpc": {"http", "request", "stages", "tenancy"},
     "http": {"openai", "jobs", "request", "stages", "tenancy"},

@@ -1,7 +1,7 @@
 """The rights to change a running cluster, and the record of what was changed.
 
 With administrators' keys one is needed, and each change leaves a record. Without any keys, which means on loopback,
-every client on this machine may, but no web page.
+every client on this machine may, but no web page other than the gateway's own console.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class Administration:
             return self._admin.admin_of(exchange)
         if not self._is_open:
             raise errors.PermissionDenied("this needs an administrator's key: set one at the gateway")
-        if "origin" in exchange.headers:
-            raise errors.PermissionDenied("without keys a web page may not change a line")
+        if _is_from_another_page(exchange):
+            raise errors.PermissionDenied("without keys a web page may not change a deployment")
         return ""
 
     def may_see(self, exchange: Exchange) -> bool:
         """The caller may know of all tenants."""
         if self._admin is not None:
             return self._admin.is_admin(exchange)
-        return self._is_open and "origin" not in exchange.headers
+        return self._is_open and not _is_from_another_page(exchange)
 
     @contextlib.asynccontextmanager
     async def recorded(self, admin: str, action: str, change: dict[str, Any]) -> AsyncIterator[None]:
@@ -43,3 +43,10 @@ class Administration:
             return
         async with self._admin.recorded(admin, action, "", change):
             yield
+
+
+def _is_from_another_page(exchange: Exchange) -> bool:
+    """A web page asks, and it is not the gateway's own. Browsers set `sec-fetch-site`, and a page that rebinds its name
+    to this machine is refused by its `host` before."""
+    is_own = exchange.headers.get("sec-fetch-site") == "same-origin"
+    return "origin" in exchange.headers and not is_own

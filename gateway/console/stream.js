@@ -1,14 +1,9 @@
 // One streamed answer, gone on with where its connection breaks: through this gateway, or whichever answers instead.
 // Knows nothing about the page.
+import { refusal } from "./session.js";
+
 const PATIENCE_MS = 20_000; // With a server that is out of reach; it keeps a stream that nobody reads a little shorter.
 const PAUSE_MS = 250;
-
-export async function refusal(response) {
-  const body = await response.json().catch(() => null);
-  const error = new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
-  error.passes = response.status === 503;
-  return error;
-}
 
 // What the server says in one response, until its end mark; `told` learns which event was the last.
 async function* events(response, told) {

@@ -109,6 +109,7 @@ def make_app(
         ("GET", "/version", pages.version),
         ("GET", "/metrics", pages.metrics),
         ("GET", "/openapi.json", pages.openapi),
+        ("GET", "/docs", pages.api_page),
         ("GET", "/", pages.console),
         ("GET", "/console/{file}", pages.console),
         *admin_routes,

@@ -18,7 +18,16 @@ from .http_exchange import Exchange
 VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parents[1] / "console"
 MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
-CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
+CONSOLE_HEADERS = [
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        # Strings never become markup or code, whatever a view does with them.
+        b"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+    ),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+]
 
 
 class OwnPages:
@@ -58,9 +67,17 @@ class OwnPages:
     async def openapi(self, exchange: Exchange) -> None:
         await exchange.reply_json(openapi_document(VERSION))
 
+    async def api_page(self, exchange: Exchange) -> None:
+        """The page that shows /openapi.json to people."""
+        await self._reply_file(exchange, "api.html")
+
     async def console(self, exchange: Exchange) -> None:
-        path = CONSOLE / exchange.path_params.get("file", "index.html")
+        await self._reply_file(exchange, exchange.path_params.get("file", "index.html"))
+
+    async def _reply_file(self, exchange: Exchange, name: str) -> None:
+        """Raises `NotFound`."""
+        path = CONSOLE / name
         if path.parent != CONSOLE or path.suffix not in MEDIA_TYPES or not path.is_file():
             raise errors.NotFound("page", exchange.path)
-        exchange.reply_headers += [CONSOLE_POLICY, (b"cache-control", b"no-cache")]
+        exchange.reply_headers += CONSOLE_HEADERS
         await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])

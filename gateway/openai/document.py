@@ -50,6 +50,7 @@ _READS = {
     "/ready": "Able to answer: processor, output processor and engine are there",
     "/version": "Of the server",
     "/metrics": "Prometheus text",
+    "/docs": "This description for people",
 }
 _WITHOUT_BODY = {
     ("delete", "/v1/conversations/{id}"): "Forget a conversation",

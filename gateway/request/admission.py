@@ -163,6 +163,11 @@ class Admission:
         if self.num_queued and self.num_queued >= self.max_queued and self._greediest(tenant) == tenant:
             raise self._is_full()
 
+    def by_tenant(self) -> dict[str, tuple[int, int]]:
+        """Choices that run and prompts that wait, by tenant's key; of tenants that have any."""
+        keys = self._running_by_tenant.keys() | self._queued_by_tenant.keys()
+        return {key: (self._running_by_tenant[key], self._queued_by_tenant[key]) for key in keys}
+
     def waiting_tokens(self, model_key: str) -> int:
         """Tokens of the prompts that wait here."""
         return self._queues[model_key].num_waiting_tokens

@@ -134,6 +134,10 @@ class Cluster:
         names = {*self.processors.models(), *without, *here}
         return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
 
+    def running_prompts(self) -> list[Generation]:
+        """Prompts that wait or run, oldest request first."""
+        return [generation for run in self._runs() for generation in run]
+
     @property
     def num_requests(self) -> int:
         return len(self._running)

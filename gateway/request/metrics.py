@@ -113,6 +113,11 @@ class Metrics:
         registry.register(self.queue)
         registry.register(self.demand)
 
+    @property
+    def tenants(self) -> set[str]:
+        """Names of the tenants with counters of their own."""
+        return set(self._tenants)
+
     def page(self, *, with_tenants: bool) -> bytes:
         """The page that Prometheus reads. Without tenants for callers that may not know of others."""
         return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
@@ -101,6 +102,10 @@ class Timelines:
         while self.num_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
             self.num_bytes -= oldest.num_bytes
+
+    def youngest(self, count: int) -> list[Explanation]:
+        """The requests that ended last, the last one first."""
+        return list(itertools.islice(reversed(self._kept.values()), count))
 
     def find(self, request_id: str, tenant: str) -> Explanation | None:
         """None also for a request of another tenant."""

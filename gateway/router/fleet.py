@@ -60,9 +60,13 @@ class Fleet:
         known = self.of(member.model_key).get(member.replica_id)
         return known is not None and known.member.epoch == member.epoch
 
+    def all(self) -> list[Replica]:
+        """The replicas of every model."""
+        return [each for of in self._models.values() for each in of.values()]
+
     def trust(self) -> dict[str, float]:
         """How far the replicas of every model are believed, by id."""
-        return {each.member.replica_id: each.trust.value for of in self._models.values() for each in of.values()}
+        return {each.member.replica_id: each.trust.value for each in self.all()}
 
     def rates(self, model_key: str, now: float) -> Mapping[str, Rates]:
         """How fast replicas are, by numerics id; not computed anew for each request."""

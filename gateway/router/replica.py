@@ -18,11 +18,28 @@ EXPECTED_OUTPUT = 128
 
 
 @dataclass(slots=True, eq=False)
+class RoutedTokens:
+    """Prompt tokens of the requests that this gateway sent to a replica and that were computed there."""
+
+    num_prompt: int = 0
+    num_predicted: int = 0
+    """Of these, believed to be cached when they were sent."""
+    num_cached: int = 0
+    """Of these, found cached."""
+
+    def add(self, num_prompt: int, num_predicted: int, num_cached: int) -> None:
+        self.num_prompt += num_prompt
+        self.num_predicted += num_predicted
+        self.num_cached += num_cached
+
+
+@dataclass(slots=True, eq=False)
 class Replica:
     member: Member
     load: Load = field(default_factory=Load)
     trust: Trust = field(default_factory=Trust)
     breaker: Breaker = field(default_factory=Breaker)
+    routed: RoutedTokens = field(default_factory=RoutedTokens)
 
     def parts(self, num_prompt_tokens: int, matched_tokens: int, max_tokens: int, rates: Rates, now: float) -> Parts:
         """The cost of a request here, with `matched_tokens` of its prompt in the index."""

@@ -9,7 +9,7 @@ import contextlib
 import math
 import sys
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 from zlib import crc32
@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from headwater.services.index.feed import IndexFeed
+from headwater.services.index.kv_index import Column
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.member import new_epoch
@@ -40,6 +41,8 @@ EXPECT_SECONDS = 2.0
 """At least so long a request on its way counts as cached where it went."""
 _MAX_PREFIXES = 20_000
 """Whose last replicas are remembered."""
+_NUM_RECENT, _RECENT_BLOCKS = 512, 256
+"""Prompts whose block hashes are kept for a look at the hottest prefixes, and hashes of each."""
 _LAST_RESORT = ("full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
@@ -88,6 +91,8 @@ class Router:
         registry.register(TrustCollector(self._fleet.trust))
         feed.on_lag = self._on_lag
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+        self.recent_chains: deque[tuple[str, tuple[bytes, ...]]] = deque(maxlen=_NUM_RECENT)
+        """Model key and first block hashes of the prompts that were sent last."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Router]:
@@ -116,6 +121,22 @@ class Router:
             return any(not (each.is_draining or each.incarnation in exclude) for each in replicas)
 
         await self._members.wait_for(is_there)
+
+    def replicas(self) -> list[tuple[Replica, Column | None]]:
+        """Each replica, and what the index knows of its cache: None where it follows no events of it."""
+        return [
+            (each, self._feed.index(each.member.model_key).column(each.member.replica_id)) for each in self._fleet.all()
+        ]
+
+    def holders(self, model_key: str, block_hash: bytes) -> list[str]:
+        """Ids of the replicas that have said to hold a block."""
+        columns = self._feed.index(model_key).columns
+        return sorted(column.replica_id for column in columns if block_hash in column.stored)
+
+    @property
+    def event_lag(self) -> float:
+        """Seconds from an engine's telling what it caches to its being known here, at p99; 0: nothing was heard."""
+        return self._lag.p99
 
     def num_in_flight(self, model_key: str) -> int:
         """Requests on their way or running, of all gateways that tell."""
@@ -185,6 +206,7 @@ class Router:
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
         replica.breaker.sent(now)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
+        self.recent_chains.append((decision.model_key, decision.hashes[:_RECENT_BLOCKS]))
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
@@ -204,6 +226,7 @@ class Router:
         replica.trust.observe(decision.predicted_cached_tokens, cached_tokens)
         self._metrics.predicted.add(by=decision.predicted_cached_tokens)
         self._metrics.actual.add(by=cached_tokens)
+        replica.routed.add(decision.num_prompt_tokens, decision.predicted_cached_tokens, cached_tokens)
         if replica.trust.is_doubted:
             self._metrics.doubted.add(replica.member.replica_id)
             self._feed.doubt(replica.member)

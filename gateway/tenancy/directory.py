@@ -135,6 +135,14 @@ class TenantDirectory:
         record = self._by_key.get(tenant.key)
         return record is not None and record.escape_special_tokens
 
+    def records(self) -> list[TenantRecord]:
+        """The tenants that are kept, by name."""
+        return sorted(self._records.values(), key=lambda record: record.id)
+
+    def record(self, tenant: Tenant) -> TenantRecord | None:
+        """None for tenants that are not kept: of the key file, and administrators."""
+        return self._by_key.get(tenant.key)
+
     def storage(self, key: str) -> tuple[int | None, int | None]:
         """Limits of its own that a tenant has to what it keeps, by its key: of files, and of responses."""
         record = self._by_key.get(key)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +22,6 @@ from tests.gateway.processes import (
 )
 from tests.small_models import make_thinking_folder
 
-JS = Path(__file__).parent / "js"
 GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
 
@@ -84,16 +81,3 @@ def thinker(
         behind = Behind(processor.address, output_processor.address, (engine.address,))
         with start_gateway(behind, f"--redis-url={shared_redis_url}") as gateway:
             yield gateway
-
-
-@pytest.fixture(scope="session")
-def js_folder() -> Path:
-    """The JavaScript clients with what their lock file names."""
-    if shutil.which("node") is None:
-        pytest.skip("node is missing")
-    lock, installed = JS / "package-lock.json", JS / "node_modules" / ".package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
-        subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=120)
-        installed.touch()
-    return JS

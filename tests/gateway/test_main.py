@@ -78,13 +78,13 @@ def test_what_cannot_be_is_said_in_a_sentence_and_ends_it() -> None:
 def test_a_browser_finds_a_chat_page_that_loads_nothing_from_elsewhere(gateway: Gateway) -> None:
     page = gateway.client.get("/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'self'" in page.headers["content-security-policy"]
-    for file, media_type in (("console.css", "text/css"), ("console.js", "text/javascript")):
+    policy = page.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'")
+    for file, media_type in (("console.css", "text/css"), ("app.js", "text/javascript")):
         assert f"console/{file}" in page.text
         reply = gateway.client.get(f"/console/{file}")
         assert (reply.status_code, reply.headers["content-type"]) == (200, media_type)
-        assert "http://" not in reply.text
-        assert "https://" not in reply.text
+        assert "://" not in reply.text
     for path in ("/console/nothing.js", "/console/..%2fapp.py", "/console/%2e%2e/app.py"):
         assert gateway.client.get(path).status_code == 404
 
@@ -130,3 +130,10 @@ def test_pages_of_other_origins_may_call_where_they_are_named(behind: Behind) ->
         assert httpx.options(url, headers=asked).headers["access-control-allow-origin"] == "https://chat.example"
         refused = httpx.options(url, headers=asked | {"origin": "https://evil.example"})
         assert "access-control-allow-origin" not in refused.headers
+
+
+def test_the_description_of_the_api_has_a_page_for_people(gateway: Gateway) -> None:
+    page = gateway.client.get("/docs")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "/console/api.js" in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]

@@ -1,0 +1,61 @@
+// The parameters of a chat: their fields, kept in the tab, and the request that they make.
+import { el } from "./dom.js";
+
+const NUMBERS = [
+  { id: "temperature", label: "Temperature", min: 0, max: 2, step: 0.05, value: 0.7 },
+  { id: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01 },
+  { id: "max_tokens", label: "Longest answer, in tokens", min: 1, step: 1, value: 512 },
+  { id: "seed", label: "Seed", step: 1 },
+];
+const TEXTS = [
+  { id: "system", label: "System prompt", rows: 3, placeholder: "You are a helpful assistant." },
+  { id: "stop", label: "Stop at, a text a line", rows: 2 },
+  { id: "tools", label: "Tools, as JSON", rows: 3, placeholder: '[{"type": "function", "function": {"name": "weather", …}}]' },
+  { id: "schema", label: "JSON schema of the answer", rows: 3, placeholder: '{"type": "object", "properties": {…}}' },
+];
+const KEPT = "chat-options";
+
+export class ChatOptions {
+  constructor() {
+    const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
+    const value = ({ id, value: usual = "" }) => kept[id] ?? usual;
+    const texts = TEXTS.map((each) => this.field(each.label, el("textarea", { name: each.id, rows: each.rows, placeholder: each.placeholder, spellcheck: "false" }), value(each)));
+    const numbers = NUMBERS.map(({ id, label, ...more }) =>
+      this.field(label, el("input", { name: id, type: "number", ...more, value: null, placeholder: "the model's" }), value({ id, ...more })),
+    );
+    this.form = el("form", { class: "panel" }, texts[0], el("div", { class: "pairs" }, ...numbers), ...texts.slice(1));
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.form.addEventListener("change", () => sessionStorage.setItem(KEPT, JSON.stringify(this.values())));
+    this.element = el("details", { class: "options" }, el("summary", {}, "Parameters"), this.form);
+  }
+
+  field(label, input, value) {
+    input.value = value;
+    return el("label", {}, label, input);
+  }
+
+  values() {
+    return Object.fromEntries([...this.form.elements].filter(({ name }) => name).map(({ name, value }) => [name, value]));
+  }
+
+  // Fields of a request, of those that are given. Throws an error that names the field that is no JSON.
+  request(model, turns) {
+    const { system, stop, tools, schema, ...numbers } = this.values();
+    const body = { model, messages: [...(system.trim() ? [{ role: "system", content: system }] : []), ...turns] };
+    for (const [name, value] of Object.entries(numbers)) if (value !== "") body[name] = Number(value);
+    if (stop.trim()) body.stop = stop.split("\n").filter(Boolean);
+    if (tools.trim()) body.tools = parsed("Tools", tools);
+    if (schema.trim()) {
+      body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: parsed("JSON schema", schema) } };
+    }
+    return body;
+  }
+}
+
+function parsed(name, text) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${name}: ${error.message}`);
+  }
+}

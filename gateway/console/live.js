@@ -1,0 +1,164 @@
+// Live: what the cluster does now, in figures, replicas, requests and prefixes.
+import { bar, drawBar, drawSparkline, sparkline } from "./drawing.js";
+import { el, section, setText, syncNodes } from "./dom.js";
+import { count, percent, rate, seconds } from "./format.js";
+import { PrefixTrees } from "./prefix_trees.js";
+import { RequestTable } from "./request_table.js";
+import { LiveTable, badge, setBadge } from "./table.js";
+
+export const LEVELS = { serving: "good", draining: "soft", failing: "bad", loading: "soft", unloading: "soft", failed: "bad" };
+
+const TILES = [
+  { id: "tokens", title: "tokens/s", value: (s, h) => h.rate("total/output", s.totals.output_tokens, s.at), show: rate },
+  { id: "running", title: "requests running", value: (s) => s.totals.num_running, show: count },
+  { id: "waiting", title: "waiting for a turn", value: (s) => s.totals.num_waiting, show: count },
+  {
+    id: "hits",
+    title: "prompt tokens cached",
+    value: (s, h) => h.share("total/hits", s.totals.cached_tokens, s.totals.prompt_tokens),
+    show: (value) => percent(value, value === null ? 0 : 1),
+  },
+  { id: "lag", title: "index lag, p99", value: (s) => s.event_lag ?? null, show: seconds, admin: true },
+];
+
+export class LiveView {
+  constructor() {
+    this.title = "Live";
+    this.tiles = el("ul", { class: "tiles" });
+    this.events = el("ol", { class: "events", role: "log", "aria-label": "Engines that came and went", tabindex: "0" });
+    this.replicas = replicaTable();
+    this.stages = stageTable();
+    this.requests = new RequestTable("Requests that wait or run", "Nothing waits or runs.");
+    this.recent = new RequestTable("Requests that have ended", "None has ended yet.");
+    this.prefixes = new PrefixTrees();
+    this.cluster = el(
+      "div",
+      {},
+      section("Engines", "", this.replicas.element, this.events),
+      section("In front of them", "", this.stages.element),
+      section(
+        "Hottest prefixes",
+        "Blocks that prompts sent lately share, by hash: a tree of how they go on, and which engines hold them.",
+        this.prefixes.element,
+      ),
+    );
+    this.element = el(
+      "div",
+      {},
+      this.tiles,
+      section("Requests now", "", this.requests.element),
+      this.cluster,
+      section("Ended last", "", this.recent.element),
+    );
+    this.known = null;
+  }
+
+  update(snapshot, history) {
+    const isAdmin = snapshot.caller.is_admin;
+    const tiles = TILES.filter(({ admin }) => isAdmin || !admin).map((tile) => ({ ...tile, now: tile.value(snapshot, history) }));
+    syncNodes(this.tiles, tiles, (tile) => tile.id, makeTile, (node, tile) => updateTile(node, tile, history));
+    this.requests.update(snapshot.requests);
+    this.recent.update(snapshot.recent);
+    this.cluster.hidden = !isAdmin;
+    if (!isAdmin) return;
+    this.replicas.update(snapshot.replicas);
+    this.stages.update(snapshot.stages);
+    this.prefixes.update(snapshot.prefixes);
+    this.tell(snapshot.replicas);
+  }
+
+  // Who came and who left since the last snapshot.
+  tell(replicas) {
+    const now = new Map(replicas.map(({ id, epoch }) => [`${id} ${epoch}`, id]));
+    if (this.known) {
+      for (const [life, id] of this.known) if (!now.has(life)) this.note(`${id} has left`);
+      for (const [life, id] of now) if (!this.known.has(life)) this.note(`${id} has come`);
+    }
+    this.known = now;
+  }
+
+  note(text) {
+    const at = new Date().toLocaleTimeString("en-GB");
+    this.events.prepend(el("li", {}, el("time", {}, at), ` ${text}`));
+    while (this.events.children.length > 20) this.events.lastChild.remove();
+  }
+}
+
+function makeTile({ title }) {
+  return el("li", { class: "tile" }, el("strong"), el("span", {}, title), sparkline());
+}
+
+function updateTile(node, { id, now, show }, history) {
+  setText(node.children[0], now === null ? "–" : show(now));
+  drawSparkline(node.children[2], history.past(`tile/${id}`, now));
+}
+
+// KV blocks: held by requests, and cached beyond that.
+const cachedOnly = (row) => Math.max(0, Math.min(row.num_cached_blocks, row.num_total_blocks) - row.num_used_blocks);
+
+function kvText(row) {
+  const host = row.num_total_host_blocks ? `, host ${percent(row.num_used_host_blocks, row.num_total_host_blocks)}` : "";
+  return `${percent(row.num_used_blocks, row.num_total_blocks)} used, ${percent(cachedOnly(row), row.num_total_blocks)} cached${host}`;
+}
+
+const hitText = (row) =>
+  `${percent(row.cached_tokens, row.routed_tokens)} of ${percent(row.predicted_tokens, row.routed_tokens)} predicted`;
+
+const trustText = (row) => `${Math.round(row.trust * 100)} %${row.is_synced ? "" : ", index behind"}`;
+
+function replicaTable() {
+  return new LiveTable(
+    "Engines",
+    (row) => `${row.id} ${row.epoch}`,
+    [
+      { title: "engine", text: (row) => row.id, head: true },
+      { title: "model", text: (row) => row.model },
+      { title: "state", make: (row) => badge(row.state, ""), update: (node, row) => setBadge(node, row.state, LEVELS[row.state]) },
+      { title: "running", text: (row) => count(row.num_running), numeric: true },
+      { title: "waiting", text: (row) => count(row.num_waiting), numeric: true },
+      {
+        title: "tokens/s",
+        numeric: true,
+        make: () => el("div", { class: "with-spark" }, el("span"), sparkline()),
+        update: (node, row) => {
+          setText(node.children[0], rate(row.tokens));
+          drawSparkline(node.children[1], row.past);
+        },
+      },
+      {
+        title: "KV cache",
+        make: () => el("div", { class: "with-bar" }, el("span"), bar("bar-used", "bar-cached")),
+        update: (node, row) => {
+          setText(node.children[0], kvText(row));
+          drawBar(node.children[1], row.num_total_blocks, row.num_used_blocks, cachedOnly(row));
+        },
+      },
+      { title: "found cached", text: hitText },
+      { title: "trust", text: trustText },
+    ],
+    "No engine is there.",
+  );
+}
+
+const word = (kind) => kind.replace("_", " ");
+
+function stageTable() {
+  return new LiveTable(
+    "Stages in front of the engines",
+    (row) => `${row.kind} ${row.id} ${row.address}`,
+    [
+      { title: "stage", text: (row) => word(row.kind), head: true },
+      { title: "name", text: (row) => row.id },
+      { title: "address", text: (row) => [row.rest_url, row.address].filter(Boolean).join(" ") },
+      {
+        title: "state",
+        make: (row) => badge(row.state, ""),
+        update: (node, row) => {
+          const missed = row.without.length ? `without ${row.without.join(", ")}` : "";
+          setBadge(node, missed || row.state, missed ? "bad" : LEVELS[row.state]);
+        },
+      },
+    ],
+    "Nothing is there.",
+  );
+}

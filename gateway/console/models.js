@@ -1,0 +1,130 @@
+// Models: what is served, loading one with its progress, how many engines it has, unloading.
+import { bar, drawBar } from "./drawing.js";
+import { confirmed, el, openDialog, section, setText } from "./dom.js";
+import { count, percent } from "./format.js";
+import { LEVELS } from "./live.js";
+import { call } from "./session.js";
+import { LiveTable, badge, setBadge } from "./table.js";
+
+const path = (id) => `/admin/models/${encodeURIComponent(id)}`;
+
+export class ModelsView {
+  constructor() {
+    this.title = "Models";
+    this.said = el("p", { role: "status", class: "said" });
+    this.table = modelTable((text) => setText(this.said, text));
+    this.form = section("Load a model", "Beside those that are served; it is downloaded and converted first.", this.makeForm());
+    this.element = el("div", {}, this.table.element, this.said, this.form);
+  }
+
+  update({ models, caller }) {
+    this.form.hidden = !caller.is_admin;
+    this.table.update(models.map((row) => ({ ...row, isAdmin: caller.is_admin })));
+  }
+
+  makeForm() {
+    const model = field("Model", { name: "model", required: true, placeholder: "Qwen/Qwen3-0.6B, a folder or a .gguf file on the gateway's machine" });
+    const name = field("Served as", { name: "served_model_name", placeholder: "its own name" });
+    const least = field("Fewest engines", { name: "min_replicas", type: "number", min: 0, max: 4096 });
+    const most = field("Most engines", { name: "max_replicas", type: "number", min: 1, max: 4096 });
+    const form = el("form", { class: "fields" }, model, name, least, most, el("button", { type: "submit" }, "Load"));
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.load(form);
+    });
+    return form;
+  }
+
+  async load(form) {
+    try {
+      const card = await call("POST", "/admin/models", given(form));
+      setText(this.said, `${card.id} is loading`);
+      form.reset();
+    } catch (error) {
+      setText(this.said, error.message);
+    }
+  }
+}
+
+// What a form says, without fields that are empty; numbers as numbers.
+function given(form) {
+  const fields = [...form.elements].filter(({ name, value }) => name && value !== "");
+  return Object.fromEntries(fields.map(({ name, type, value }) => [name, type === "number" ? Number(value) : value]));
+}
+
+function field(label, attributes) {
+  return el("label", {}, label, el("input", attributes));
+}
+
+function bounds(row) {
+  if (row.max_replicas === undefined) return `${row.replicas}`;
+  const wanted = row.min_replicas === row.max_replicas ? `${row.max_replicas}` : `${row.min_replicas} to ${row.max_replicas}`;
+  return `${row.replicas} of ${wanted}${row.starting ? `, ${row.starting} starting` : ""}`;
+}
+
+function progressOf({ progress, problem }) {
+  if (problem) return problem;
+  return progress ? `${progress.what} ${progress.total ? percent(progress.done, progress.total) : ""}` : "";
+}
+
+function modelTable(say) {
+  return new LiveTable(
+    "Models",
+    (row) => row.id,
+    [
+      { title: "model", text: (row) => row.id, head: true },
+      { title: "state", make: () => badge("", ""), update: (node, row) => setBadge(node, row.state, LEVELS[row.state] ?? "soft") },
+      { title: "engines", text: bounds },
+      { title: "requests", text: (row) => count(row.num_requests), numeric: true },
+      { title: "longest", text: (row) => (row.max_model_len ? `${count(row.max_model_len)} tokens` : "–"), numeric: true },
+      {
+        title: "progress",
+        make: () => el("div", { class: "with-bar" }, el("span"), bar("bar-used")),
+        update: (node, row) => {
+          setText(node.children[0], progressOf(row));
+          node.children[1].classList.toggle("gone", !row.progress);
+          drawBar(node.children[1], row.progress?.total ?? 0, row.progress?.done ?? 0);
+        },
+      },
+      { title: "", make: (row) => actions(row, say), update: (node, row) => { node.hidden = !(row.isAdmin && row.is_supervised); } },
+    ],
+    "No model is served yet.",
+  );
+}
+
+function actions({ id }, say) {
+  const scale = el("button", { type: "button", class: "quiet small", "aria-label": `Scale ${id}`, onclick: () => askScale(id, say) }, "Scale");
+  const unload = el("button", { type: "button", class: "quiet small", "aria-label": `Unload ${id}`, onclick: () => askUnload(id, say) }, "Unload");
+  return el("div", { class: "row-actions" }, scale, unload);
+}
+
+function askScale(id, say) {
+  const form = el(
+    "form",
+    { class: "fields" },
+    field("Fewest engines", { name: "min_replicas", type: "number", min: 0, max: 4096, required: true, value: 1 }),
+    field("Most engines", { name: "max_replicas", type: "number", min: 1, max: 4096, required: true, value: 1 }),
+  );
+  const done = async (event) => {
+    event.preventDefault();
+    if (!form.reportValidity()) return;
+    dialog.close();
+    await attempt(() => call("PATCH", path(id), given(form)), `${id} is scaled`, say);
+  };
+  form.addEventListener("submit", done);
+  const dialog = openDialog(`Engines of ${id}`, form, el("button", { type: "button", onclick: done }, "Scale"));
+}
+
+async function askUnload(id, say) {
+  const text = `New requests for ${id} are refused, those that run end, then its processes stop.`;
+  if (await confirmed(`Unload ${id}?`, text, "Unload")) await attempt(() => call("DELETE", path(id)), `${id} is unloading`, say);
+}
+
+async function attempt(work, done, say) {
+  try {
+    await work();
+    say(done);
+  } catch (error) {
+    say(error.message);
+  }
+}

@@ -1,0 +1,108 @@
+// Requests with their timelines, and the explanation of one.
+import { bar, drawBar } from "./drawing.js";
+import { el, openDialog, setText } from "./dom.js";
+import { count, seconds } from "./format.js";
+import { call } from "./session.js";
+import { LiveTable, badge, setBadge } from "./table.js";
+
+const STATES = { decode: "good", done: "good", error: "bad", cancelled: "soft" };
+// Where the time went: waiting here, on the way, computing the prompt, computing the answer.
+const PARTS = ["queue", "route", "prefill", "decode"];
+
+export function parts({ seconds: stretch, state }) {
+  const queue = (stretch.prepare ?? 0) + (stretch.replica ?? 0) + (stretch.queue ?? 0);
+  const route = stretch.route ?? 0;
+  const first = stretch.to_first_token;
+  const total = stretch.total ?? 0;
+  const prefill = first === null ? (state === "prefill" ? total - queue - route : 0) : first - queue - route;
+  const decode = first === null ? 0 : total - first;
+  return [queue, route, prefill, decode].map((each) => Math.max(0, each));
+}
+
+export class RequestTable {
+  constructor(caption, empty) {
+    this.table = new LiveTable(
+      caption,
+      (row) => row.key,
+      [
+        { title: "request", text: (row) => row.id.slice(0, 10), head: true },
+        { title: "tenant", text: (row) => row.tenant },
+        { title: "model", text: (row) => row.model },
+        { title: "state", make: () => badge("", ""), update: (node, row) => setBadge(node, row.state, STATES[row.state] ?? "soft") },
+        { title: "engine", text: (row) => row.replica ?? "–" },
+        {
+          title: "prompt",
+          text: (row) => `${count(row.prompt_tokens)}${row.cached_tokens ? ` (${count(row.cached_tokens)} cached)` : ""}`,
+          numeric: true,
+        },
+        { title: "answer", text: (row) => count(row.output_tokens), numeric: true },
+        { title: "timeline", make: makeTimeline, update: updateTimeline },
+        { title: "", make: (row) => explainButton(row) },
+      ],
+      empty,
+    );
+    this.element = this.table.element;
+  }
+
+  update(rows) {
+    const seen = new Map();
+    this.table.update(
+      rows.map((row) => {
+        // A request has a row for each of its prompts.
+        const number = (seen.get(row.id) ?? 0) + 1;
+        seen.set(row.id, number);
+        return { ...row, key: `${row.id} ${number}` };
+      }),
+    );
+  }
+}
+
+function makeTimeline() {
+  return el("div", { class: "with-bar" }, el("span"), bar(...PARTS.map((part) => `bar-${part}`)));
+}
+
+function updateTimeline(node, row) {
+  const told = parts(row);
+  const words = PARTS.map((part, i) => (told[i] >= 0.0005 ? `${part} ${seconds(told[i])}` : null)).filter(Boolean);
+  setText(node.children[0], words.join(", ") || "–");
+  drawBar(node.children[1], told.reduce((a, b) => a + b, 0), ...told);
+}
+
+function explainButton({ id, tenant }) {
+  const button = el("button", { type: "button", class: "quiet small", "aria-label": `Explain request ${id.slice(0, 10)}` }, "Explain");
+  button.addEventListener("click", () => explain(id, tenant));
+  return button;
+}
+
+// An administrator asks in the tenant's name; for others the header changes nothing.
+async function explain(id, tenant) {
+  const named = tenant === "open" || tenant === "admin" ? {} : { "x-tenant": tenant };
+  try {
+    const told = await call("GET", `/v1/requests/${encodeURIComponent(id)}/explain`, undefined, named);
+    openDialog(`Request ${id.slice(0, 10)}`, explanation(told));
+  } catch (error) {
+    openDialog(`Request ${id.slice(0, 10)}`, el("p", { class: "failed" }, error.message));
+  }
+}
+
+function explanation(told) {
+  const prompts = told.prompts.map((prompt, i) =>
+    el(
+      "section",
+      {},
+      el("h3", {}, told.prompts.length > 1 ? `Prompt ${i + 1}: ${prompt.outcome}` : prompt.outcome),
+      el("dl", { class: "facts-list" }, ...Object.entries(prompt.seconds).flatMap(([name, value]) => fact(name.replaceAll("_", " "), seconds(value)))),
+      ...prompt.attempts.map((attempt, n) => attemptOf(attempt, n + 1)),
+    ),
+  );
+  const all = el("details", {}, el("summary", {}, "All of it, as JSON"), el("pre", { tabindex: "0" }, JSON.stringify(told, null, 2)));
+  return el("div", {}, ...prompts, all);
+}
+
+function attemptOf({ decision, error }, number) {
+  const found = decision.actual_cached_tokens ?? "not yet known";
+  const text = `${decision.replica_id}, by ${decision.reason}; ${decision.predicted_cached_tokens} of ${decision.prompt_tokens} prompt tokens predicted cached, found: ${found}`;
+  return el("p", {}, `Attempt ${number}: ${text}${error ? `; ended by: ${error}` : ""}`);
+}
+
+const fact = (name, value) => [el("dt", {}, name), el("dd", {}, value)];

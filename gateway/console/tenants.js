@@ -1,0 +1,90 @@
+// Tenants: shares, limits, queues, and what they used. Without an administrator's key only one's own.
+import { bar, drawBar } from "./drawing.js";
+import { el, openDialog, setText } from "./dom.js";
+import { count } from "./format.js";
+import { call } from "./session.js";
+import { LiveTable } from "./table.js";
+
+const LIMITS = { requests_per_minute: "requests/min", tokens_per_minute: "tokens/min", concurrency: "at once", budget: "tokens" };
+
+export class TenantsView {
+  constructor() {
+    this.title = "Tenants";
+    this.note = el("p", { class: "note" });
+    this.table = tenantTable();
+    this.element = el("div", {}, this.note, this.table.element);
+  }
+
+  update({ tenants, caller }) {
+    const all = "Figures count on this gateway since it started; usage by day is kept by the cluster.";
+    setText(this.note, caller.is_admin ? all : `You see ${caller.name} alone: this needs an administrator's key to show all.`);
+    const given = tenants.reduce((sum, row) => sum + row.output_tokens, 0);
+    this.table.update(tenants.map((row) => ({ ...row, given, isAdmin: caller.is_admin && caller.has_keys })));
+  }
+}
+
+function limitsOf(limits) {
+  const told = Object.entries(LIMITS)
+    .filter(([name]) => limits[name] !== undefined)
+    .map(([name, unit]) => `${count(limits[name])} ${unit}${name === "budget" ? ` a ${limits.budget_period ?? "month"}` : ""}`);
+  return told.join(", ");
+}
+
+function allLimits({ limits, models }) {
+  const byModel = Object.entries(models).map(([model, each]) => `${model}: ${limitsOf(each)}`);
+  return [limitsOf(limits), ...byModel].filter(Boolean).join("; ") || "none";
+}
+
+function tenantTable() {
+  return new LiveTable(
+    "Tenants",
+    (row) => row.id,
+    [
+      { title: "tenant", text: (row) => row.id, head: true },
+      { title: "weight", text: (row) => row.weight, numeric: true },
+      { title: "tier", text: (row) => row.tier, numeric: true },
+      { title: "running", text: (row) => count(row.num_running), numeric: true },
+      { title: "waiting", text: (row) => count(row.num_waiting), numeric: true },
+      { title: "prompt tokens", text: (row) => `${count(row.prompt_tokens)} (${count(row.cached_tokens)} cached)`, numeric: true },
+      {
+        title: "answered tokens",
+        make: () => el("div", { class: "with-bar" }, el("span"), bar("bar-used")),
+        update: (node, row) => {
+          setText(node.children[0], count(row.output_tokens));
+          drawBar(node.children[1], row.given, row.output_tokens);
+        },
+      },
+      { title: "limits", text: allLimits },
+      { title: "", make: (row) => (row.isAdmin && row.is_kept ? usageButton(row.id) : el("span")) },
+    ],
+    "No tenant was seen yet.",
+  );
+}
+
+function usageButton(id) {
+  const label = `Usage of ${id} by day`;
+  return el("button", { type: "button", class: "quiet small", "aria-label": label, onclick: () => showUsage(id) }, "Usage");
+}
+
+async function showUsage(id) {
+  const table = new LiveTable(
+    `Usage of ${id}`,
+    (row) => `${row.day} ${row.model}`,
+    [
+      { title: "day", text: (row) => row.day, head: true },
+      { title: "model", text: (row) => row.model },
+      ...["requests", "prompt_tokens", "cached_tokens", "output_tokens"].map((name) => ({
+        title: name.replace("_", " "),
+        text: (row) => count(row[name]),
+        numeric: true,
+      })),
+    ],
+    "Nothing in the last 31 days.",
+  );
+  try {
+    table.update((await call("GET", `/admin/tenants/${encodeURIComponent(id)}/usage`)).data);
+    openDialog(`Usage of ${id}`, table.element);
+  } catch (error) {
+    openDialog(`Usage of ${id}`, el("p", { class: "failed" }, error.message));
+  }
+}

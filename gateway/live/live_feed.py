@@ -1,0 +1,73 @@
+"""GET /console/live: a stream of snapshots for people who watch, over server-sent events, one a second.
+
+The key travels in a header, as everywhere. Without an administrator's key a watcher sees its own tenant alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from headwater.services.runtime import errors
+
+from ..admin.administration import Administration
+from ..http.http_exchange import Exchange
+from ..openai.sse import SseStream
+from ..request.cluster import Cluster
+from ..tenancy.caller import Caller
+from .cluster_view import ClusterView, Scope
+
+TICK_SECONDS = 1.0
+MAX_WATCHERS = 32
+"""Of one gateway. A watcher costs about a millisecond a second."""
+EVERYONE = "administrator"
+
+
+class LiveFeed:
+    def __init__(self, cluster: Cluster, administration: Administration, view: ClusterView, patience: float) -> None:
+        """`patience`: seconds that a watcher may read nothing."""
+        self._cluster, self._administration, self._view = cluster, administration, view
+        self._patience = patience
+        self._num_watchers = 0
+
+    async def watch(self, exchange: Exchange) -> None:
+        """Raises `LimitExceeded` for one watcher too many."""
+        scope = self._scope(exchange)
+        if self._num_watchers >= MAX_WATCHERS:
+            raise errors.LimitExceeded(f"{MAX_WATCHERS} watchers are here; allowed: {MAX_WATCHERS}", retry_after=5.0)
+        self._num_watchers += 1
+        try:
+            if exchange.query.get("once") == "1":
+                await exchange.reply_json(await self._view.snapshot(scope))
+            else:
+                await self._stream(exchange, scope)
+        finally:
+            self._num_watchers -= 1
+
+    async def _stream(self, exchange: Exchange, scope: Scope) -> None:
+        stream = exchange.open_stream(lambda: None)
+        work = self._tell(stream, scope)
+        await exchange.unless_client_leaves(work, silence=self._patience, on_silence=lambda: None)
+        await exchange.end_stream(b"")
+
+    async def _tell(self, stream: SseStream, scope: Scope) -> None:
+        """Until the gateway drains. Raises `KeyRevoked` when the watcher's key is gone, `SlowReader` for one that reads
+        nothing."""
+        blocked_for = 0.0
+        while not self._cluster.draining:
+            if scope.tenant is not None:
+                self._cluster.tenants.check(scope.tenant)
+            if not stream.blocked:
+                blocked_for = 0.0
+                stream.write(b"data: " + msgspec.json.encode(await self._view.snapshot(scope)) + b"\n\n")
+            elif (blocked_for := blocked_for + TICK_SECONDS) > self._patience:
+                raise errors.SlowReader(self._patience)
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _scope(self, exchange: Exchange) -> Scope:
+        """Raises `Unauthenticated`."""
+        if self._administration.may_see(exchange):
+            return Scope(EVERYONE, None)
+        tenant = Caller.of(exchange.headers, self._cluster.tenants).tenant
+        return Scope(tenant.id, tenant)

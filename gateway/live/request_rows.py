@@ -1,0 +1,95 @@
+"""Rows of requests: those that run, with where they are now, and the last that have ended. No prompt and no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ..request.generation import Generation
+from ..request.timeline import Timeline
+from ..request.timelines import Explanation
+from ..tenancy.tenants import Tenant
+
+MAX_RUNNING = 60
+MAX_RECENT = 20
+
+
+class _Prompt(msgspec.Struct):
+    """What a row shows of an ended prompt's timeline."""
+
+    outcome: str
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    seconds: dict[str, float | None]
+    attempts: list[_Attempt]
+
+
+class _Attempt(msgspec.Struct):
+    decision: _Decision
+
+
+class _Decision(msgspec.Struct):
+    replica_id: str
+
+
+_prompts = msgspec.json.Decoder(_Prompt)
+
+
+def running_rows(prompts: Iterable[Generation], tenant: Tenant | None) -> list[dict[str, Any]]:
+    """Prompts of a tenant, or of all, that wait or run: the oldest of them."""
+    own = (each for each in prompts if tenant is None or each.request.caller.tenant.key == tenant.key)
+    return [_running(each) for each, _ in zip(own, range(MAX_RUNNING), strict=False)]
+
+
+def recent_rows(explanations: Iterable[Explanation], tenant: Tenant | None) -> list[dict[str, Any]]:
+    """Requests of a tenant, or of all, that have ended; in the order in which they are given."""
+    own = (each for each in explanations if tenant is None or each.tenant_key == tenant.key)
+    return [_ended(each) for each, _ in zip(own, range(MAX_RECENT), strict=False)]
+
+
+def _running(generation: Generation) -> dict[str, Any]:
+    timeline, caller = generation.timeline, generation.request.caller
+    return {
+        "id": caller.request_id,
+        "tenant": caller.tenant.id,
+        "model": generation.request.model,
+        "state": _state(timeline),
+        "replica": generation.decision.replica_id if generation.decision is not None else None,
+        "attempts": generation.attempt,
+        "prompt_tokens": generation.num_prompt_tokens,
+        "cached_tokens": generation.cached_tokens,
+        "output_tokens": generation.num_output_tokens,
+        "seconds": timeline.stretches(),
+    }
+
+
+def _state(timeline: Timeline) -> str:
+    """The stretch of its way that a prompt is on."""
+    if timeline.prepared_at is None:
+        return "preparing"
+    if timeline.queued_at is None:
+        return "waiting for an engine"
+    if timeline.admitted_at is None:
+        return "queued"
+    return "prefill" if timeline.first_token_at is None else "decode"
+
+
+def _ended(explanation: Explanation) -> dict[str, Any]:
+    """A row of a request, by its first prompt that has ended; tokens are those of all its prompts."""
+    prompts = [_prompts.decode(raw) for raw in explanation.prompts]
+    first = prompts[0]
+    return {
+        "id": explanation.id,
+        "tenant": explanation.tenant,
+        "model": explanation.model,
+        "state": first.outcome,
+        "replica": first.attempts[-1].decision.replica_id if first.attempts else None,
+        "attempts": len(first.attempts),
+        "prompt_tokens": sum(each.prompt_tokens for each in prompts),
+        "cached_tokens": sum(each.cached_tokens for each in prompts),
+        "output_tokens": sum(each.output_tokens for each in prompts),
+        "seconds": first.seconds,
+    }

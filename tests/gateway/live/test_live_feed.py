@@ -1,0 +1,123 @@
+"""What watchers are told of a cluster: everything for administrators, for others their own tenant, text for nobody."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.gateway.live.live_feed import MAX_WATCHERS
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, engine_stage, started
+
+ADMIN = {"authorization": "Bearer admin-key-of-the-house"}
+ADA, GRACE = {"authorization": "Bearer key-of-ada"}, {"authorization": "Bearer key-of-grace"}
+SECRET_WORD = "quicksilver"
+
+
+@pytest.fixture(scope="module")
+def keyed(
+    slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Gateway]:
+    keys = tmp_path_factory.mktemp("keys") / "keys"
+    keys.write_text("ada key-of-ada\ngrace key-of-grace\n")
+    flags = (f"--nats-url={nats_url}", f"--admin-key={ADMIN['authorization'][7:]}", f"--api-key-file={keys}")
+    with start_gateway(slow_behind, *flags) as gateway:
+        yield gateway
+
+
+def snapshot(gateway: Gateway, headers: dict[str, str]) -> dict[str, Any]:
+    reply = gateway.client.get("/console/live?once=1", headers=headers)
+    assert reply.status_code == 200, reply.text
+    assert SECRET_WORD not in reply.text
+    told: dict[str, Any] = reply.json()
+    return told
+
+
+def chat(gateway: Gateway, headers: dict[str, str], max_tokens: int = 4) -> None:
+    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=max_tokens, ignore_eos=True)
+    reply = gateway.client.post("/v1/chat/completions", json=body, headers=headers)
+    assert reply.status_code == 200, reply.text
+
+
+def test_without_a_key_nothing_is_told(keyed: Gateway) -> None:
+    assert keyed.client.get("/console/live").status_code == 401
+    wrong = {"authorization": "Bearer nobody-knows-this"}
+    assert keyed.client.get("/console/live", headers=wrong).status_code == 401
+
+
+def test_a_tenant_sees_itself_and_no_other_and_no_process(keyed: Gateway) -> None:
+    chat(keyed, ADA)
+    chat(keyed, GRACE)
+    told = snapshot(keyed, ADA)
+    assert told["caller"] == {"name": "ada", "is_admin": False, "has_keys": True}
+    assert [row["id"] for row in told["tenants"]] == ["ada"]
+    assert {row["tenant"] for row in told["recent"]} == {"ada"}
+    assert told.keys().isdisjoint({"replicas", "stages", "prefixes", "event_lag"})
+    assert "grace" not in json.dumps(told)
+    assert told["totals"]["output_tokens"] == told["tenants"][0]["output_tokens"] >= 4
+
+
+def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
+    chat(keyed, ADA)
+    chat(keyed, ADA)
+    told = snapshot(keyed, ADMIN)
+    assert {"ada", "grace"} <= {row["id"] for row in told["tenants"]}
+    (replica,) = told["replicas"]
+    assert (replica["state"], replica["model"]) == ("serving", MODEL)
+    assert {row["kind"] for row in told["stages"]} >= {"processor", "output_processor"}
+    assert [row["id"] for row in told["models"]] == [MODEL]
+    assert told["findings"] == []
+    (row, *_) = told["recent"]
+    assert (row["state"], row["output_tokens"], row["replica"]) == ("done", 4, replica["id"])
+    assert replica["routed_tokens"] >= replica["cached_tokens"] > 0
+
+
+def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_state(keyed: Gateway) -> None:
+    answering = threading.Thread(target=chat, args=(keyed, ADA, 150))
+    before = snapshot(keyed, ADMIN)["totals"]["output_tokens"]
+    answering.start()
+    with keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply:
+        assert reply.headers["content-type"].startswith("text/event-stream")
+        events = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
+        running = next(told for told in events if any(row["output_tokens"] for row in told["requests"]))
+        grown = next(told for told in events if told["totals"]["output_tokens"] > before + 40)
+    answering.join(30)
+    (row,) = running["requests"]
+    assert (row["tenant"], row["state"], row["model"]) == ("ada", "decode", MODEL)
+    assert row["seconds"]["total"] > row["seconds"]["to_first_token"]
+    assert grown["at"] >= running["at"]
+
+
+def test_an_engine_that_leaves_is_gone_and_what_is_missing_is_said(
+    behind: Behind, start_gateway: GatewayStarter, nats_url: str
+) -> None:
+    engine = engine_stage(f"--nats-url={nats_url}", "--replica-id=watched")
+    with started(engine):
+        alone = Behind(behind.processor, behind.output_processor, (engine.address,))
+        with start_gateway(alone, f"--admin-key={ADMIN['authorization'][7:]}", f"--nats-url={nats_url}") as gateway:
+
+            def ids() -> list[str]:
+                return [row["id"] for row in snapshot(gateway, ADMIN)["replicas"] if row["model"] == MODEL]
+
+            gateway.wait_until(lambda: "watched" in ids())
+            engine.kill()
+            gateway.wait_until(lambda: "watched" not in ids())
+
+
+def test_watchers_are_bounded(keyed: Gateway) -> None:
+    with httpx.Client(base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+        streams = [client.stream("GET", "/console/live", headers=ADMIN) for _ in range(MAX_WATCHERS)]
+        replies = [stream.__enter__() for stream in streams]
+        # An iterator that is dropped closes its response.
+        lines = [reply.iter_lines() for reply in replies]
+        assert all(next(each).startswith("data: ") for each in lines)
+        refused = client.get("/console/live?once=1", headers=ADMIN)
+        for stream in streams:
+            stream.__exit__(None, None, None)
+    assert refused.status_code == 429
+    keyed.wait_until(lambda: keyed.client.get("/console/live?once=1", headers=ADMIN).status_code == 200)
