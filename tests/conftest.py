@@ -33,6 +33,7 @@ from headwater.services.runtime.kept_child import keeper_command
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
 from tests import stage_log, workers
+from tests.browser.chromium import MISSING, Chromium, find_chromium
 
 # Files of keys that tests write are for them alone, as those of operators have to be.
 os.umask(0o027)
@@ -179,3 +180,13 @@ def js_folder() -> Path:
         subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=120)
         installed.touch()
     return JS
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    """One browser for all tests; each opens pages that share nothing."""
+    program = find_chromium()
+    if program is None:
+        pytest.skip(MISSING)
+    with Chromium.running(program, tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser

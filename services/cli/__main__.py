@@ -186,7 +186,8 @@ def status(
     if url is None:
         raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
     try:
-        members = cluster.seen(url, line_key(state_dir, os.environ), Console() if watch else None)
+        rest = line.rest if line is not None else ""
+        members = cluster.seen(url, line_key(state_dir, os.environ), Console() if watch else None, rest)
     except cluster.NobodyThere:
         # The line goes on without, which its gateway can tell.
         raise cluster.NobodyThere(

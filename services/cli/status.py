@@ -17,7 +17,9 @@ from ..runtime.cluster_key import ClusterKey, using
 from ..runtime.member import Kind, Member
 from ..runtime.membership import Members
 from ..runtime.printable import shown
+from ..runtime.tasks import owned_task
 from .plain_table import plain_table
+from .status_watch import GatewaySight, TokenRates, findings, watched
 
 ASK_SECONDS = 3.0
 LISTEN_SECONDS = 1.2
@@ -31,12 +33,12 @@ class NobodyThere(Exception):
         super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the line up?'}")
 
 
-def seen(nats_url: str, key: ClusterKey | None, console: Console | None) -> list[Member]:
-    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted. Raises
-    `NobodyThere`."""
+def seen(nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = "") -> list[Member]:
+    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted, beside what the
+    gateway at `rest` says. Raises `NobodyThere`."""
     with using(key):
         if console is not None:
-            asyncio.run(watch(nats_url, console))
+            asyncio.run(watch(nats_url, console, rest))
         return asyncio.run(listen(nats_url))
 
 
@@ -64,15 +66,18 @@ async def ask_gateway(rest: str) -> str:
     return f"the gateway at {rest} {state}" + (f", without {without}" if without else "")
 
 
-async def watch(nats_url: str, console: Console) -> None:
-    """A live table until cancelled. Raises `NobodyThere`."""
+async def watch(nats_url: str, console: Console, rest: str = "") -> None:
+    """Live tables until cancelled. Raises `NobodyThere`."""
+    rates, gateway = TokenRates(), GatewaySight.of(rest)
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
             raise NobodyThere(nats_url)
-        async with Members(bus, Kind).running() as members:
+        async with Members(bus, Kind).running() as members, owned_task(gateway.follow()):
             with Live(console=console, auto_refresh=False) as live:
                 while True:
-                    live.update(as_table(_everyone(members)), refresh=True)
+                    everyone = _everyone(members)
+                    engines = watched(everyone, rates, gateway.snapshot)
+                    live.update(Group(*engines, _front(everyone), "", findings(gateway.snapshot)), refresh=True)
                     await asyncio.sleep(0.5)
 
 
@@ -83,17 +88,23 @@ def _everyone(members: Members) -> list[Member]:
 def as_table(members: Sequence[Member]) -> Group:
     """The engines of each model and how busy they are, then the processes in front of them; fits 80 columns."""
     engines: dict[str, list[Member]] = {}
-    front = plain_table("stage", "name", "address", "state")
     for member in members:
         if member.kind is Kind.ENGINE:
             engines.setdefault(member.model.name if member.model is not None else "", []).append(member)
-        else:
-            addresses = "\n".join(shown(each) for each in (member.rest_url, member.address) if each)
-            front.add_row(member.kind.value.replace("_", " "), shown(member.replica_id), addresses, _state(member))
     parts: list[RenderableType] = []
     for model, replicas in engines.items():
         parts += [f"[bold]{shown(model)}[/]", _engines(replicas), ""]
-    return Group(*parts, front)
+    return Group(*parts, _front(members))
+
+
+def _front(members: Sequence[Member]) -> Table:
+    """The processes in front of the engines."""
+    front = plain_table("stage", "name", "address", "state")
+    for member in members:
+        if member.kind is not Kind.ENGINE:
+            addresses = "\n".join(shown(each) for each in (member.rest_url, member.address) if each)
+            front.add_row(member.kind.value.replace("_", " "), shown(member.replica_id), addresses, _state(member))
+    return front
 
 
 def _engines(replicas: Sequence[Member]) -> Table:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+MISSING = "Chromium is missing (Debian: apt install chromium; or name it in HEADWATER_CHROMIUM)"
 WAIT_SECONDS = 30.0
 FLAGS = (
     "--headless=new",

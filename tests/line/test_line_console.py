@@ -11,22 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.browser.chromium import Chromium, Page, PageError, find_chromium
+from tests.browser.chromium import MISSING, Chromium, Page, PageError, find_chromium
 from tests.line.conftest import MODEL, Line
 
 VIEWS = ("chat", "live", "models", "replicas", "tenants", "health")
-MISSING = "Chromium is missing (Debian: apt install chromium; or name it in HEADWATER_CHROMIUM)"
 HOSTILE = '<img src=x onerror="window.pwned = 1"><script>window.pwned = 1</script> **bold** `code`'
 SERIOUS = ("serious", "critical")
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    program = find_chromium()
-    if program is None:
-        pytest.skip(MISSING)
-    with Chromium.running(program, tmp_path_factory.mktemp("chromium")) as browser:
-        yield browser
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from headwater.services.cli.status import NobodyThere, as_json, as_table, ask_gateway, listen
+from headwater.services.cli.status_watch import TokenRates, findings, watched
 from headwater.services.runtime import bus as bus_module
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.heartbeat import Heartbeat
@@ -62,3 +63,35 @@ async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(m
     with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the line up"):
         await listen("nats://127.0.0.1:1")
     assert await ask_gateway("http://127.0.0.1:1") == ""
+
+
+def test_tokens_a_second_are_made_of_two_heartbeats(served_model: ServedModel) -> None:
+    def beat(num_tokens: int) -> Member:
+        load = ReplicaLoad(num_generated_tokens=num_tokens)
+        return Member(kind=Kind.ENGINE, replica_id="e", epoch=1, address="a:1", model=served_model, load=load)
+
+    rates = TokenRates()
+    assert rates.of(beat(100), 10.0) is None
+    assert rates.of(beat(150), 10.5) is None
+    assert rates.of(beat(300), 12.0) == 100.0
+    assert rates.of(beat(300), 12.5) == 100.0
+
+
+def test_a_watcher_sees_heartbeats_beside_what_a_gateway_knows(served_model: ServedModel) -> None:
+    engine = Member(kind=Kind.ENGINE, replica_id="e", epoch=1, address="a:1", model=served_model, load=LOAD)
+    row = {"id": "e", "epoch": f"{1:016x}", "state": "failing", "trust": 0.5}
+    row |= {"routed_tokens": 200, "predicted_tokens": 150, "cached_tokens": 100}
+    totals = {"num_running": 3, "num_waiting": 1, "cached_tokens": 30, "prompt_tokens": 40}
+    finding = {"level": "warning", "what": "e failed", "advice": "see its log"}
+    snapshot = {"replicas": [row], "totals": totals, "event_lag": 0.012, "findings": [finding]}
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(*watched([engine], TokenRates(), snapshot), findings(snapshot), sep="\n")
+    first, _, model, _, cells, *_, last = (line.strip() for line in captured.get().rstrip().splitlines())
+    assert first == "0 tokens/s, 3 running, 1 waiting, 75% of prompt tokens cached, index lag 12 ms"
+    assert model == served_model.name
+    assert cells.split() == ["e", "3", "1", "–", "40%", "75%", "50%", "of", "75%", "50%", "failing"]
+    assert last == "e failed: see its log"
+    with console.capture() as captured:
+        console.print(*watched([engine], TokenRates(), None), sep="\n")
+    assert captured.get().split()[-2:] == ["–", "serving"]
