@@ -3,8 +3,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
+# Tests and checks have an environment of their own: what serves is not changed by them.
+DEV_VENV ?= .venv-dev
 PYTHON ?= python3
 BIN := $(VENV)/bin
+DEV_BIN := $(DEV_VENV)/bin
 PORT ?= 8000
 GRPC_PORT ?= 8001
 REPLICAS ?= 2
@@ -22,52 +25,57 @@ help: ## list the verbs
 up: $(VENV)/.run ## install what is missing and run the whole line on this machine (PORT, GRPC_PORT, REPLICAS, MODEL)
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
-test: $(VENV)/.dev types ## run the tests (those marked `long` excepted)
-	$(BIN)/python -m pytest -n 2 -m "not long and not gpu" -q -rs
+test: $(DEV_VENV)/.clients types ## run the tests (those marked `long` excepted)
+	$(DEV_BIN)/python -m pytest -n 2 -m "not long and not gpu" -q -rs
 
-test-long: $(VENV)/.dev types ## run the tests that take minutes
-	$(BIN)/python -m pytest -m "long and not gpu" -q
+test-long: $(DEV_VENV)/.clients types ## run the tests that take minutes
+	$(DEV_BIN)/python -m pytest -m "long and not gpu" -q
 
-check: $(VENV)/.dev types ## formatting, lint, types, stubs up to date
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy $(addprefix -p headwater.,$(SOURCES))
-	MYPYPATH=.types:. $(BIN)/mypy tests/simulation
-	deploy/check_stubs.sh $(BIN)/python
+check: $(DEV_VENV)/.dev types ## formatting, lint, types, stubs up to date
+	$(DEV_BIN)/ruff format --check .
+	$(DEV_BIN)/ruff check .
+	$(DEV_BIN)/mypy $(addprefix -p headwater.,$(SOURCES))
+	MYPYPATH=.types:. $(DEV_BIN)/mypy tests/simulation
+	deploy/check_stubs.sh $(DEV_BIN)/python
 
-proto: $(VENV)/.dev types ## regenerate the gRPC stubs
-	deploy/make_stubs.sh $(BIN)/python .types
+proto: $(DEV_VENV)/.dev types ## regenerate the gRPC stubs
+	deploy/make_stubs.sh $(DEV_BIN)/python .types
 
 lock: ## resolve deploy/locks after a change of pyproject.toml (UPGRADE=1: to the newest releases)
 	deploy/make_locks.sh $(PYTHON) $(if $(UPGRADE),--upgrade)
 
-bench: $(VENV)/.dev ## measure what docs/benchmarks.md records for this machine
-	$(BIN)/headwater bench --help
+bench: $(DEV_VENV)/.dev ## measure what docs/benchmarks.md records for this machine
+	$(DEV_BIN)/headwater bench --help
 
-fmt: $(VENV)/.dev ## format and mend what can be mended
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+fmt: $(DEV_VENV)/.dev ## format and mend what can be mended
+	$(DEV_BIN)/ruff format .
+	$(DEV_BIN)/ruff check --fix .
 
 clean: ## remove what the other verbs made
-	rm -rf $(VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(DEV_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # A link farm that shows mypy and protoc the rooms under their import name.
 types:
 	@mkdir -p .types/headwater
 	@for room in $(ROOMS); do ln -sfn ../../$$room .types/headwater/$$room; done
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+$(VENV)/bin/python $(DEV_VENV)/bin/python:
+	$(PYTHON) -m venv $(patsubst %/bin/python,%,$@)
 
 # Packages come from the locks, checked by hashes; the project itself is built with what they brought.
-INSTALL_PROJECT := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --no-deps --no-build-isolation -e .
+INSTALL_PROJECT := -m pip install --no-deps --no-build-isolation -e .
 
-$(VENV)/.run: pyproject.toml deploy/install.sh $(LOCKS) | $(BIN)/python
+$(VENV)/.run: pyproject.toml deploy/install.sh $(LOCKS) | $(VENV)/bin/python
 	deploy/install.sh $(BIN)/python up
-	$(INSTALL_PROJECT)
+	PYTHONWARNINGS=ignore $(BIN)/python $(INSTALL_PROJECT)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(BIN)/python
-	deploy/install.sh $(BIN)/python dev
-	$(INSTALL_PROJECT)
-	@touch $@ $(VENV)/.run
+$(DEV_VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(DEV_VENV)/bin/python
+	deploy/install.sh $(DEV_BIN)/python dev
+	PYTHONWARNINGS=ignore $(DEV_BIN)/python $(INSTALL_PROJECT)
+	@touch $@
+
+# The clients that only tests use come on top.
+$(DEV_VENV)/.clients: $(DEV_VENV)/.dev
+	deploy/install.sh $(DEV_BIN)/python clients
+	@touch $@

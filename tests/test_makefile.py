@@ -1,0 +1,40 @@
+"""The verbs of the Makefile: which environment each of them touches."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SERVING, TESTING = "serving-environment", "testing-environment"
+
+
+def commands(verb: str) -> str:
+    """What a verb would run on a fresh clone."""
+    command = ["make", "--dry-run", "--always-make", verb, f"VENV={SERVING}", f"DEV_VENV={TESTING}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is missing")
+
+
+@pytest.mark.parametrize("verb", ["check", "test", "test-long", "fmt", "proto", "bench"])
+def test_tests_and_checks_leave_the_environment_that_serves_alone(verb: str) -> None:
+    told = commands(verb)
+    assert SERVING not in told
+    assert f"-m venv {TESTING}" in told
+
+
+def test_what_serves_is_installed_without_what_tests_need() -> None:
+    told = commands("up")
+    assert TESTING not in told
+    assert f"deploy/install.sh {SERVING}/bin/python up" in told
+
+
+def test_only_tests_bring_the_clients_that_they_run() -> None:
+    assert "bin/python clients" in commands("test")
+    assert "bin/python clients" not in commands("check")
