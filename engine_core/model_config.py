@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .config import ConfigError
-from .quantization import Quantization, read_quantization
+from .packing import Quantization
+from .quantization import read_quantization
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
 
+from . import compressed_tensors
 from .config import ConfigError
+from .packing import KEY, Config, Packing, Quantization, check, group_size_of, one_of
 
-KEY, OLD_KEY = "quantization_config", "compression_config"
-"""Keys under which a checkpoint says it; the second is an older one of compressed-tensors."""
-METHODS = ("gptq", "awq", "auto-round")
-GROUP_SIZES = (32, 64, 128, -1)
-"""Inputs that share a scale; -1: all inputs of an output."""
+OLD_KEY = "compression_config"
+"""An older key of compressed-tensors."""
 UNPACKED_BITS = 16
 """Layers of so many bits are in the file as they are."""
 AUTO_ROUND_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-Config = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantization:
-    """Four bits a weight, in groups of inputs."""
-
-    method: str
-    """The checkpoint's name for it, one of `METHODS`."""
-    packing: str
-    """Layout of its tensors: `gptq` or `awq`."""
-    group_size: int
-    zero_offset: int = 0
-    """Added to stored zero points."""
+BLOCK = (128, 128)
 
 
 def read_quantization(config: Config) -> Quantization | None:
@@ -42,8 +26,7 @@ def read_quantization(config: Config) -> Quantization | None:
     method = _method(given)
     if method not in METHODS or not isinstance(given, Mapping):
         raise ConfigError(f"{KEY}.quant_method", method, _allowed_methods())
-    read = {"gptq": _gptq, "awq": _awq, "auto-round": _auto_round}[method]
-    return read(given)
+    return METHODS[str(method)](given)
 
 
 def _method(given: object) -> object:
@@ -55,55 +38,68 @@ def _allowed_methods() -> str:
 
 
 def _gptq(given: Config) -> Quantization:
-    _check(given, "bits", 4)
-    _check(given, "pack_dtype", "int32", default="int32")
-    _check(given, "lm_head", False, default=False)
+    bits = one_of(given, "bits", (4, 8))
+    check(given, "pack_dtype", "int32", default="int32")
+    check(given, "lm_head", False, default=False)
     if given.get("dynamic"):
         raise ConfigError(f"{KEY}.dynamic", given["dynamic"], "none: all packed layers alike")
-    form = _one_of(
-        given, "checkpoint_format" if "checkpoint_format" in given else "format", ("gptq", "gptq_v2"), "gptq"
-    )
-    zero_offset = 1 if form == "gptq" else 0
-    return Quantization(method="gptq", packing="gptq", group_size=_group_size(given), zero_offset=zero_offset)
+    name = "checkpoint_format" if "checkpoint_format" in given else "format"
+    zero_offset = 1 if one_of(given, name, ("gptq", "gptq_v2"), default="gptq") == "gptq" else 0
+    packing = Packing(format="gptq", bits=bits, group_size=group_size_of(given), zero_offset=zero_offset)
+    return Quantization.uniform("gptq", packing)
 
 
 def _awq(given: Config) -> Quantization:
     """AutoAWQ's own files name fields otherwise than transformers does."""
-    _check(given, "w_bit" if "w_bit" in given else "bits", 4)
-    _check(given, "zero_point", True, default=True)
+    check(given, "w_bit" if "w_bit" in given else "bits", 4)
+    check(given, "zero_point", True, default=True)
     version = given.get("version", "gemm")
     if not (isinstance(version, str) and version.lower() == "gemm"):
         raise ConfigError(f"{KEY}.version", version, "gemm")
     name = "q_group_size" if "q_group_size" in given else "group_size"
-    return Quantization(method="awq", packing="awq", group_size=_group_size(given, name))
+    return Quantization.uniform("awq", Packing(format="awq", bits=4, group_size=group_size_of(given, name)))
 
 
 def _auto_round(given: Config) -> Quantization:
-    _check(given, "bits", 4)
-    _check(given, "data_type", "int", default="int")
+    packing = AUTO_ROUND_PACKINGS[one_of(given, "packing_format", tuple(AUTO_ROUND_PACKINGS), default="")]
+    bits = one_of(given, "bits", (4, 8) if packing == "gptq" else (4,))
+    check(given, "data_type", "int", default="int")
     for layer, own in (given.get("extra_config") or {}).items():
-        bits = own.get("bits", 4) if isinstance(own, Mapping) else own
-        if not (isinstance(bits, int) and bits >= UNPACKED_BITS):
-            raise ConfigError(f"{KEY}.extra_config.{layer}.bits", bits, f"{UNPACKED_BITS}: all packed layers alike")
-    packing = AUTO_ROUND_PACKINGS[_one_of(given, "packing_format", tuple(AUTO_ROUND_PACKINGS), "")]
+        found = own.get("bits", bits) if isinstance(own, Mapping) else own
+        if not (isinstance(found, int) and found >= UNPACKED_BITS):
+            raise ConfigError(f"{KEY}.extra_config.{layer}.bits", found, f"{UNPACKED_BITS}: all packed layers alike")
     zero_offset = 1 if packing == "gptq" else 0
-    return Quantization(method="auto-round", packing=packing, group_size=_group_size(given), zero_offset=zero_offset)
+    own_packing = Packing(format=packing, bits=bits, group_size=group_size_of(given), zero_offset=zero_offset)
+    return Quantization.uniform("auto-round", own_packing)
 
 
-def _check(given: Config, name: str, allowed: object, default: object = None) -> None:
-    if (value := given.get(name, default)) != allowed:
-        raise ConfigError(f"{KEY}.{name}", value, str(allowed))
+def _fp8(given: Config) -> Quantization:
+    """Scales of blocks (`weight_scale_inv`), or one for a matrix (`weight_scale`)."""
+    check(given, "fmt", "e4m3", default="e4m3")
+    one_of(given, "activation_scheme", ("dynamic", "static"), default="dynamic")
+    size = given.get("weight_block_size")
+    if size is not None and not _is_block(size):
+        raise ConfigError(f"{KEY}.weight_block_size", size, "two positive numbers, outputs and inputs, or none")
+    block = None if size is None else (int(size[0]), int(size[1]))
+    scale = "weight_scale" if block is None else "weight_scale_inv"
+    return Quantization.uniform("fp8", Packing(format="fp8", bits=8, block=block, scale=scale, activations="fp8"))
 
 
-def _one_of(given: Config, name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = given.get(name, default)
-    if value not in allowed:
-        raise ConfigError(f"{KEY}.{name}", value, " or ".join(allowed))
-    return str(value)
+def _is_block(size: object) -> bool:
+    return isinstance(size, list | tuple) and len(size) == 2 and all(type(each) is int and each > 0 for each in size)
 
 
-def _group_size(given: Config, name: str = "group_size") -> int:
-    value = given.get(name)
-    if not (isinstance(value, int) and value in GROUP_SIZES):
-        raise ConfigError(f"{KEY}.{name}", value, ", ".join(map(str, GROUP_SIZES)))
-    return value
+def _fbgemm_fp8(given: Config) -> Quantization:
+    """A scale for each output; activations are rounded token by token."""
+    return Quantization.uniform("fbgemm_fp8", Packing(format="fp8", bits=8, activations="fp8"))
+
+
+METHODS: dict[str, Callable[[Config], Quantization]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "auto-round": _auto_round,
+    "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
+    "compressed-tensors": compressed_tensors.read,
+}
+"""Readers by `quant_method`."""

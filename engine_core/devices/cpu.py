@@ -61,7 +61,7 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 
 def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
     """One model's operations and its weights."""
-    weights = with_cpu_look_up(load_weights(request, CpuPlatform.device, progress, keeps_blocks=True))
+    weights = with_cpu_look_up(load_weights(request, CpuPlatform.device, progress, keeps_packed=True))
     folder = request.options.model_folder if request.options.load_format == "auto" else None
     expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
     weights = pack_linears(weights, folder, partial(progress, "packing weights"), expanded_to)

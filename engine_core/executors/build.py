@@ -3,6 +3,7 @@ device say which options it serves; the device builds its executor itself."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import torch
@@ -22,6 +23,7 @@ from ..weights.dummy import DUMMIES
 from ..weights.model_file import has_blocks, stored_dtype
 
 KV_CACHE_DTYPES = ("auto", "fp8")
+log = logging.getLogger(__name__)
 
 
 def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
@@ -30,6 +32,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         torch.set_num_threads(options.num_threads)
     loaded = platforms.load(options.device)
     request = checked(options, loaded.device.name, loaded.device.capabilities)
+    _tell_activations(request)
     facts = ModelFacts(
         dtype=request.dtype,
         kv_format=request.kv_format,
@@ -176,6 +179,16 @@ def _has_int8_activations(options: ExecutorOptions, flags: Capabilities, where: 
     if chosen == INT8 and not is_packed:
         raise ConfigError("activation_dtype", chosen, "auto or model, for a model whose weights are in no block format")
     return is_packed and flags.int8_activations and chosen != "model"
+
+
+def _tell_activations(request: BuildRequest) -> None:
+    """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
+    quantization = request.model.quantization
+    if quantization is not None and (rounded := quantization.rounded_activations):
+        log.warning(
+            "this %s checkpoint was made for activations in %s; they stay in %s, which is more exact and not the same",
+            *(quantization.method, rounded, request.dtype),
+        )
 
 
 def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:

@@ -31,18 +31,20 @@ KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
 def load_weights(
-    request: BuildRequest, device: torch.device, progress: Progress, *, keeps_blocks: bool = False
+    request: BuildRequest, device: torch.device, progress: Progress, *, keeps_packed: bool = False
 ) -> Weights:
-    """Those of the model folder, or random ones where the load format says so. Weights in block formats are expanded,
-    unless `keeps_blocks`. Raises `ConfigError`."""
+    """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
+    eight bits are expanded, unless `keeps_packed`. Raises `ConfigError`."""
     options, loading = request.options, partial(progress, "loading weights")
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     assert options.model_folder is not None
     if options.load_format == "auto":
-        tensors = model_file.load(options.model_folder, device, loading, keeps_blocks=keeps_blocks)
+        tensors = model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed)
     else:
         uniform = DUMMIES[options.load_format]
         tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
+        if not keeps_packed:
+            model_file.expand_all(tensors, dtype)
         loading(1, 1)
     return kinds.load_weights(layout, tensors, dtype)
 

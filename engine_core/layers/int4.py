@@ -10,20 +10,19 @@ import torch
 from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, expand
 
 from ..config import ConfigError
-from ..weights.int4 import GROUPS, SCALE_DTYPES, SCALES, WORDS, ZEROS
-from .linear import Parameter, StoredLinear
+from ..weights.grouped import GROUPS, SCALE_DTYPES, SCALES, ZEROS
+from ..weights.int4 import WORDS
+from .linear import ExpandableLinear, Parameter
 
 
-class Int4Linear(StoredLinear):
-    """A weight is (q - zero) * scale, rounded to the model's dtype; what is made of it then is what a dense layer of
-    these weights makes, to the bit."""
+class Int4Linear(ExpandableLinear):
+    """A weight is (q - zero) * scale, rounded to the model's dtype."""
 
     kind = "int4"
     suffixes = (WORDS, SCALES, ZEROS)
     optional_suffixes = (GROUPS,)
 
     def __init__(self, weight: Int4Weight, dtype: torch.dtype) -> None:
-        """dtype is the one that the model computes in."""
         self.weight, self.dtype = weight, dtype
         self.out_features, self.in_features = weight.shape
 
@@ -57,8 +56,4 @@ class Int4Linear(StoredLinear):
         return cls(weight, dtype)
 
     def expanded(self) -> torch.Tensor:
-        """The weights [N, K] in the model's dtype."""
         return expand(self.weight, self.dtype)
-
-    def product(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x, self.expanded())

@@ -66,3 +66,18 @@ class StoredLinear(Linear):
     @abstractmethod
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         """The layer made of tensors by suffix. dtype is the one that the model computes in."""
+
+
+class ExpandableLinear(StoredLinear):
+    """A kind of few bits whose weights are rounded to the model's dtype: what is made of them then is what a dense
+    layer of these weights makes, to the bit."""
+
+    dtype: torch.dtype
+    """The one that the model computes in."""
+
+    @abstractmethod
+    def expanded(self) -> torch.Tensor:
+        """The weights [N, K] in the model's dtype."""
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.expanded())

@@ -16,9 +16,8 @@ from ..weights.blocks import dense
 from ..weights.packed import Matrix, packed_memory
 from .blocks import BlockLinear
 from .dense import DenseLinear
-from .int4 import Int4Linear
 from .kinds import Weights
-from .linear import Linear
+from .linear import ExpandableLinear, Linear
 
 
 class PackedLinear(Linear):
@@ -62,7 +61,7 @@ def _matrix(linear: Linear, expanded_to: torch.dtype | None) -> Matrix | None:
     shape = linear.out_features, linear.in_features
     if isinstance(linear, DenseLinear):
         return Matrix(shape, linear.weight.dtype, lambda: linear.weight)
-    if isinstance(linear, Int4Linear):
+    if isinstance(linear, ExpandableLinear):
         return Matrix(shape, linear.dtype, linear.expanded)
     if isinstance(linear, BlockLinear) and expanded_to is not None:
         return Matrix(shape, expanded_to, partial(dense, linear.parts, expanded_to))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,12 +12,11 @@ from headwater.kernels.block_formats import BlockWeight
 
 from ..layers.kinds import Weights, load_weights
 from ..layers.packed import pack_linears
-from ..quantization import Quantization
-from ..weights import awq, gptq, int4, model_file
+from ..weights import model_file
 from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
-from ..weights.names import Weight
+from ..weights.unpacking import unpacked
 from . import registry
 from .model import model_class
 
@@ -35,7 +33,7 @@ def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, 
     model = model_class(config)
     computed_in = model_file.DTYPES[dtype]
     counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
-    published = _unpacked(counted, config.quantization)
+    published = unpacked(counted, config.quantization)
     tensors = model.names.collect(published, computed_in, lambda done: None)
     layout = model.layout(config)
     for name, spec in layout.items():
@@ -63,24 +61,11 @@ def _counted(
         yield tensor
 
 
-def _unpacked(
-    tensors: Iterator[tuple[str, torch.Tensor | BlockWeight]], quantization: Quantization | None
-) -> Iterator[tuple[str, Weight]]:
-    """The tensors, packed layers as one tensor each."""
-    if quantization is None:
-        return tensors
-    group_size, zero_offset = quantization.group_size, quantization.zero_offset
-    if quantization.packing == "awq":
-        return int4.unpacked(tensors, awq.SUFFIXES, partial(awq.unpack, group_size=group_size))
-    unpack = partial(gptq.unpack, group_size=group_size, zero_offset=zero_offset)
-    return int4.unpacked(tensors, gptq.SUFFIXES, unpack)
-
-
 def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> Weights:
     """Packs the dense matrices of a converted model into a file beside them, for machines on which the engines may not
     write its folder. Returns the weights as a CPU serves them. Progress is told in matrices."""
     config = registry.read_config(folder)
     layout = model_class(config).layout(config)
-    tensors = model_file.load(folder, torch.device("cpu"), keeps_blocks=True)
+    tensors = model_file.load(folder, torch.device("cpu"), keeps_packed=True)
     weights = load_weights(layout, tensors, model_file.DTYPES[model_file.stored_dtype(folder)])
     return pack_linears(weights, folder, progress)

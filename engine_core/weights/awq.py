@@ -13,27 +13,33 @@ import torch
 from headwater.kernels.int4_layout import WORD, Int4Weight, pack
 
 from ..config import ConfigError
-from .int4 import SCALE_DTYPES, check_shape, nibbles_of, num_groups
+from ..packing import Packing
+from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups
 
-SUFFIXES = ("qweight", "qzeros", "scales")
+DROPPED: tuple[str, ...] = ()
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Outputs of a word by nibble."""
 
 
-def unpack(name: str, tensors: Mapping[str, torch.Tensor], *, group_size: int) -> Int4Weight:
+def suffixes(packing: Packing) -> tuple[str, ...]:
+    return ("qweight", "qzeros", "scales")
+
+
+def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
-    qweight, qzeros, scales = (tensors[suffix] for suffix in SUFFIXES)
+    qweight, qzeros, scales = (tensors[suffix] for suffix in suffixes(packing))
     if qweight.ndim != 2:
         raise ConfigError(f"checkpoint tensor {name}.qweight", tuple(qweight.shape), "[inputs, outputs / 8]")
     k, n = qweight.shape[0], qweight.shape[1] * WORD
-    groups = num_groups(name, k, group_size)
-    check_shape(f"{name}.qweight", qweight, (k, n // WORD), torch.int32)
-    check_shape(f"{name}.qzeros", qzeros, (groups, n // WORD), torch.int32)
-    check_shape(f"{name}.scales", scales, (groups, n), *SCALE_DTYPES)
+    groups = num_groups(name, k, packing.group_size)
+    check_tensor(f"{name}.qweight", qweight, (k, n // WORD), torch.int32)
+    check_tensor(f"{name}.qzeros", qzeros, (groups, n // WORD), torch.int32)
+    check_tensor(f"{name}.scales", scales, (groups, n), *SCALE_DTYPES)
+    check_scales(f"{name}.scales", scales)
     return Int4Weight(words=pack(_in_order(qweight).t().contiguous()), scales=scales, zeros=_in_order(qzeros))
 
 
 def _in_order(words: torch.Tensor) -> torch.Tensor:
     """int32 [R, N / 8] → uint8 [R, N]"""
     nibble_of_output = torch.tensor([ORDER.index(i) for i in range(WORD)])
-    return nibbles_of(words)[..., nibble_of_output].flatten(1)
+    return integers_of(words, 4)[..., nibble_of_output].flatten(1)

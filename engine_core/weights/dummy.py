@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.int4_layout import WORD, Int4Weight
 
-from ..quantization import Quantization
-from .int4 import named, num_groups
+from ..packing import Packing, Quantization
+from . import byte_weights, int4
+from .grouped import num_groups
 from .layout import Layout
 from .model_file import Tensors
 
@@ -31,16 +33,16 @@ def dummy(
     quantization: Quantization | None = None,
 ) -> Tensors:
     """Random weights of the right shapes: normal ones, scaled so that activations stay finite, between norms of one;
-    or all of them, norms too, uniform within `UNIFORM_SPREAD`. With a quantization, linear layers are of random bits.
-    """
+    or all of them, norms too, uniform within `UNIFORM_SPREAD`. With a quantization, linear layers are of random bits,
+    packed as most of its layers are."""
     generator = torch.Generator(device).manual_seed(seed)
+    packing = None if quantization is None else quantization.rules[-1].packing
     tensors: Tensors = {}
     for name, spec in layout.items():
         if spec.tied_to:
             continue
-        if quantization is not None and spec.is_linear and name != HEAD:
-            weight = _int4(name, spec.shape, quantization.group_size, device, generator)
-            tensors |= named(weight, name)
+        if packing is not None and spec.is_linear and name != HEAD:
+            tensors |= _packed(name, spec.shape, packing, device, generator)
             continue
         tensors[name] = tensor = torch.empty(spec.shape, dtype=dtype, device=device)
         if uniform:
@@ -52,13 +54,24 @@ def dummy(
     return tensors
 
 
-def _int4(
-    name: str, shape: tuple[int, ...], group_size: int, device: torch.device, generator: torch.Generator
-) -> Int4Weight:
-    """Symmetric weights, uniform within about `NORMAL_SPREAD`."""
+def _packed(
+    name: str, shape: tuple[int, ...], packing: Packing, device: torch.device, generator: torch.Generator
+) -> Tensors:
+    """Symmetric weights, spread as about `NORMAL_SPREAD`."""
     n, k = shape
-    of_groups = num_groups(name, k, group_size), n
-    words = torch.empty(n, k // WORD, dtype=torch.int32, device=device)
-    words.random_(-(1 << 31), 1 << 31, generator=generator)
-    scales = torch.full(of_groups, NORMAL_SPREAD / 4, dtype=torch.float16, device=device)
-    return Int4Weight(words=words, scales=scales, zeros=torch.full_like(scales, 8, dtype=torch.uint8))
+    of_groups = num_groups(name, k, packing.group_size if packing.block is None else packing.block[1]), n
+    if packing.format == "fp8":
+        values = torch.randn(n, k, device=device, generator=generator).to(torch.float8_e4m3fn)
+        scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
+        return byte_weights.named(Fp8Weight(values=values, scales=scales), name)
+    middle = 1 << packing.bits - 1
+    scales = torch.full(of_groups, 2 * NORMAL_SPREAD / middle, dtype=torch.float16, device=device)
+    zeros = torch.full_like(scales, middle, dtype=torch.uint8)
+    if packing.bits == 4:
+        words = torch.empty(n, k // WORD, dtype=torch.int32, device=device)
+        words.random_(-(1 << 31), 1 << 31, generator=generator)
+        return int4.named(Int4Weight(words=words, scales=scales, zeros=zeros), name)
+    numbers = torch.empty(n, k, dtype=torch.uint8, device=device).random_(0, 256, generator=generator)
+    rounds_tokens = packing.format == "int_quantized" and packing.activations == "int8"
+    weight = Int8Weight(values=numbers, scales=scales, zeros=zeros, rounds_tokens=rounds_tokens)
+    return byte_weights.named(weight, name)

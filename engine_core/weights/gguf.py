@@ -50,6 +50,7 @@ _MODEL_NAMES = {
     "output.weight": "lm_head.weight",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
 class GgufFile:
@@ -61,6 +62,10 @@ class GgufFile:
         self._arch = self._field("general.architecture")
         if self._arch not in ARCHITECTURES:
             raise ConfigError("general.architecture", self._arch, ", ".join(ARCHITECTURES))
+        served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
+        for tensor in self._reader.tensors:
+            if tensor.tensor_type.name not in served:
+                raise ConfigError(f"type of tensor {tensor.name}", tensor.tensor_type.name, ", ".join(sorted(served)))
 
     def hf_config(self) -> dict[str, Any]:
         """What `config.json` would say."""

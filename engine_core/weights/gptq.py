@@ -1,7 +1,8 @@
-"""Layers as GPTQ's tools pack them (Frantar et al., 2022; the layout of AutoGPTQ and GPTQModel).
+"""Layers as GPTQ's tools pack them (Frantar et al., 2022; the layout of AutoGPTQ and GPTQModel), in 4 or 8 bits.
 
-qweight int32 [K / 8, N]: word r of a column holds inputs 8 r … 8 r + 7, the first in the lowest four bits. qzeros int32
-[groups, N / 8]: likewise along the outputs. scales [groups, N]. g_idx int32 [K]: the group of each input.
+qweight int32 [K / c, N], c numbers a word: word r of a column holds inputs c r … c r + c - 1, the first in the lowest
+bits. qzeros int32 [groups, N / c]: likewise along the outputs. scales [groups, N]. g_idx int32 [K]: the group of each
+input.
 """
 
 from __future__ import annotations
@@ -10,34 +11,36 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.kernels.int4_layout import WORD, Int4Weight, pack
+from headwater.kernels.byte_weights import Int8Weight
+from headwater.kernels.int4_layout import Int4Weight, pack
 
 from ..config import ConfigError
-from .int4 import SCALE_DTYPES, check_shape, nibbles_of, num_groups
+from ..packing import Packing
+from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
 
-SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
+DROPPED: tuple[str, ...] = ()
 
 
-def unpack(name: str, tensors: Mapping[str, torch.Tensor], *, group_size: int, zero_offset: int) -> Int4Weight:
-    """zero_offset is added to stored zero points: 1 in the first version of the format, 0 in the second. Raises
-    `ConfigError` naming the tensor that does not fit."""
-    qweight, qzeros, scales, g_idx = (tensors[suffix] for suffix in SUFFIXES)
+def suffixes(packing: Packing) -> tuple[str, ...]:
+    return ("qweight", "qzeros", "scales", "g_idx")
+
+
+def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight | Int8Weight:
+    """Raises `ConfigError` naming the tensor that does not fit."""
+    qweight, qzeros, scales, g_idx = (tensors[suffix] for suffix in suffixes(packing))
+    per_word = 32 // packing.bits
     if qweight.ndim != 2:
-        raise ConfigError(f"checkpoint tensor {name}.qweight", tuple(qweight.shape), "[inputs / 8, outputs]")
-    k, n = qweight.shape[0] * WORD, qweight.shape[1]
-    groups = num_groups(name, k, group_size)
-    check_shape(f"{name}.qweight", qweight, (k // WORD, n), torch.int32)
-    check_shape(f"{name}.qzeros", qzeros, (groups, -(-n // WORD)), torch.int32)
-    check_shape(f"{name}.scales", scales, (groups, n), *SCALE_DTYPES)
-    check_shape(f"{name}.g_idx", g_idx, (k,), torch.int32, torch.int64)
-    if not (int(g_idx.min()) >= 0 and int(g_idx.max()) < groups):
-        value = f"{int(g_idx.min())}…{int(g_idx.max())}"
-        raise ConfigError(f"checkpoint tensor {name}.g_idx", value, f"groups 0…{groups - 1}")
-    in_order = torch.arange(k, dtype=g_idx.dtype) // (k // groups)
-    return Int4Weight(
-        words=pack(nibbles_of(qweight.t()).flatten(1)),
-        scales=scales,
-        # A stored zero point has four bits too: one less than 0 is 15.
-        zeros=(nibbles_of(qzeros).flatten(1)[:, :n] + zero_offset) & 15,
-        groups=None if torch.equal(g_idx, in_order) else g_idx.to(torch.int32),
-    )
+        raise ConfigError(f"checkpoint tensor {name}.qweight", tuple(qweight.shape), f"[inputs / {per_word}, outputs]")
+    k, n = qweight.shape[0] * per_word, qweight.shape[1]
+    groups = num_groups(name, k, packing.group_size)
+    check_tensor(f"{name}.qweight", qweight, (k // per_word, n), torch.int32)
+    check_tensor(f"{name}.qzeros", qzeros, (groups, -(-n // per_word)), torch.int32)
+    check_tensor(f"{name}.scales", scales, (groups, n), *SCALE_DTYPES)
+    check_scales(f"{name}.scales", scales)
+    order = order_of(f"{name}.g_idx", g_idx, k, groups)
+    values = integers_of(qweight.t(), packing.bits).flatten(1)
+    # A stored zero point has as many bits as a weight: one less than 0 is 15, or 255.
+    zeros = integers_of(qzeros, packing.bits).flatten(1)[:, :n] + packing.zero_offset
+    if packing.bits == 4:
+        return Int4Weight(words=pack(values), scales=scales, zeros=zeros & 15, groups=order)
+    return Int8Weight(values=values, scales=scales, zeros=zeros, groups=order)

@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from .blocks import BLOCKS, expand_all
+from . import blocks, byte_weights
+from .blocks import BLOCKS
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
@@ -21,13 +22,13 @@ def load(
     device: torch.device,
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
-    keeps_blocks: bool = False,
+    keeps_packed: bool = False,
 ) -> Tensors:
     """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and shared by all
     processes that map it; on a GPU they are streamed there. Progress is told in bytes.
 
-    Weights in block formats are expanded to the dtype that the model computes in, unless `keeps_blocks`. Raises
-    `ConfigError` for one that cannot be."""
+    Weights in block formats and of eight bits are expanded to the dtype that the model computes in, unless
+    `keeps_packed`. Raises `ConfigError` for one that cannot be."""
     tensors: Tensors = {}
     done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
     with safe_open(folder / WEIGHTS_NAME, framework="pt", device=str(device)) as file:
@@ -36,9 +37,16 @@ def load(
             done += tensor.nbytes
             progress(done, total)
     progress(total, total)
-    if not keeps_blocks:
+    if not keeps_packed:
         expand_all(tensors, DTYPES[stored_dtype(folder)])
     return tensors
+
+
+def expand_all(tensors: Tensors, dtype: torch.dtype) -> None:
+    """Puts the weights for which most platforms have no product into the dtype: those in block formats and those of
+    eight bits. Raises `ConfigError` for one that cannot be."""
+    blocks.expand_all(tensors, dtype)
+    byte_weights.expand_all(tensors, dtype)
 
 
 def save(tensors: Tensors, folder: Path) -> None:

@@ -9,15 +9,18 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.kernels import byte_weights as byte_kernels
+from headwater.kernels import int4_layout
 from headwater.kernels.block_formats import BlockWeight
+from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
-from . import blocks
-from .int4 import joined, named
+from . import blocks, byte_weights, int4
+from .grouped import GroupedWeight, can_join, joined
 from .model_file import Tensors
 
-Weight = torch.Tensor | Int4Weight | BlockWeight
+Weight = torch.Tensor | GroupedWeight | BlockWeight
 """A tensor of a checkpoint, packed or not."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -52,7 +55,9 @@ class CheckpointNames:
                 waiting = parts.setdefault(prefix + ours, {})
                 if isinstance(tensor, Int4Weight) and not prefix:
                     raise ConfigError("checkpoint tensor", name, "embedding and head that are not packed")
-                waiting[place] = tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor
+                # Tables have no kinds of eight bits.
+                is_dense = isinstance(tensor, torch.Tensor) or (not prefix and not isinstance(tensor, BlockWeight))
+                waiting[place] = _dense(tensor, dtype) if is_dense else tensor
                 if len(waiting) == num_parts.get(ours, 1):
                     del parts[prefix + ours]
                     collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))], dtype)
@@ -84,16 +89,25 @@ class CheckpointNames:
 
 
 def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype) -> Tensors:
-    """The tensors of a weight made of parts. Raises `ConfigError` where some are packed, or otherwise than others.
-    Parts in block formats beside others that are not packed are expanded to the dtype."""
+    """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype. Raises `ConfigError`
+    where parts of one kind cannot be joined."""
     in_blocks = [part for part in parts if isinstance(part, BlockWeight)]
     if len(in_blocks) == len(parts):
         return blocks.named(in_blocks, name)
-    parts = [blocks.dense([part], dtype) if isinstance(part, BlockWeight) else part for part in parts]
-    packed = [part for part in parts if isinstance(part, Int4Weight)]
-    plain = [part for part in parts if isinstance(part, torch.Tensor)]
-    if packed and plain:
-        raise ConfigError(f"packed parts of {name}", len(packed), f"none or {len(parts)}")
-    if packed:
-        return named(joined(name, packed), name)
+    grouped = [part for part in parts if isinstance(part, GroupedWeight)]
+    if len(grouped) == len(parts) and can_join(grouped):
+        whole = joined(name, grouped)
+        return int4.named(whole, name) if isinstance(whole, Int4Weight) else byte_weights.named(whole, name)
+    plain = [_dense(part, dtype) for part in parts]
     return {name: torch.cat(plain) if len(plain) > 1 else plain[0].contiguous()}
+
+
+def _dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight in the dtype."""
+    if isinstance(weight, BlockWeight):
+        return blocks.dense([weight], dtype)
+    if isinstance(weight, Int4Weight):
+        return int4_layout.expand(weight, dtype)
+    if isinstance(weight, Int8Weight | Fp8Weight):
+        return byte_kernels.expand(weight, dtype)
+    return weight.to(dtype)

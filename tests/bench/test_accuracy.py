@@ -58,7 +58,7 @@ def test_a_wrong_scale_in_one_layer_shows(folder: Path, tmp_path: Path) -> None:
 
 
 def _faulty(folder: Path, tmp_path: Path, options: accuracy.ExecutorOptions) -> accuracy.ExecutorOptions:
-    tensors = model_file.load(folder, torch.device("cpu"), keeps_blocks=True)
+    tensors = model_file.load(folder, torch.device("cpu"), keeps_packed=True)
     blocks = tensors["layers.3.down.blocks"].clone()
     scales = blocks[:320].view(torch.float16)[:32]
     scales *= 2

@@ -1,4 +1,4 @@
-"""Small checkpoints of four bits as published tools write them, and the same models expanded.
+"""Small packed checkpoints as published tools write them, and the same models expanded.
 
 Packed here from the definitions of the formats, number by number; the code under test is not asked.
 """
@@ -9,11 +9,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+
+
+class Matrix(Protocol):
+    """A packed matrix [N, K]."""
+
+    def expanded(self) -> torch.Tensor:
+        """float64 [N, K]"""
+
 
 AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column that the i-th four bits of a word hold, lowest first."""
@@ -78,10 +86,13 @@ class Form:
     """A published form of a checkpoint."""
 
     config: dict[str, Any]
-    write: Callable[[PackedMatrix], dict[str, torch.Tensor]]
+    write: Callable[[Any], dict[str, torch.Tensor]]
+    """The tensors of a matrix that `make` made."""
     group_size: int = 32
     symmetric: bool = False
     act_order: bool = False
+    make: Callable[[str, int, int, np.random.Generator], Matrix] | None = None
+    """From a layer's name and sizes to a random matrix; None: four bits, by the three fields above."""
 
 
 def _gptq(zero_offset: int = 1, **more: Any) -> Form:
@@ -151,7 +162,9 @@ def write_packed(source: Path, packed: Path, expanded: Path, form: Form, dtype: 
         size = k if form.group_size == -1 else form.group_size
         if reads not in orders:
             orders[reads] = rng.permutation(np.arange(k) // size) if form.act_order else np.arange(k) // size
-        matrix = PackedMatrix.random(n, k, form.group_size, rng, orders[reads], symmetric=form.symmetric)
+        matrix: Matrix = PackedMatrix.random(n, k, form.group_size, rng, orders[reads], symmetric=form.symmetric)
+        if form.make is not None:
+            matrix = form.make(layer, n, k, rng)
         packed_tensors |= {f"{layer}.{suffix}": own for suffix, own in form.write(matrix).items()}
         expanded_tensors[name] = matrix.expanded().to(dtype)
     config = json.loads((source / "config.json").read_text())
@@ -161,4 +174,4 @@ def write_packed(source: Path, packed: Path, expanded: Path, form: Form, dtype: 
     ):
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config | more))
-        save_file({name: tensor.contiguous() for name, tensor in own.items()}, folder / "model.safetensors")
+        save_file({name: tensor.clone().contiguous() for name, tensor in own.items()}, folder / "model.safetensors")

@@ -46,7 +46,7 @@ def write(tmp_path: Path, kind: str, dtype: str = "float32", family: str = "llam
 
 def loaded(folder: Path) -> Weights:
     config = registry.read_config(folder)
-    tensors = model_file.load(folder, CPU, keeps_blocks=True)
+    tensors = model_file.load(folder, CPU, keeps_packed=True)
     return load_weights(model_class(config).layout(config), tensors, torch.float32)
 
 

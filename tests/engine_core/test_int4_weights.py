@@ -18,9 +18,10 @@ from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.packing import Packing
 from headwater.engine_core.weights import awq, gptq, model_file
 from headwater.engine_core.weights.dummy import dummy
-from headwater.kernels.int4_layout import expand
+from headwater.kernels.int4_layout import Int4Weight, expand
 from tests.engine_core.packed_checkpoint import FORMS, PackedMatrix, awq_tensors, gptq_tensors, write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
@@ -113,11 +114,14 @@ def test_unpacked_layers_are_what_the_definition_says_in_float64(form: str, grou
     of_inputs = rng.permutation(of_inputs) if "order" in form else of_inputs
     matrix = PackedMatrix.random(n, k, group_size, rng, of_inputs, symmetric=False)
     if form == "awq":
-        weight = awq.unpack("layer", awq_tensors(matrix), group_size=group_size)
+        packing = Packing(format="awq", bits=4, group_size=group_size)
+        weight = awq.unpack("layer", awq_tensors(matrix), packing)
     else:
         zero_offset = int(form.split()[1])
-        tensors = gptq_tensors(matrix, zero_offset)
-        weight = gptq.unpack("layer", tensors, group_size=group_size, zero_offset=zero_offset)
+        packing = Packing(format="gptq", bits=4, group_size=group_size, zero_offset=zero_offset)
+        found = gptq.unpack("layer", gptq_tensors(matrix, zero_offset), packing)
+        assert isinstance(found, Int4Weight)
+        weight = found
     assert (weight.groups is None) == ("order" not in form or group_size == -1)
     exact = expand(weight, torch.float32)
     assert torch.equal(exact.double(), matrix.expanded())
@@ -141,9 +145,8 @@ def test_biases_of_zeros_that_tools_add_are_left_out_and_others_are_refused(tmp_
 @pytest.mark.parametrize(
     ("form", "changed", "told"),
     [
-        ("gptq", {"bits": 8}, r"quantization_config.bits is 8; allowed: 4"),
-        ("gptq", {"bits": 3}, r"quantization_config.bits is 3; allowed: 4"),
-        ("gptq", {"bits": 2}, r"quantization_config.bits is 2; allowed: 4"),
+        ("gptq", {"bits": 3}, r"quantization_config.bits is 3; allowed: 4 or 8"),
+        ("gptq", {"bits": 2}, r"quantization_config.bits is 2; allowed: 4 or 8"),
         ("awq", {"bits": 8}, r"quantization_config.bits is 8; allowed: 4"),
         ("awq as its own tool names fields", {"w_bit": 8}, r"quantization_config.w_bit is 8; allowed: 4"),
         ("gptq", {"group_size": 48}, r"quantization_config.group_size is 48; allowed: 32, 64, 128, -1"),
@@ -209,14 +212,16 @@ def test_a_packed_head_is_refused_by_its_name(tmp_path: Path) -> None:
         convert(tmp_path / "packed", tmp_path / "ours")
 
 
-def test_parts_of_a_projection_are_packed_together_or_not_at_all(tmp_path: Path) -> None:
+def test_a_projection_of_which_a_part_is_not_packed_is_expanded(tmp_path: Path) -> None:
     write(tmp_path, "awq")
     tensors = load_file(tmp_path / "packed" / "model.safetensors")
     kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{MLP}.up_proj")}
-    weight = load_file(tmp_path / "hf" / "model.safetensors")[f"{MLP}.up_proj.weight"]
+    weight = load_file(tmp_path / "expanded" / "model.safetensors")[f"{MLP}.up_proj.weight"]
     save_file(kept | {f"{MLP}.up_proj.weight": weight}, tmp_path / "packed" / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"packed parts of layers.1.gate_up is 1; allowed: none or 2"):
-        convert(tmp_path / "packed", tmp_path / "ours")
+    packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))
+    kinds = {name: linear.kind for name, linear in loaded(packed, torch.float32).linears.items()}
+    assert (kinds["layers.1.gate_up"], kinds["layers.0.gate_up"]) == ("dense", "int4")
+    assert answers(packed) == answers(expanded)
 
 
 def test_layers_that_a_tool_left_out_stay_dense_beside_packed_ones(tmp_path: Path) -> None:

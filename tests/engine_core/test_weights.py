@@ -95,6 +95,22 @@ def test_a_gguf_file_holds_the_checkpoint_up_to_its_precision(kind: str, tmp_pat
         assert engines[0].tokens(prompts, greedy(8)) == engines[1].tokens(prompts, greedy(8))
 
 
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "IQ2_XXS", "TQ1_0"])
+def test_types_of_a_gguf_file_that_are_not_served_are_refused_by_tensor_and_type(kind: str, tmp_path: Path) -> None:
+    quantisation = gguf.GGMLQuantizationType[kind]
+    rows = np.zeros((8, gguf.GGML_QUANT_SIZES[quantisation][1]), np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_up.weight", rows, raw_dtype=quantisation)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(
+        ConfigError, match=f"type of tensor blk.0.ffn_up.weight is '{kind}'; allowed: BF16, F16, F32, Q4_0"
+    ):
+        GgufFile(tmp_path / "k.gguf")
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_k_quants_are_dequantised_by_their_formula(kind: str, tmp_path: Path) -> None:
     """The `gguf` package writes no k-quants: the blocks are random bits, read by it and by the published formula."""
@@ -158,7 +174,7 @@ def test_an_architecture_that_is_not_served_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-@pytest.mark.parametrize("method", ["gguf", "bitsandbytes", "fp8", "compressed-tensors", None])
+@pytest.mark.parametrize("method", ["gguf", "bitsandbytes", "exl2", "modelopt", None])
 def test_packed_weights_are_refused_by_their_method_before_any_tensor_is_read(
     key: str, method: str | None, tmp_path: Path
 ) -> None:
@@ -167,7 +183,7 @@ def test_packed_weights_are_refused_by_their_method_before_any_tensor_is_read(
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {key: {"bits": 4, "quant_method": method}}))
     # Nothing that could be read as a tensor.
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"{key}.quant_method is {method!r}; allowed: gptq, awq, auto-round, or"):
+    with pytest.raises(ConfigError, match=f"{key}.quant_method is {method!r}; allowed: gptq, awq, auto-round, "):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 

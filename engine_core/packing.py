@@ -1,0 +1,105 @@
+"""How the layers of a checkpoint are packed: what its `config.json` says, in one form for all methods. Knows nothing
+about tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .config import ConfigError
+
+KEY = "quantization_config"
+GROUP_SIZES = (32, 64, 128, -1)
+"""Inputs that share a scale; -1: all inputs of an output."""
+EVERY_LAYER = "Linear"
+"""A target that all linear layers match."""
+_PATTERN = "re:"
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """How the weights of a layer are packed."""
+
+    format: str
+    """A file of `weights`: gptq, awq, pack_quantized, int_quantized or fp8."""
+    bits: int
+    group_size: int = -1
+    block: tuple[int, int] | None = None
+    """Outputs and inputs that share a scale, in place of `group_size`."""
+    scale: str = "weight_scale"
+    """Last part of the name of the scales, where formats differ in it."""
+    zero_offset: int = 0
+    """Added to stored zero points."""
+    has_zeros: bool = False
+    """Whether zero points are stored, where formats leave it open."""
+    has_order: bool = False
+    """Whether inputs name their groups, where formats leave it open."""
+    activations: str = ""
+    """What the checkpoint's tool rounds activations to: `int8` or `fp8`; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The packing of all layers that a target names."""
+
+    target: str
+    """A layer's name, `re:` and a pattern that matches from its beginning, or `EVERY_LAYER`."""
+    packing: Packing
+
+    def matches(self, layer: str) -> bool:
+        if self.target.startswith(_PATTERN):
+            return re.match(self.target.removeprefix(_PATTERN), layer) is not None
+        return self.target in (EVERY_LAYER, layer)
+
+    @property
+    def specificity(self) -> int:
+        """A layer's own name comes before a pattern, and a pattern before what all layers match."""
+        return 2 if self.target == EVERY_LAYER else int(self.target.startswith(_PATTERN))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """The packing of a checkpoint's layers. A layer whose tensors are not packed stays as it is, whatever is said."""
+
+    method: str
+    """The checkpoint's name for it."""
+    rules: tuple[Rule, ...]
+    """In the order in which they are asked."""
+
+    @classmethod
+    def uniform(cls, method: str, packing: Packing) -> Quantization:
+        return cls(method=method, rules=(Rule(EVERY_LAYER, packing),))
+
+    @property
+    def rounded_activations(self) -> str:
+        """What the checkpoint's tool rounds activations to, in layers that differ joined by commas; empty: nothing."""
+        return ", ".join(sorted({rule.packing.activations for rule in self.rules} - {""}))
+
+    def packing_of(self, layer: str) -> Packing | None:
+        return next((rule.packing for rule in self.rules if rule.matches(layer)), None)
+
+
+def check(given: Config, name: str, allowed: object, *, default: object = None, key: str = KEY) -> None:
+    """Raises `ConfigError` for a field of another value."""
+    if (value := given.get(name, default)) != allowed:
+        raise ConfigError(f"{key}.{name}", value, str(allowed))
+
+
+def one_of(given: Config, name: str, allowed: tuple[Any, ...], *, default: Any = None, key: str = KEY) -> Any:
+    """The field's value. Raises `ConfigError`."""
+    value = given.get(name, default)
+    # True is no number of bits.
+    if isinstance(value, bool) or value not in allowed:
+        raise ConfigError(f"{key}.{name}", value, " or ".join(map(str, allowed)))
+    return value
+
+
+def group_size_of(given: Config, name: str = "group_size", *, key: str = KEY) -> int:
+    """Raises `ConfigError`."""
+    value = given.get(name)
+    if not (isinstance(value, int) and value in GROUP_SIZES):
+        raise ConfigError(f"{key}.{name}", value, ", ".join(map(str, GROUP_SIZES)))
+    return value

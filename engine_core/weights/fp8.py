@@ -1,0 +1,61 @@
+"""Layers of floating-point numbers in eight bits (e4m3), as DeepSeek, FBGEMM and compressed-tensors (`float-quantized`)
+store them.
+
+weight float8_e4m3fn [N, K]. weight_scale or weight_scale_inv, by which it is multiplied: one, [N] or [N, groups], or of
+blocks [ceil(N / outputs), ceil(K / inputs)].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from headwater.kernels.byte_weights import Fp8Weight
+
+from ..config import ConfigError
+from ..packing import Packing
+from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
+
+DROPPED = ("input_scale", "input_scale_ub", "activation_scale", "output_scale")
+"""Scales of activations, which are not rounded."""
+WEIGHT = "weight"
+POWERS_OF_TWO = torch.float8_e8m0fnu
+"""A type of scales beside the usual ones."""
+
+
+def suffixes(packing: Packing) -> tuple[str, ...]:
+    return (WEIGHT, packing.scale)
+
+
+def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Fp8Weight:
+    """Raises `ConfigError` naming the tensor that does not fit."""
+    weight, scale = tensors[WEIGHT], tensors[packing.scale]
+    if weight.ndim != 2:
+        raise ConfigError(f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
+    check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.float8_e4m3fn)
+    scales = _of_groups(f"{name}.{packing.scale}", scale, weight.shape[0], weight.shape[1], packing)
+    return Fp8Weight(values=weight.contiguous(), scales=scales)
+
+
+def _of_groups(name: str, scale: torch.Tensor, n: int, k: int, packing: Packing) -> torch.Tensor:
+    """float32 [groups, N]"""
+    shape = (n, 1)
+    if packing.block is not None:
+        shape = -(-n // packing.block[0]), -(-k // packing.block[1])
+    elif packing.group_size != -1:
+        shape = n, num_groups(name, k, packing.group_size)
+    elif scale.numel() == 1:
+        scale = scale.reshape(1, 1).expand(n, 1)
+    elif scale.shape == (n,):
+        scale = scale[:, None]
+    check_tensor(name, scale, shape, *WIDE_SCALE_DTYPES, POWERS_OF_TWO)
+    check_scales(name, scale)
+    if packing.block is None:
+        return scale.float().t().contiguous()
+    outputs, inputs = packing.block
+    # Groups of one size: where the last block is cut off, groups are what both sizes divide by.
+    size = inputs if k % inputs == 0 else math.gcd(inputs, k)
+    of_inputs = torch.arange(k // size) * size // inputs
+    return scale.float()[torch.arange(n) // outputs][:, of_inputs].t().contiguous()

@@ -1,0 +1,74 @@
+"""From the tensors of a packed checkpoint to one weight a layer. Each published format is a file beside this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+import torch
+
+from headwater.kernels.block_formats import BlockWeight
+
+from ..config import ConfigError
+from ..packing import Packing, Quantization
+from . import awq, fp8, gptq, int_quantized, pack_quantized
+from .grouped import GroupedWeight
+from .names import Weight
+
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_SCALES = ("k_scale", "v_scale", "q_scale", "kv_scale", "prob_output_scale", "k_zero_point", "v_zero_point")
+"""Last parts of names of scales for key-value caches of eight bits. Headwater's has none: the numbers are dropped."""
+OF_OUTPUTS = ("output_scale", "output_zero_point")
+"""As `KV_SCALES`, where the projections of keys and values have them."""
+
+
+class Format(Protocol):
+    """A published format: a module."""
+
+    @property
+    def DROPPED(self) -> tuple[str, ...]:
+        """Last parts of names of tensors that are not used."""
+
+    def suffixes(self, packing: Packing) -> tuple[str, ...]:
+        """Last parts of the names of a layer's tensors."""
+
+    def unpack(self, name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> GroupedWeight:
+        """The weight of a layer's tensors by suffix. Raises `ConfigError` naming the tensor that does not fit."""
+
+
+FORMATS: Mapping[str, Format] = {
+    "awq": awq,
+    "fp8": fp8,
+    "gptq": gptq,
+    "int_quantized": int_quantized,
+    "pack_quantized": pack_quantized,
+}
+
+
+def unpacked(
+    tensors: Iterable[tuple[str, torch.Tensor | BlockWeight]], quantization: Quantization | None
+) -> Iterator[tuple[str, Weight]]:
+    """The tensors of a checkpoint, those of a packed layer as one under the name that it has in other checkpoints.
+    Raises `ConfigError` for a layer without one of its tensors."""
+    waiting: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in tensors:
+        layer, _, suffix = name.rpartition(".")
+        packing = None if quantization is None else quantization.packing_of(layer)
+        if packing is None or isinstance(tensor, BlockWeight):
+            yield name, tensor
+            continue
+        format = FORMATS[packing.format]
+        if suffix in (*KV_SCALES, *OF_OUTPUTS, *format.DROPPED):
+            continue
+        if suffix not in format.suffixes(packing) or (suffix == "weight" and tensor.dtype in PLAIN_DTYPES):
+            yield name, tensor
+            continue
+        parts = waiting.setdefault(layer, {})
+        parts[suffix] = tensor
+        if len(parts) == len(format.suffixes(packing)):
+            yield f"{layer}.weight", format.unpack(layer, waiting.pop(layer), packing)
+    for layer, parts in waiting.items():
+        packing = quantization.packing_of(layer) if quantization is not None else None
+        assert packing is not None
+        missing = next(suffix for suffix in FORMATS[packing.format].suffixes(packing) if suffix not in parts)
+        raise ConfigError("checkpoint", f"without {layer}.{missing}", "every tensor of a packed layer")
