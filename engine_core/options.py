@@ -52,8 +52,8 @@ class ExecutorOptions:
     kv_cache_dtype: str = "auto"
     """`auto`: that of the weights; `fp8`, on a GPU."""
     activation_dtype: str = "auto"
-    """What a CPU multiplies weights in block formats with: `int8` numbers in blocks of 32, or activations in the dtype
-    of the `model`, for which the weights are expanded. `auto`: int8 where there are such weights."""
+    """What a CPU multiplies packed integers with: `int8` numbers, or activations in the dtype of the `model`, for which
+    the weights are expanded. `auto`: int8 where there are such weights."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
@@ -73,7 +73,7 @@ class BuildRequest:
     kv_format: str
     """Type of keys and values: `dtype`, or fp8."""
     activations: str
-    """`int8` where weights stay in block formats, else `dtype`."""
+    """`int8` where packed integers are multiplied as they are, else `dtype`."""
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None

@@ -74,9 +74,14 @@ class Quantization:
         return cls(method=method, rules=(Rule(EVERY_LAYER, packing),))
 
     @property
-    def rounded_activations(self) -> str:
-        """What the checkpoint's tool rounds activations to, in layers that differ joined by commas; empty: nothing."""
-        return ", ".join(sorted({rule.packing.activations for rule in self.rules} - {""}))
+    def rounded_activations(self) -> set[str]:
+        """What the checkpoint's tool rounds activations to."""
+        return {rule.packing.activations for rule in self.rules} - {""}
+
+    @property
+    def has_integers(self) -> bool:
+        """Whether some layers are packed integers."""
+        return any(rule.packing.format != "fp8" for rule in self.rules)
 
     def packing_of(self, layer: str) -> Packing | None:
         return next((rule.packing for rule in self.rules if rule.matches(layer)), None)

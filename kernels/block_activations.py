@@ -1,7 +1,7 @@
-"""Activations in 8 bits, for products with block weights: in plain torch, the specification of the CPU's kernel.
+"""Activations in 8 bits, for products with packed weights: in plain torch, the specification of the CPU's kernel.
 
-Every 32 inputs have a scale of their own, a 127th of their largest magnitude. A block is 48 bytes: 32 numbers, then
-float32 scale, float32 scale * sum, int32 sum and int32 sum of the first 16 numbers.
+Every 32 inputs have a scale of their own, a 127th of their largest magnitude, or all of a row have one. A block is 48
+bytes: 32 numbers, then float32 scale, float32 scale * sum, int32 sum and int32 sum of the first 16 numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,17 @@ class Activations(NamedTuple):
 def quantize(x: torch.Tensor) -> torch.Tensor:
     """x [T, K] → uint8 [T, K / 32, 48]; halves are rounded to even."""
     blocks = x.float().unflatten(1, (-1, BLOCK))
-    magnitude = blocks.abs().amax(-1)
+    return _rounded(blocks, blocks.abs().amax(-1))
+
+
+def quantize_tokens(x: torch.Tensor) -> torch.Tensor:
+    """As `quantize`, with one scale for all inputs of a row."""
+    blocks = x.float().unflatten(1, (-1, BLOCK))
+    return _rounded(blocks, blocks.abs().amax((1, 2))[:, None].expand(blocks.shape[:2]).contiguous())
+
+
+def _rounded(blocks: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+    """blocks float32 [T, B, 32], magnitude [T, B] → uint8 [T, B, 48]"""
     # A tensor over a tensor: a number over one is multiplied by its reciprocal, which is rounded twice.
     inverse = torch.where(magnitude < LEAST_MAGNITUDE, 0.0, torch.full_like(magnitude, MOST) / magnitude)
     values = (blocks * inverse[..., None]).clamp(-MOST, MOST).round()

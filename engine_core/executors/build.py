@@ -20,7 +20,7 @@ from ..platforms import registry as platforms
 from ..platforms.capabilities import Capabilities
 from ..platforms.registry import LoadedDevice
 from ..weights.dummy import DUMMIES
-from ..weights.model_file import has_blocks, stored_dtype
+from ..weights.model_file import has_integers, stored_dtype
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    activations = INT8 if _has_int8_activations(options, flags, where) else dtype
+    activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
     return BuildRequest(
@@ -167,7 +167,7 @@ def _dtype(options: ExecutorOptions) -> str:
     return stored
 
 
-def _has_int8_activations(options: ExecutorOptions, flags: Capabilities, where: str) -> bool:
+def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> bool:
     """Raises `ConfigError` where they are asked for and mean nothing."""
     chosen, folder = options.activation_dtype, options.model_folder
     assert folder is not None
@@ -175,19 +175,25 @@ def _has_int8_activations(options: ExecutorOptions, flags: Capabilities, where: 
         raise ConfigError("activation_dtype", chosen, " or ".join(ACTIVATION_DTYPES))
     if not flags.int8_activations and chosen == INT8:
         raise ConfigError("activation_dtype", chosen, f"auto or model {where}")
-    is_packed = options.load_format == "auto" and has_blocks(folder)
+    if options.load_format == "auto":
+        is_packed = has_integers(folder)
+    else:
+        is_packed = model.quantization is not None and model.quantization.has_integers
     if chosen == INT8 and not is_packed:
-        raise ConfigError("activation_dtype", chosen, "auto or model, for a model whose weights are in no block format")
+        raise ConfigError("activation_dtype", chosen, "auto or model, for a model whose weights are no packed integers")
     return is_packed and flags.int8_activations and chosen != "model"
 
 
 def _tell_activations(request: BuildRequest) -> None:
     """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
     quantization = request.model.quantization
-    if quantization is not None and (rounded := quantization.rounded_activations):
+    if quantization is None:
+        return
+    rounded = quantization.rounded_activations - ({INT8} if request.activations == INT8 else set())
+    if rounded:
         log.warning(
             "this %s checkpoint was made for activations in %s; they stay in %s, which is more exact and not the same",
-            *(quantization.method, rounded, request.dtype),
+            *(quantization.method, " and ".join(sorted(rounded)), request.dtype),
         )
 
 

@@ -11,7 +11,7 @@ from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, expand
 
 from ..config import ConfigError
 from ..weights.grouped import GROUPS, SCALE_DTYPES, SCALES, ZEROS
-from ..weights.int4 import WORDS
+from ..weights.model_file import WORDS
 from .linear import ExpandableLinear, Parameter
 
 

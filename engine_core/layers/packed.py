@@ -1,23 +1,28 @@
-"""Weights as the CPU's library reads them: dense, in an order of its own. Made when a model is loaded, of dense weights
-and of those of few bits; a model's file has none."""
+"""Weights as a CPU's kernels and its library read them: in an order of their own, made when a model is loaded; a
+model's file has none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 
-from headwater.kernels.packed_linear import PackedLayout, can_pack, linear, packed_view
+from headwater.kernels.packed_linear import PackedLayout, can_pack, copy_packed, linear, pack, packed_view
 
 from ..weights.blocks import dense
 from ..weights.packed import Matrix, packed_memory
 from .blocks import BlockLinear
 from .dense import DenseLinear
+from .group_tiles import TileLayout, TileLinear, write_tiles
+from .int4 import Int4Linear
+from .int8 import Int8Linear
 from .kinds import Weights
 from .linear import ExpandableLinear, Linear
+
+Read = Callable[[], torch.Tensor]
 
 
 class PackedLinear(Linear):
@@ -43,26 +48,60 @@ def pack_linears(
     expanded_to: torch.dtype | None = None,
 ) -> Weights:
     """The weights with every matrix packed, where this machine can. Progress is told in matrices. Those in block
-    formats are expanded to a dtype and packed like the others; None: they stay as they are.
+    formats are expanded to a dtype and packed like the others, and so are integers in groups; None: these stay packed.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None: the weights come
     from no folder.
     """
-    known = {name: _matrix(linear, expanded_to) for name, linear in sorted(weights.linears.items())}
-    matrices = {name: matrix for name, matrix in known.items() if matrix is not None}
-    packable = {name: matrix for name, matrix in matrices.items() if can_pack(matrix.dtype)}
-    packed = {name: PackedLinear(*at) for name, at in packed_memory(packable, folder, progress).items()}
-    others = {name: DenseLinear(matrix.read()) for name, matrix in matrices.items() if name not in packable}
-    return replace(weights, linears={**weights.linears, **others, **packed})
+    matrices: dict[str, Matrix] = {}
+    made: dict[str, Callable[[torch.Tensor], Linear]] = {}
+    others: dict[str, Linear] = {}
+    for name, each in sorted(weights.linears.items()):
+        if expanded_to is None and (tiles := _tiles(each)) is not None:
+            matrices[name], made[name] = tiles
+        elif (read := _dense(each, expanded_to)) is None:
+            others[name] = each
+        elif can_pack(dtype := _dtype(each, expanded_to)):
+            layout = layout_of((each.out_features, each.in_features), dtype)
+            matrices[name] = Matrix(layout, layout.num_bytes, partial(_write, read))
+            made[name] = partial(PackedLinear, layout=layout)
+        else:
+            others[name] = DenseLinear(read())
+    packed = {name: made[name](memory) for name, memory in packed_memory(matrices, folder, progress).items()}
+    return replace(weights, linears={**others, **packed})
 
 
-def _matrix(linear: Linear, expanded_to: torch.dtype | None) -> Matrix | None:
-    """The layer's weights; None: it has a product of its own."""
-    shape = linear.out_features, linear.in_features
+layout_of = cache(PackedLayout.of)
+
+
+def _write(read: Read, memory: torch.Tensor) -> None:
+    copy_packed(pack(read()), memory)
+
+
+def _tiles(linear: Linear) -> tuple[Matrix, Callable[[torch.Tensor], Linear]] | None:
+    """How integers in groups are packed, and what is made of them; None: it has none, or none that can be tiles."""
+    if not isinstance(linear, Int4Linear | Int8Linear) or (layout := TileLayout.of(linear.weight)) is None:
+        return None
+    weight = linear.weight
+    matrix = Matrix(layout, layout.num_bytes, partial(write_tiles, weight, layout))
+    return matrix, partial(TileLinear, weight, layout)
+
+
+def _dense(linear: Linear, expanded_to: torch.dtype | None) -> Read | None:
+    """The layer's weights [N, K]; None: it has a product of its own."""
     if isinstance(linear, DenseLinear):
-        return Matrix(shape, linear.weight.dtype, lambda: linear.weight)
+        return lambda: linear.weight
     if isinstance(linear, ExpandableLinear):
-        return Matrix(shape, linear.dtype, linear.expanded)
+        return linear.expanded
     if isinstance(linear, BlockLinear) and expanded_to is not None:
-        return Matrix(shape, expanded_to, partial(dense, linear.parts, expanded_to))
+        return partial(dense, linear.parts, expanded_to)
     return None
+
+
+def _dtype(linear: Linear, expanded_to: torch.dtype | None) -> torch.dtype:
+    if isinstance(linear, DenseLinear):
+        return linear.weight.dtype
+    if isinstance(linear, ExpandableLinear):
+        return linear.dtype
+    assert expanded_to is not None
+    return expanded_to

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from headwater.kernels.cpu import attention as attention_kernel
-from headwater.kernels.cpu import block_activations, block_linear, block_rows
+from headwater.kernels.cpu import block_activations, block_linear, block_rows, group_linear, tile_product
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
@@ -24,6 +24,7 @@ from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.blocks import BlockLinear
 from ..layers.dense import DenseLinear
+from ..layers.group_tiles import TileLinear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.packed import PackedLinear
@@ -54,7 +55,7 @@ class CpuPlatform:
     def prepare(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Does what the first step would otherwise wait for: kernels are loaded, products are probed."""
         dtype = weights.table("embed").dtype
-        compile_kernels(dtype, progress, block_kernels(weights))
+        compile_kernels(dtype, progress, packed_kernels(weights))
         for linear in weights.linears.values():
             self.linear(linear)
 
@@ -63,7 +64,9 @@ class CpuPlatform:
 
     def linear(self, linear: Linear) -> Product:
         if isinstance(linear, BlockLinear):
-            return block_linear.BlockProduct(linear.parts)
+            return block_linear.block_product(linear.parts)
+        if isinstance(linear, TileLinear):
+            return group_linear.group_product(linear.tiles)
         library = self._libraries.get(linear.kind)
         if library is None:
             return linear.product
@@ -128,13 +131,19 @@ def with_cpu_look_up(weights: Weights) -> Weights:
     return replace(weights, tables=tables)
 
 
-def block_kernels(weights: Weights) -> list[Kernel]:
-    """What the weights in block formats are multiplied and looked up with."""
-    linears = [linear for linear in weights.linears.values() if isinstance(linear, BlockLinear)]
-    products = {part.format: None for linear in linears for part in linear.parts}
-    tables = {table.weight.format: None for table in weights.tables.values()}
-    kernels = [*map(block_linear.kernel_of, products), *map(block_rows.kernel_of, tables)]
-    return [block_activations.KERNEL, *kernels] if kernels else []
+def packed_kernels(weights: Weights) -> list[Kernel]:
+    """What packed weights are multiplied and looked up with."""
+    linears, tables = weights.linears.values(), weights.tables.values()
+    of_blocks = [part.format for linear in linears if isinstance(linear, BlockLinear) for part in linear.parts]
+    in_groups = [linear.tiles for linear in linears if isinstance(linear, TileLinear)]
+    used = [tile_product.kernel_of(each) for each in of_blocks]
+    used += [tile_product.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups]
+    used += [block_rows.kernel_of(table.weight.format) for table in tables]
+    if of_blocks or not all(each.rounds_tokens for each in in_groups):
+        used.append(block_activations.KERNEL)
+    if any(each.rounds_tokens for each in in_groups):
+        used.append(block_activations.TOKEN_KERNEL)
+    return list(dict.fromkeys(used))
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 from headwater.kernels.int4_layout import Int4Weight
 
 from .grouped import GROUPS, SCALES, ZEROS
-from .model_file import Tensors
-
-WORDS = ".int4"
-"""Name of the packed numbers in a model's file, behind the layer's."""
+from .model_file import WORDS, Tensors
 
 
 def named(weight: Int4Weight, name: str) -> Tensors:

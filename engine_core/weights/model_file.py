@@ -11,9 +11,13 @@ from safetensors.torch import save_file
 
 from . import blocks, byte_weights
 from .blocks import BLOCKS
+from .byte_weights import INT8, W8A8
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
+WORDS = ".int4"
+"""Name of packed numbers of four bits, behind the layer's."""
+INTEGERS = (BLOCKS, WORDS, INT8, W8A8)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,7 +66,7 @@ def stored_dtype(folder: Path) -> str:
     return next(name for name, known in DTYPES.items() if known is tensor.dtype)
 
 
-def has_blocks(folder: Path) -> bool:
-    """Whether some weights of a converted model are in block formats."""
+def has_integers(folder: Path) -> bool:
+    """Whether some weights of a converted model are packed integers, in block formats or in groups."""
     with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-        return any(name.endswith(BLOCKS) for name in file.keys())  # noqa: SIM118 (not a dict)
+        return any(name.endswith(INTEGERS) for name in file.keys())  # noqa: SIM118 (not a dict)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.models import conversion
-from headwater.engine_core.platforms.cpu import block_kernels, compile_kernels
+from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
 from headwater.engine_core.weights.model_file import DTYPES
 
 from ..models.gguf_check import check_gguf
@@ -59,7 +59,7 @@ def convert(settings: ConvertSettings) -> None:
     if settings.device == "cpu":
         weights = conversion.pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
-        compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"), block_kernels(weights))
+        compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"), packed_kernels(weights))
     _manifest(settings).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)

@@ -43,9 +43,9 @@ def loaded(folder: Path, dtype: torch.dtype) -> Weights:
     return load_weights(layout, model_file.load(folder, torch.device("cpu")), dtype)
 
 
-def answers(folder: Path) -> list[tuple[list[int], list[Any]]]:
+def answers(folder: Path, activation_dtype: str = "model") -> list[tuple[list[int], list[Any]]]:
     """Tokens, and log probabilities of prompts and tokens."""
-    engine = SmallEngine(folder)
+    engine = SmallEngine(folder, activation_dtype=activation_dtype)
     found = engine.answer(PROMPTS, greedy(12, num_logprobs=5, num_prompt_logprobs=5))
     engine.close()
     return [(each.token_ids, each.logprobs + each.prompt_logprobs) for each in found]

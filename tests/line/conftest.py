@@ -18,7 +18,7 @@ import pytest
 
 from headwater.engine_core.platforms.cpu import compile_kernels
 from headwater.kernels.block_formats import Q4_1, Q8_0
-from headwater.kernels.cpu import block_activations, block_linear, block_rows
+from headwater.kernels.cpu import block_activations, block_rows, tile_product
 from headwater.kernels.cpu.compiled import DTYPES
 from headwater.services.cli import status
 from headwater.services.models.store import default_cache_dir
@@ -195,7 +195,7 @@ def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas of the demo model and two output processors, shared as above."""
     # Conversion leaves kernels compiled, but other sources may have converted the model. An engine that has to compile
     # them itself keeps 60 MiB of the compiler.
-    products, look_up = map(block_linear.kernel_of, (Q4_1, Q8_0)), block_rows.kernel_of(Q8_0)
+    products, look_up = map(tile_product.kernel_of, (Q4_1, Q8_0)), block_rows.kernel_of(Q8_0)
     of_blocks = [block_activations.KERNEL, *products, look_up]
     for dtype in DTYPES:
         compile_kernels(dtype, lambda done, total: None, of_blocks)

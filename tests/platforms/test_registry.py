@@ -125,7 +125,7 @@ def test_a_distribution_cannot_take_the_name_of_a_device_of_headwater(site: Path
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; allowed: auto or fp8"),
         ({"activation_dtype": "int4"}, "activation_dtype is 'int4'; allowed: auto or int8 or model"),
-        ({"activation_dtype": "int8"}, "allowed: auto or model, for a model whose weights are in no block format"),
+        ({"activation_dtype": "int8"}, "allowed: auto or model, for a model whose weights are no packed integers"),
         ({"decode_steps": 4}, "decode_steps is 4; allowed: 1 on the platform cpu"),
         ({"load_format": "lazy"}, "load_format is 'lazy'; allowed: auto or dummy or dummy-uniform"),
         ({"max_model_len": 1 << 20}, "max_model_len is 1048576; allowed: at most"),

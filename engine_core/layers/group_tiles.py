@@ -1,0 +1,89 @@
+"""Weights of four and eight bits in groups as a CPU's kernels read them. Made when a model is loaded; a model's file
+has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headwater.kernels import int4_layout
+from headwater.kernels.block_formats import BLOCK, TILE_ROWS
+from headwater.kernels.byte_weights import Int8Weight
+from headwater.kernels.group_linear import group_linear
+from headwater.kernels.group_tiles import SCALE_DTYPES, GroupFormat, GroupTiles, pack
+from headwater.kernels.int4_layout import Int4Weight
+
+from .linear import Linear
+
+IntWeight = Int4Weight | Int8Weight
+
+
+@dataclass(frozen=True, slots=True)
+class TileLayout:
+    """Shape and format of a weight in tiles."""
+
+    format: GroupFormat
+    num_rows: int
+    num_groups: int
+    group_size: int
+    is_ordered: bool
+    rounds_tokens: bool
+
+    @classmethod
+    def of(cls, weight: IntWeight) -> TileLayout | None:
+        """None: its groups cannot be tiles."""
+        n, k = weight.shape
+        num_groups = len(weight.scales)
+        size = k // num_groups
+        if size % BLOCK or weight.scales.dtype not in SCALE_DTYPES:
+            return None
+        if weight.groups is not None and set(weight.groups.bincount(minlength=num_groups).tolist()) != {size}:
+            return None
+        is_int4 = isinstance(weight, Int4Weight)
+        format = GroupFormat(4 if is_int4 else 8, weight.scales.dtype)
+        rounds_tokens = isinstance(weight, Int8Weight) and weight.rounds_tokens
+        return cls(format, n, num_groups, size, weight.groups is not None, rounds_tokens)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return -(-self.num_rows // TILE_ROWS), self.num_groups, self.format.group_bytes(self.group_size)
+
+    @property
+    def num_bytes(self) -> int:
+        tiles, groups, size = self.shape
+        return tiles * groups * size
+
+
+def write_tiles(weight: IntWeight, layout: TileLayout, memory: torch.Tensor) -> None:
+    """Packs a weight into memory uint8 [layout.num_bytes]."""
+    values = int4_layout.unpack(weight.words) if isinstance(weight, Int4Weight) else weight.values
+    if weight.groups is not None:
+        values = values[:, _order(weight.groups)]
+    memory.view(layout.shape).copy_(pack(values, weight.scales, weight.zeros, layout.format.bits))
+
+
+def _order(groups: torch.Tensor) -> torch.Tensor:
+    """The inputs, those of a group beside one another."""
+    return groups.argsort(stable=True)
+
+
+class TileLinear(Linear):
+    """Multiplies activations that are rounded to 8 bits in blocks of 32 inputs, or token by token."""
+
+    kind = "tiles"
+
+    def __init__(self, weight: IntWeight, layout: TileLayout, memory: torch.Tensor) -> None:
+        """memory uint8 [layout.num_bytes], as `write_tiles` fills it"""
+        self.tiles = GroupTiles(
+            format=layout.format,
+            tiles=memory.view(layout.shape),
+            num_rows=layout.num_rows,
+            group_size=layout.group_size,
+            order=None if weight.groups is None else _order(weight.groups),
+            rounds_tokens=layout.rounds_tokens,
+        )
+        self.out_features, self.in_features = weight.shape
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return group_linear(x, self.tiles)

@@ -1,0 +1,167 @@
+"""Sixteen outputs of products with packed weights and 8-bit activations, as LLVM code.
+
+For each block of 32 inputs: an exact integer dot product, then the scales in float32, block after block in their order
+along K. Every operation is rounded by itself, so bits depend neither on how many rows are computed together nor on the
+instructions that the machine has for dot products of bytes. Knows no order of bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from ..block_activations import HALF_SUM_AT, SCALE_AT, SCALED_SUM_AT, SUM_AT
+from ..block_formats import TILE_ROWS
+from .lanes import F32, rounded
+
+VECTOR_BYTES = 64
+"""Of a vector."""
+FLOAT, INT, SHORT, LONG, BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64), ir.IntType(8)
+FLOATS, INTS, SHORTS = (ir.VectorType(element, TILE_ROWS) for element in (FLOAT, INT, SHORT))
+NARROW, WIDE, PACKED = ir.VectorType(BYTE, TILE_ROWS), ir.VectorType(SHORT, 32), ir.VectorType(BYTE, VECTOR_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class TileCode:
+    """Writes operations on sixteen lanes."""
+
+    builder: ir.IRBuilder
+    features: str
+    """Of the machine, as LLVM names them."""
+
+    def constant(self, number: float, kind: ir.VectorType = INTS) -> Any:
+        return ir.Constant(kind, [number] * kind.count)
+
+    def load(self, address: Any, offset: int, kind: ir.Type) -> Any:
+        at = self.builder.add(address, ir.Constant(LONG, offset))
+        return self.builder.load(self.builder.inttoptr(at, kind.as_pointer()), align=1)
+
+    def spread(self, x: Any, kind: ir.VectorType) -> Any:
+        first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(INT, 0))
+        zeros = ir.Constant(ir.VectorType(INT, kind.count), [0] * kind.count)
+        return self.builder.shuffle_vector(first, first, zeros)
+
+    def one_of(self, x: Any, is_own: Any) -> Any:
+        """The lane for which `is_own` is set. LLVM 22 aborts where it meets an index that is no constant instead."""
+        bits = self.builder.select(is_own, self.builder.bitcast(x, INTS), self.constant(0))
+        name = f"llvm.vector.reduce.or.v{TILE_ROWS}i32"
+        function = self.builder.module.declare_intrinsic(name, (), ir.FunctionType(INT, [INTS]))
+        return self.builder.bitcast(self.builder.call(function, [bits]), x.type.element)
+
+    def halves(self, address: Any, offset: int) -> Any:
+        """Sixteen float16 numbers as float32."""
+        if "+f16c" in self.features or "+fullfp16" in self.features:
+            return self.builder.fpext(self.load(address, offset, ir.VectorType(ir.HalfType(), TILE_ROWS)), FLOATS)
+        bits = self.builder.zext(self.load(address, offset, SHORTS), INTS)
+        sign = self.builder.shl(self.builder.and_(bits, self.constant(0x8000)), self.constant(16))
+        rest = self.builder.shl(self.builder.and_(bits, self.constant(0x7FFF)), self.constant(13))
+        # 2 ** 112 takes the exponent from float16's to float32's, of numbers below the normal ones too.
+        scale = self.builder.bitcast(self.constant((127 + 112) << 23), FLOATS)
+        value = self.builder.fmul(self.builder.bitcast(rest, FLOATS), scale)
+        return self.builder.bitcast(self.builder.or_(self.builder.bitcast(value, INTS), sign), FLOATS)
+
+    def brain_halves(self, address: Any, offset: int) -> Any:
+        """Sixteen bfloat16 numbers as float32."""
+        bits = self.builder.zext(self.load(address, offset, SHORTS), INTS)
+        return self.builder.bitcast(self.builder.shl(bits, self.constant(16)), FLOATS)
+
+    def bits(self, x: Any, shift: int, mask: int) -> Any:
+        """Bits of each byte, shifted left or, where negative, right; the mask keeps neighbours out."""
+        if shift > 0:
+            x = self.builder.shl(x, self.constant(shift))
+        elif shift < 0:
+            x = self.builder.lshr(x, self.constant(-shift))
+        return self.builder.and_(x, self.constant(mask * 0x01010101))
+
+    def dot(self, total: Any, weights: Any, activations: Any) -> Any:
+        """total + the dot product of four bytes in each lane: of weights 0…255, of activations -127…127."""
+        if "+avx512vnni" in self.features:
+            function = self.builder.module.declare_intrinsic(
+                "llvm.x86.avx512.vpdpbusd.512", (), ir.FunctionType(INTS, [INTS, PACKED, PACKED])
+            )
+            values = [self.builder.bitcast(x, PACKED) for x in (weights, activations)]
+            return self.builder.call(function, [total, *values])
+        b, eight = self.builder, self.constant(8, WIDE)
+        weights, activations = b.bitcast(weights, WIDE), b.bitcast(activations, WIDE)
+        even = b.and_(weights, self.constant(255, WIDE)), b.ashr(b.shl(activations, eight), eight)
+        odd = b.lshr(weights, eight), b.ashr(activations, eight)
+        return b.add(total, b.add(self._pairs(*even), self._pairs(*odd)))
+
+    def _pairs(self, x: Any, y: Any) -> Any:
+        """Sums of two neighbouring products of 16-bit numbers."""
+        b, wide = self.builder, ir.VectorType(INT, 32)
+        product = b.mul(b.sext(x, wide), b.sext(y, wide))
+        first, second = (b.shuffle_vector(product, product, ir.Constant(INTS, list(range(at, 32, 2)))) for at in (0, 1))
+        return b.add(first, second)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileBlock:
+    """What the rows share of a block of 32 inputs."""
+
+    words: Sequence[Any]
+    """Eight vectors: four inputs of each of the sixteen outputs."""
+    scale: Any
+    zero: Any = None
+    """int32, subtracted from the words' bytes; None: nothing is."""
+    minimum: Any = None
+    """Added to each weight, or subtracted where there is a `min_factor`; None: nothing is."""
+    factors: Sequence[Any] = ()
+    """int32, of both halves in Q6_K, of the block in other nested formats."""
+    min_factor: Any = None
+
+
+def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any:
+    """total [16 outputs] + the product with one row's block."""
+    b = code.builder
+
+    def number(offset: int, kind: ir.Type) -> Any:
+        return code.spread(code.load(address, offset, kind), ir.VectorType(kind, TILE_ROWS))
+
+    def dot(steps: range, start: Any) -> Any:
+        for step in steps:
+            start = code.dot(start, block.words[step], number(4 * step, INT))
+        return start
+
+    def start(inputs: Any) -> Any:
+        """What the zero point takes from the product with inputs of this sum."""
+        return code.constant(0) if block.zero is None else b.sub(code.constant(0), b.mul(inputs, block.zero))
+
+    scale = b.fmul(block.scale, number(SCALE_AT, FLOAT))
+    if len(block.factors) == 2:
+        half, whole = number(HALF_SUM_AT, INT), number(SUM_AT, INT)
+        starts = start(half), start(b.sub(whole, half))
+        parts = [dot(range(4 * i, 4 * i + 4), first) for i, first in enumerate(starts)]
+        result = b.add(*(b.mul(part, factor) for part, factor in zip(parts, block.factors, strict=True)))
+        return b.fadd(total, b.fmul(b.sitofp(result, FLOATS), scale))
+    result = dot(range(8), start(number(SUM_AT, INT)))
+    if block.factors:
+        result = b.mul(result, block.factors[0])
+    product = b.fmul(b.sitofp(result, FLOATS), scale)
+    if block.min_factor is not None:
+        minimum = b.sitofp(b.mul(number(SUM_AT, INT), block.min_factor), FLOATS)
+        minimum = b.fmul(minimum, b.fmul(block.minimum, number(SCALE_AT, FLOAT)))
+        return b.fadd(total, b.fsub(product, minimum))
+    if block.minimum is not None:
+        product = b.fadd(product, b.fmul(block.minimum, number(SCALED_SUM_AT, FLOAT)))
+    return b.fadd(total, product)
+
+
+def store_outputs(code: TileCode, total: Any, address: Any, num_outputs: Any, element: Any) -> None:
+    """Stores the first `num_outputs` of sixteen numbers, all if it is greater."""
+    b = code.builder
+    kind = FLOATS if element == F32 else SHORTS
+    value = total if element == F32 else rounded(b, total, (INTS, SHORTS))
+    size = 4 if element == F32 else 2
+    with b.if_else(b.icmp_signed(">=", num_outputs, ir.Constant(LONG, TILE_ROWS))) as (whole, part):
+        with whole:
+            b.store(value, b.inttoptr(address, kind.as_pointer()), align=size)
+        with part:
+            for lane in range(TILE_ROWS - 1):
+                with b.if_then(b.icmp_signed("<", ir.Constant(LONG, lane), num_outputs)):
+                    at = b.add(address, ir.Constant(LONG, lane * size))
+                    one = b.extract_element(value, ir.Constant(INT, lane))
+                    b.store(one, b.inttoptr(at, kind.element.as_pointer()))
