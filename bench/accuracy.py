@@ -1,4 +1,5 @@
-"""`headwater bench accuracy`: what a served model loses against the same file expanded to its dtype, over a text.
+"""`headwater bench accuracy`: what a served model loses over a text, against the same file expanded to its dtype or
+against another model of the same tokens.
 
 Perplexity, agreement of the likeliest tokens and Kullback-Leibler divergence per token. Both models compute windows of
 the text in single passes: a row's bits do not depend on its batch, so an engine computes the same.
@@ -10,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +29,7 @@ from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.models.model import Model, model_class
 from headwater.engine_core.options import ExecutorOptions
 from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.models.manifest import ModelManifest
+from headwater.services.models.manifest import ROUNDED_KINDS, ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
@@ -35,6 +37,7 @@ from headwater.services.text.model import ServingChoices, load_text_model
 from .program import run_program
 
 TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
+SAME_FILE = "the same file, expanded"
 SCORED_AT_ONCE = 128
 """Positions whose logits exist at the same time."""
 
@@ -44,6 +47,8 @@ class Accuracy:
     """Figures over the predicted tokens of a text. Divergences are natural, of the served model from the expanded."""
 
     model: str
+    against: str
+    """What it is compared with."""
     dtype: str
     activations: str
     num_tokens: int
@@ -121,17 +126,26 @@ def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> S
 
 
 def measure(
-    folder: Path, name: str, windows: Sequence[Sequence[int]], *, threads: int = 0, quiet: bool = True
+    folder: Path,
+    name: str,
+    windows: Sequence[Sequence[int]],
+    *,
+    against: tuple[str, Path] | None = None,
+    threads: int = 0,
+    quiet: bool = True,
 ) -> Accuracy:
-    """Raises `ConfigError` for a model whose weights are not packed: nothing is lost then."""
+    """Compares a folder as a CPU serves it with another one, expanded; by default with itself. Raises `ConfigError`
+    where that would compare equal models, since its weights are no packed integers."""
     longest = max(map(len, windows))
-    options = ExecutorOptions(model_folder=folder, max_model_len=longest, num_threads=threads, activation_dtype="int8")
-    served = WholeModel(options, longest)
-    expanded = WholeModel(replace(options, activation_dtype="model"), longest)
+    exact_name, exact = against or (SAME_FILE, folder)
+    options = ExecutorOptions(model_folder=folder, max_model_len=longest, num_threads=threads)
+    served = WholeModel(replace(options, activation_dtype="int8" if against is None else "auto"), longest)
+    expanded = WholeModel(replace(options, model_folder=exact, activation_dtype="model"), longest)
     found = [scores(served, expanded, window) for window in track(windows, name, disable=quiet)]
     divergence = torch.cat([each.divergence for each in found]).double()
     return Accuracy(
         model=name,
+        against=exact_name,
         dtype=served.dtype,
         activations=served.activations,
         num_tokens=len(divergence),
@@ -163,16 +177,28 @@ def run(
     num_tokens: Annotated[int, typer.Option(help="of the text, from its beginning", min=2)] = 4096,
     window: Annotated[int, typer.Option(help="tokens that a model reads at once", min=2)] = 512,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch's choice")] = 0,
+    quantization: Annotated[
+        str, typer.Option(help="round weights: fp8, int8 or int4; compared with the model that is not rounded")
+    ] = "auto",
+    against: Annotated[
+        str | None, typer.Option(help="a model of the same tokens to compare with; default: each model expanded")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
-    """Compare models as a CPU serves them packed with the same files expanded to the model's dtype."""
+    """Compare models as a CPU serves them with the same files expanded to the model's dtype, or with another model."""
     rows = []
     for source in model or (DEMO_NAME,):
-        folder = pull(source, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device="cpu")
+        obtain = partial(pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device="cpu")
+        folder, exact = obtain(source, quantization=quantization), against
+        if exact is None and quantization in ROUNDED_KINDS:
+            exact = source
+        other = None if exact is None else (exact, obtain(exact))
         tokenizer = load_text_model(folder, source, ServingChoices()).tokenizer
         token_ids = tokenizer.encode(text.read_text(), add_special_tokens=False)[:num_tokens]
         name = ModelManifest.read(folder).name
-        rows.append(measure(folder, name, list(windows_of(token_ids, window)), threads=threads, quiet=as_json))
+        name += f" ({quantization})" if quantization in ROUNDED_KINDS else ""
+        windows = list(windows_of(token_ids, window))
+        rows.append(measure(folder, name, windows, against=other, threads=threads, quiet=as_json))
     if not as_json:
         table = Table("model", "activations", "tokens", "perplexity", "change", "top-1", "KL", "KL p99")
         for row in rows:

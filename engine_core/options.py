@@ -54,6 +54,8 @@ class ExecutorOptions:
     activation_dtype: str = "auto"
     """What a CPU multiplies packed integers with: `int8` numbers, or activations in the dtype of the `model`, for which
     the weights are expanded. `auto`: int8 where there are such weights."""
+    quantization: str = "auto"
+    """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0

@@ -13,7 +13,16 @@ OLD_KEY = "compression_config"
 UNPACKED_BITS = 16
 """Layers of so many bits are in the file as they are."""
 AUTO_ROUND_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
-BLOCK = (128, 128)
+ROUNDED = "headwater"
+"""Method of models that were rounded when they were converted; their `kind` is one of `KINDS`."""
+KINDS = {
+    "fp8": Packing(format="fp8", bits=8),
+    "int8": Packing(format="pack_quantized", bits=8, group_size=32),
+    "int4": Packing(format="pack_quantized", bits=4, group_size=32),
+}
+"""What a model can be rounded to, as random weights have it; groups of rounded ones are as large as layers allow."""
+AUTO, GGUF, NONE = "auto", "gguf", "none"
+"""Of `--quantization`: what the checkpoint has; names of GGUF's block formats, and of weights that are not packed."""
 
 
 def read_quantization(config: Config) -> Quantization | None:
@@ -24,6 +33,8 @@ def read_quantization(config: Config) -> Quantization | None:
     if given is None:
         return None
     method = _method(given)
+    if method == ROUNDED and isinstance(given, Mapping):
+        return _rounded(given)
     if method not in METHODS or not isinstance(given, Mapping):
         raise ConfigError(f"{KEY}.quant_method", method, _allowed_methods())
     return METHODS[str(method)](given)
@@ -94,6 +105,11 @@ def _fbgemm_fp8(given: Config) -> Quantization:
     return Quantization.uniform("fbgemm_fp8", Packing(format="fp8", bits=8, activations="fp8"))
 
 
+def _rounded(given: Config) -> Quantization:
+    kind = one_of(given, "kind", tuple(KINDS))
+    return Quantization.uniform(kind, KINDS[kind])
+
+
 METHODS: dict[str, Callable[[Config], Quantization]] = {
     "gptq": _gptq,
     "awq": _awq,
@@ -103,3 +119,17 @@ METHODS: dict[str, Callable[[Config], Quantization]] = {
     "compressed-tensors": compressed_tensors.read,
 }
 """Readers by `quant_method`."""
+QUANTIZATIONS = (AUTO, *dict.fromkeys((*KINDS, *METHODS, GGUF)))
+"""What `--quantization` takes: a kind that weights are rounded to at conversion, or the name that a checkpoint's method
+must have."""
+
+
+def check_quantization(chosen: str, found: str, what: str) -> None:
+    """Raises `ConfigError` where a method or kind is asserted and `what` has another, `NONE` for no packed weights."""
+    if chosen not in QUANTIZATIONS:
+        raise ConfigError("quantization", chosen, ", ".join(QUANTIZATIONS))
+    if chosen in (AUTO, found):
+        return
+    if found == NONE:
+        raise ConfigError("quantization", chosen, f"{AUTO}: the weights of {what} are not packed")
+    raise ConfigError("quantization", chosen, f"{AUTO} or {found}, as the weights of {what} are packed")

@@ -19,8 +19,9 @@ from ..options import ACTIVATION_DTYPES, INT8, BuildRequest, ExecutorOptions, Mo
 from ..platforms import registry as platforms
 from ..platforms.capabilities import Capabilities
 from ..platforms.registry import LoadedDevice
+from ..quantization import GGUF, NONE, check_quantization
 from ..weights.dummy import DUMMIES
-from ..weights.model_file import has_integers, stored_dtype
+from ..weights.model_file import has_blocks, has_integers, stored_dtype
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 log = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
     model = models.read_config(options.model_folder)
     dtype = _dtype(options)
+    check_quantization(options.quantization, _method(options, model), "the model folder")
     where = f"on the platform {device}"
     if dtype not in flags.dtypes:
         raise ConfigError("dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
@@ -98,6 +100,7 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
         draft_heads=None,
         dtype=dtype,
         kv_cache_dtype="auto",
+        quantization="auto",
         # Weights that are not packed leave nothing else to choose.
         activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
         max_model_len=0,
@@ -165,6 +168,14 @@ def _dtype(options: ExecutorOptions) -> str:
     if options.dtype not in ("auto", stored):
         raise ConfigError("dtype", options.dtype, f"{stored}, as the model folder was converted")
     return stored
+
+
+def _method(options: ExecutorOptions, model: ModelConfig) -> str:
+    """The one by which the folder's weights are packed."""
+    if model.quantization is not None:
+        return model.quantization.method
+    assert options.model_folder is not None
+    return GGUF if options.load_format == "auto" and has_blocks(options.model_folder) else NONE
 
 
 def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,24 +13,45 @@ from headwater.kernels.block_formats import BlockWeight
 
 from ..layers.kinds import Weights, load_weights
 from ..layers.packed import pack_linears
+from ..model_config import ModelConfig
+from ..packing import KEY
+from ..quantization import AUTO, GGUF, NONE, ROUNDED, check_quantization
 from ..weights import model_file
 from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
+from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
 from .model import model_class
 
 
-def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, int], None]) -> None:
-    """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face folder. Progress is
-    told in tensors.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Converted:
+    """What became of a checkpoint."""
 
-    Raises `ConfigError` for an architecture or a tensor that is not served.
+    quantization: str
+    """The method that its weights are packed by, the kind that they were rounded to, or `none`."""
+    rounding: Rounding | None = None
+
+
+def convert(
+    source: Path, folder: Path, *, dtype: str, progress: Callable[[int, int], None], quantization: str = AUTO
+) -> Converted:
+    """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face folder. Progress is
+    told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are rounded to a kind.
+
+    Raises `ConfigError` for an architecture or a tensor that is not served, and for a checkpoint that is packed by
+    another method than `quantization` says.
     """
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
     config, total = registry.config_of(hf_config), len(checkpoint) + 1
+    found, rounding = _method(checkpoint, config), None
+    if rounds := found == NONE and quantization in ROUNDINGS:
+        hf_config |= {KEY: {"quant_method": ROUNDED, "kind": quantization}}
+    else:
+        check_quantization(quantization, found, "the checkpoint")
     model = model_class(config)
     computed_in = model_file.DTYPES[dtype]
     counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
@@ -40,10 +62,20 @@ def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, 
         if spec.tied_to:
             tensors.pop(name, None)
     _drop_idle_biases(tensors, layout)
+    if rounds:
+        tensors, rounding = round_weights(tensors, layout, quantization, computed_in)
     load_weights(layout, tensors, computed_in)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
+    return Converted(quantization=quantization if rounds else found, rounding=rounding)
+
+
+def _method(checkpoint: HuggingFaceFolder | GgufFile, config: ModelConfig) -> str:
+    """The one by which a checkpoint is packed."""
+    if isinstance(checkpoint, GgufFile):
+        return GGUF if checkpoint.is_packed else NONE
+    return NONE if config.quantization is None else config.quantization.method
 
 
 def _drop_idle_biases(tensors: model_file.Tensors, layout: Layout) -> None:

@@ -102,6 +102,11 @@ class GgufFile:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 yield self._hf_name(name), self._dequantize(name) if format is None else self._packed(name, format)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether some matrices are in block formats."""
+        return any(len(tensor.shape) == 2 and tensor.tensor_type in FORMATS for tensor in self._tensors.values())
+
     def __len__(self) -> int:
         return len(self._tensors)
 

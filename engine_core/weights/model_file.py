@@ -66,7 +66,16 @@ def stored_dtype(folder: Path) -> str:
     return next(name for name, known in DTYPES.items() if known is tensor.dtype)
 
 
+def has_blocks(folder: Path) -> bool:
+    """Whether some weights of a converted model are in block formats."""
+    return _has(folder, (BLOCKS,))
+
+
 def has_integers(folder: Path) -> bool:
     """Whether some weights of a converted model are packed integers, in block formats or in groups."""
+    return _has(folder, INTEGERS)
+
+
+def _has(folder: Path, suffixes: tuple[str, ...]) -> bool:
     with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-        return any(name.endswith(INTEGERS) for name in file.keys())  # noqa: SIM118 (not a dict)
+        return any(name.endswith(suffixes) for name in file.keys())  # noqa: SIM118 (not a dict)

@@ -20,8 +20,8 @@ from rich.markup import escape
 from ..models import store as model_store
 from ..models.demo_model import DEMO_NAME
 from ..models.hugging_face import HubError
-from ..models.manifest import ModelFolderError
-from ..models.store import ConversionFailed, ModelNotFound
+from ..models.manifest import ModelFolderError, ModelManifest
+from ..models.store import ConversionFailed, ModelNotFound, OtherQuantization
 from ..models.wheel_model import WheelModelError
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
@@ -48,7 +48,7 @@ from .up import INTERRUPTED
 from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
-    *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, WheelModelError),
+    *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
     *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, ChatError, AdminError, ModelError),
     *(httpx.HTTPError, OSError),
 )
@@ -86,6 +86,7 @@ DEFAULT_PORT, DEFAULT_GRPC_PORT = default_of("port"), default_of("grpc_port")
 Model = Annotated[str, option_of("model")]
 Revision = Annotated[str | None, option_of("revision")]
 Dtype = Annotated[str, option_of("dtype")]
+Quantization = Annotated[str, option_of("quantization")]
 Device = Annotated[str, option_of("device")]
 KvCacheDtype = Annotated[str, option_of("kv_cache_dtype")]
 MaxModelLen = Annotated[int | None, option_of("max_model_len")]
@@ -132,6 +133,7 @@ def pull(
     model: Annotated[str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file.")] = DEMO_NAME,
     revision: Revision = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = "auto",
     device: Device = "auto",
     link: Annotated[Path | None, typer.Option(help="Also point this symbolic link at the folder.")] = None,
     cache_dir: CacheDir,
@@ -139,8 +141,16 @@ def pull(
     """Download a model and convert it once into the layout that the engines map; prints its folder."""
     with ProgressBars(console) as bars:
         folder = model_store.pull(
-            model, cache_dir=cache_dir, progress=bars.report, revision=revision, dtype=dtype, device=device
+            model,
+            cache_dir=cache_dir,
+            progress=bars.report,
+            revision=revision,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
         )
+    if rounding := ModelManifest.read(folder).rounding:
+        console.print(rounding)
     if link is not None:
         model_store.point(link, folder)
     print(folder)
@@ -152,6 +162,7 @@ def warmup(
     model: Model = DEMO_NAME,
     revision: Revision = None,
     dtype: Dtype = "auto",
+    quantization: Quantization = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
     max_model_len: MaxModelLen = None,
     cache_dir: CacheDir,
@@ -163,7 +174,13 @@ def warmup(
     """
     with ProgressBars(console) as bars:
         folder = model_store.pull(
-            model, cache_dir=cache_dir, progress=bars.report, revision=revision, dtype=dtype, device="cuda"
+            model,
+            cache_dir=cache_dir,
+            progress=bars.report,
+            revision=revision,
+            dtype=dtype,
+            device="cuda",
+            quantization=quantization,
         )
     flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}", *gpu_flags(os.environ)]
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []

@@ -45,9 +45,11 @@ def up(settings: StackSettings, console: Console) -> int:
                 dtype=settings.dtype,
                 device=settings.device,
             )
-            folder = pull(settings.model, revision=settings.revision)
+            folder = pull(settings.model, revision=settings.revision, quantization=settings.quantization)
             if settings.draft_model is not None:
                 settings = replace(settings, draft_model=str(pull(settings.draft_model)))
+        if rounding := ModelManifest.read(folder).rounding:
+            console.print(shown(rounding))
         return asyncio.run(_run(settings, folder, console, began))
 
 

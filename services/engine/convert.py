@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.models import conversion
+from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
 from headwater.engine_core.weights.model_file import DTYPES
 
@@ -40,6 +41,9 @@ class ConvertSettings:
     revision: str = setting("", "revision of the weights")
     dtype: str = setting("float32", "float32, bfloat16 or float16")
     device: str = setting("cpu", "what will compute: for a cpu, matrices are packed too as its library wants them")
+    quantization: str = setting(
+        "auto", "auto, a kind to round weights to (fp8, int8, int4), or the checkpoint's method"
+    )
     origin: str = setting("", "where the source came from, for people")
 
     def __post_init__(self) -> None:
@@ -55,12 +59,18 @@ def convert(settings: ConvertSettings) -> None:
         check_gguf(settings.source)
         write_tokenizer(settings.source, settings.folder)
     converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
-    conversion.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
+    converted = conversion.convert(
+        settings.source,
+        settings.folder,
+        dtype=settings.dtype,
+        progress=converting,
+        quantization=settings.quantization,
+    )
     if settings.device == "cpu":
         weights = conversion.pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
         compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"), packed_kernels(weights))
-    _manifest(settings).write(settings.folder)
+    _manifest(settings, converted).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)
 
@@ -84,7 +94,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
 
 
-def _manifest(settings: ConvertSettings) -> ModelManifest:
+def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
     config = _read_json(settings.folder / "config.json")
     generation = _read_json(settings.folder / "generation_config.json")
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
@@ -99,6 +109,8 @@ def _manifest(settings: ConvertSettings) -> ModelManifest:
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         bos_token_id=config.get("bos_token_id"),
         source=settings.origin,
+        quantization=converted.quantization,
+        rounding="" if converted.rounding is None else str(converted.rounding),
     )
 
 

@@ -176,6 +176,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         kv_swap_memory=settings.kv_swap_memory,
         kv_cache_dtype=settings.kv_cache_dtype,
         activation_dtype=settings.activation_dtype,
+        quantization=settings.quantization,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.engine_core import quantization as methods
 from headwater.engine_core.config import BLOCK_SIZES
 
 from ..runtime.settings import SettingError, setting
@@ -14,11 +15,13 @@ from ..runtime.stage_security import StageSecuritySettings
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
 ACTIVATION_DTYPES = ("auto", "int8", "model")
+QUANTIZATIONS = methods.QUANTIZATIONS
 CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "activation_dtype": ACTIVATION_DTYPES,
+    "quantization": QUANTIZATIONS,
     "speculation": MODES,
 }
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
@@ -53,6 +56,9 @@ class EngineSettings(StageSecuritySettings):
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     activation_dtype: str = setting(
         "auto", "beside weights that stay packed on a CPU: int8 (auto), or model (the dtype's, with weights expanded)"
+    )
+    quantization: str = setting(
+        "auto", "auto, or what the folder's weights must be: a kind that they were rounded to, or packed by that method"
     )
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")

@@ -1,4 +1,5 @@
-"""The process that pulls a model for a supervisor, which goes on meanwhile: `python -m … MODEL CACHE DTYPE DEVICE`.
+"""The process that pulls a model for a supervisor, which goes on meanwhile: `python -m … MODEL CACHE DTYPE DEVICE
+QUANTIZATION`.
 
 Says where it stands on standard output, one JSON object a line: {"what", "done", "total"}, at last {"folder"}.
 """
@@ -13,8 +14,13 @@ import httpx
 
 from .hugging_face import HubError
 from .manifest import ModelFolderError
-from .store import ConversionFailed, ModelNotFound, pull
+from .store import ConversionFailed, ModelNotFound, OtherQuantization, pull
 from .wheel_model import WheelModelError
+
+FAULTS = (
+    *(ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, WheelModelError, HubError),
+    httpx.HTTPError,
+)
 
 
 def report(what: str, done: int, total: int) -> None:
@@ -22,10 +28,12 @@ def report(what: str, done: int, total: int) -> None:
 
 
 def main() -> None:
-    model, cache, dtype, device = sys.argv[1:]
+    model, cache, dtype, device, quantization = sys.argv[1:]
     try:
-        folder = pull(model, cache_dir=Path(cache), progress=report, dtype=dtype, device=device)
-    except (ModelNotFound, ModelFolderError, ConversionFailed, WheelModelError, HubError, httpx.HTTPError) as fault:
+        folder = pull(
+            model, cache_dir=Path(cache), progress=report, dtype=dtype, device=device, quantization=quantization
+        )
+    except FAULTS as fault:
         sys.exit(str(fault))
     print(json.dumps({"folder": str(folder)}), flush=True)
 

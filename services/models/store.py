@@ -17,7 +17,7 @@ from ..runtime.hardware import resolve_device, resolve_dtype
 from ..runtime.kept_child import kept_child
 from ..runtime.progress import Report, word_of
 from . import hugging_face
-from .manifest import LAYOUT, MANIFEST_NAME, ModelManifest
+from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
 _WHOLE_FILE_BYTES = 64 << 20
@@ -30,6 +30,14 @@ class ModelNotFound(Exception):
     def __init__(self, model: str) -> None:
         allowed = ", ".join([*NAMED_MODELS, "a Hugging Face id (owner/name), a model folder or a .gguf file"])
         super().__init__(f"the model is {model!r}; allowed: {allowed}")
+
+
+class OtherQuantization(Exception):
+    """A converted model whose weights are packed otherwise than it was asked for."""
+
+    def __init__(self, folder: Path, chosen: str, found: str) -> None:
+        allowed = f"auto or {found}" if found != "none" else "auto, since its weights are not packed"
+        super().__init__(f"the quantization of {folder} is {chosen!r}; allowed: {allowed}")
 
 
 class ConversionFailed(Exception):
@@ -65,23 +73,34 @@ def pull(
     revision: str | None = None,
     dtype: str = "auto",
     device: str = "auto",
+    quantization: str = "auto",
 ) -> Path:
-    """The folder `<cache>/<model>/<revision>-<dtype>-<layout>`, made on first use by whichever process comes first.
+    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>]-<layout>`, made on first use by whichever process comes
+    first. `quantization` is a kind that weights are rounded to, or the method by which they must be packed.
 
-    Raises `ModelNotFound`, `WheelModelError`, `HubError` or `ConversionFailed`.
+    Raises `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization` or `ConversionFailed`.
     """
     if (Path(model) / MANIFEST_NAME).is_file():
-        return Path(model).resolve()
+        return _of_quantization(Path(model).resolve(), quantization)
     source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     home = cache_dir / source.name.replace("/", "--")
-    folder = home / f"{source.revision}-{dtype}-{LAYOUT}"
+    kind = f"-{quantization}" if quantization in ROUNDED_KINDS else ""
+    folder = home / f"{source.revision}-{dtype}{kind}-{LAYOUT}"
     if not folder.exists():
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / ".lock"):
             if not folder.exists():
-                _convert(source, source.obtain(progress), folder, dtype, device, progress)
+                _convert(source, source.obtain(progress), folder, dtype, device, quantization, progress)
+    return _of_quantization(folder, quantization)
+
+
+def _of_quantization(folder: Path, quantization: str) -> Path:
+    """The folder. Raises `OtherQuantization`, `ModelFolderError`."""
+    # An engine checks folders of versions that did not say how weights are packed.
+    if quantization != "auto" and (found := ModelManifest.read(folder).quantization) not in ("", quantization):
+        raise OtherQuantization(folder, quantization, found)
     return folder
 
 
@@ -157,7 +176,9 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _convert(source: Source, path: Path, folder: Path, dtype: str, device: str, progress: Report) -> None:
+def _convert(
+    source: Source, path: Path, folder: Path, dtype: str, device: str, quantization: str, progress: Report
+) -> None:
     """Writes beside the folder and renames, so that a folder is there whole or not at all."""
     for leftover in folder.parent.glob(".partial-*"):
         shutil.rmtree(leftover)
@@ -166,6 +187,7 @@ def _convert(source: Source, path: Path, folder: Path, dtype: str, device: str, 
     command = [sys.executable, "-m", "headwater.services.engine.convert"]
     command += [f"--source={path}", f"--folder={partial}", f"--name={source.name}", f"--revision={source.revision}"]
     command += [f"--dtype={dtype}", f"--device={device}", f"--origin={source.origin}"]
+    command += [f"--quantization={quantization}"]
     last_words = "it said nothing"
     with kept_child(command) as converter:
         for line in converter:

@@ -25,7 +25,7 @@ async def pull_model(model: str, settings: StackSettings, supervisor: Supervisor
     process = await asyncio.create_subprocess_exec(
         *keeper_command(pipe=supervisor.watched, limit=STOP_SECONDS),
         *(sys.executable, "-m", "headwater.services.models.pulling"),
-        *(model, str(settings.cache_dir), settings.dtype, settings.device),
+        *(model, str(settings.cache_dir), settings.dtype, settings.device, settings.quantization),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -17,6 +17,7 @@ from ..engine.settings import (
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NO_DRAFTS,
+    QUANTIZATIONS,
     EngineSettings,
 )
 from ..models.demo_model import DEMO_NAME
@@ -34,6 +35,7 @@ CHOICES = {
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "activation_dtype": ACTIVATION_DTYPES,
+    "quantization": QUANTIZATIONS,
     "speculation": MODES,
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
@@ -85,6 +87,7 @@ class StackSettings:
     load_format: str = engine_flag("load_format", "auto, or random weights of the model's shape: dummy, dummy-uniform.")
     kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8: twice the cache, faster, less exact; GPU.")
     activation_dtype: str = engine_flag("activation_dtype", "int8 beside packed weights (CPU, auto), or model: exact.")
+    quantization: str = engine_flag("quantization", "fp8, int8 or int4: round weights; or the checkpoint's method.")
     speculation: str = engine_flag("speculation", "auto: engines draft tokens where that pays; changes none; off.")
     draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
     """As `model`; a stack is given its folder."""

@@ -12,6 +12,7 @@ import torch
 
 from headwater.bench import accuracy
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.models import conversion
 from headwater.engine_core.weights import model_file
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
@@ -72,6 +73,22 @@ def test_a_model_whose_weights_are_not_packed_is_refused(tmp_path: Path) -> None
     dense = convert(tmp_path / "hf", tmp_path / "ours")
     with pytest.raises(ConfigError, match="activation_dtype is 'int8'; allowed: auto or model"):
         accuracy.measure(dense, "dense", [[1, 2, 3]])
+
+
+def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    dense, found = convert(tmp_path / "hf", tmp_path / "ours"), {}
+    for kind in ("fp8", "int8", "int4"):
+        (tmp_path / kind).mkdir()
+        conversion.convert(
+            tmp_path / "hf", tmp_path / kind, dtype="float32", progress=lambda done, total: None, quantization=kind
+        )
+        found[kind] = accuracy.measure(tmp_path / kind, kind, [list(range(3, 130))], against=("dense", dense))
+    assert [found[kind].activations for kind in ("fp8", "int8", "int4")] == ["float32", "int8", "int8"]
+    assert found["int8"].kl_mean < found["int4"].kl_mean
+    assert found["int4"].against == "dense"
+    same = accuracy.measure(dense, "dense", [list(range(3, 130))], against=("dense", dense))
+    assert (same.kl_mean, same.top1_agreement, same.change) == (0, 1, 0)
 
 
 def test_a_text_is_cut_into_windows_and_a_single_token_left_out() -> None:

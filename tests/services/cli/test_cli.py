@@ -26,6 +26,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
+        "quantization",
         *("speculation", "draft_model", "draft_heads"),
         *(
             "escape_special_tokens",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from headwater.services.models.manifest import ModelManifest
-from headwater.services.models.store import ConversionFailed, pull
+from headwater.services.models.store import ConversionFailed, OtherQuantization, pull
 from headwater.services.runtime.progress import silent
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -78,3 +80,36 @@ def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(che
     with pytest.raises(ConversionFailed, match=r"has no tokenizer\.json; only fast tokenizers are served"):
         pull(str(bare), cache_dir=tmp_path / "cache", progress=silent, dtype="float32")
     assert list((tmp_path / "cache" / "bare").glob("[!.]*")) == []
+
+
+@pytest.mark.slow
+def test_weights_are_rounded_into_a_folder_of_their_own_that_says_what_it_cost(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    asked = {"cache_dir": tmp_path, "dtype": "float32", "device": "cpu", "progress": silent}
+    folder = pull(str(checkpoint), **asked, quantization="int8")
+    assert folder.name.endswith("-float32-int8-v2")
+    manifest = ModelManifest.read(folder)
+    assert manifest.quantization == "int8"
+    assert manifest.rounding.startswith("rounded to int8: 0 MB became 0 MB, and weights changed by 0.")
+    assert pull(str(checkpoint), **asked, quantization="int8") == folder
+    # A folder is what it is, whoever names it.
+    assert pull(str(folder), **asked) == folder
+    with pytest.raises(OtherQuantization, match="is 'gptq'; allowed: auto or int8"):
+        pull(str(folder), **asked, quantization="gptq")
+    with pytest.raises(ConversionFailed, match="quantization is 'awq'; allowed: auto: the weights of the checkpoint"):
+        pull(str(checkpoint), **asked, quantization="awq")
+
+
+@pytest.mark.slow
+def test_pull_prints_what_rounding_cost(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headwater.services.cli", "pull", str(checkpoint), "--quantization=int4"]
+    done = subprocess.run(
+        [*command, "--dtype=float32", "--device=cpu", f"--cache-dir={tmp_path}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert Path(done.stdout.strip()).name.endswith("-float32-int4-v2")
+    assert "rounded to int4: " in " ".join(done.stderr.split())

@@ -120,7 +120,13 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("load_format", "none"), ("kv_cache_dtype", "int4"), ("activation_dtype", "int4"), ("device", "tpu")],
+    [
+        ("load_format", "none"),
+        ("kv_cache_dtype", "int4"),
+        ("activation_dtype", "int4"),
+        ("quantization", "int3"),
+        ("device", "tpu"),
+    ],
 )
 def test_a_word_that_is_no_setting_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(SettingError, match=name.replace("_", "-")):
