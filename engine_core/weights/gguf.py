@@ -57,7 +57,10 @@ class GgufFile:
     """Reads lazily: the file is mapped, a tensor is made when it is asked for."""
 
     def __init__(self, path: Path) -> None:
-        self._reader = gguf.GGUFReader(path)
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, IndexError) as error:
+            raise ConfigError("checkpoint file", path.name, f"a whole GGUF file ({error})") from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
         if self._arch not in ARCHITECTURES:

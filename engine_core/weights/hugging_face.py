@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from ..config import ConfigError
+from .safetensors_file import opened
 
 _SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 
@@ -29,14 +29,14 @@ class HuggingFaceFolder:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of everything in the files."""
         for name in self._files:
-            with safe_open(self._path / name, framework="pt") as file:
+            with opened(self._path / name) as file:
                 for key in file.keys():  # noqa: SIM118 (not a dict)
                     yield key, file.get_tensor(key)
 
     def __len__(self) -> int:
         count = 0
         for name in self._files:
-            with safe_open(self._path / name, framework="pt") as file:
+            with opened(self._path / name) as file:
                 count += len(file.keys())
         return count
 

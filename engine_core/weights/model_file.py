@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 
 from . import blocks, byte_weights
 from .blocks import BLOCKS
 from .byte_weights import INT8, W8A8
+from .safetensors_file import opened
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
@@ -35,7 +35,7 @@ def load(
     `keeps_packed`. Raises `ConfigError` for one that cannot be."""
     tensors: Tensors = {}
     done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
-    with safe_open(folder / WEIGHTS_NAME, framework="pt", device=str(device)) as file:
+    with opened(folder / WEIGHTS_NAME, str(device)) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
             tensors[name] = tensor = file.get_tensor(name)
             done += tensor.nbytes
@@ -59,7 +59,7 @@ def save(tensors: Tensors, folder: Path) -> None:
 
 def stored_dtype(folder: Path) -> str:
     """The dtype that a converted model computes in, by its name in `DTYPES`."""
-    with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+    with opened(folder / WEIGHTS_NAME) as file:
         # A packed embedding has no dtype of its own; norms are never packed.
         names = file.keys()
         tensor: torch.Tensor = file.get_tensor("embed" if "embed" in names else "final_norm")
@@ -77,5 +77,5 @@ def has_integers(folder: Path) -> bool:
 
 
 def _has(folder: Path, suffixes: tuple[str, ...]) -> bool:
-    with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+    with opened(folder / WEIGHTS_NAME) as file:
         return any(name.endswith(suffixes) for name in file.keys())  # noqa: SIM118 (not a dict)

@@ -15,12 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import conversion
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
 from headwater.engine_core.weights.model_file import DTYPES
 
-from ..models.gguf_check import check_gguf
+from ..models.gguf_check import GgufFileError, check_gguf
 from ..models.manifest import LAYOUT, ModelManifest
 from ..runtime.settings import SettingError, read_settings, setting
 from ..text.gguf_tokenizer import write_tokenizer
@@ -119,4 +120,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    convert(read_settings(ConvertSettings, sys.argv[1:]))
+    try:
+        convert(read_settings(ConvertSettings, sys.argv[1:]))
+    except (ConfigError, GgufFileError) as error:
+        sys.exit(str(error))

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
+
+import gguf
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -21,6 +24,8 @@ MAX_ELEMENTS_PER_BYTE = 8
 STRING, ARRAY = 8, 9
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a value, by the number of its type."""
+QUANT_SIZES = {kind.value: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+"""Elements and bytes of a block, by the number of the type."""
 
 
 class GgufFileError(Exception):
@@ -42,8 +47,8 @@ def check_gguf(path: Path) -> None:
         num_tensors = header.count("tensors", MAX_TENSORS)
         for _ in range(header.count("keys", MAX_KEYS)):
             header.skip_key()
-        for _ in range(num_tensors):
-            header.skip_tensor()
+        ends = dict(header.tensor_end() for _ in range(num_tensors))
+        header.check_ends(ends)
 
 
 class _Header:
@@ -82,18 +87,29 @@ class _Header:
         item_kind = self.number("I")
         self._skip_values(item_kind, self.number("Q"))
 
-    def skip_tensor(self) -> None:
-        self.skip(self.count("bytes of a tensor's name", MAX_NAME_BYTES))
+    def tensor_end(self) -> tuple[str, int]:
+        """A tensor's name, and where it ends, from the end of the header on."""
+        name = self.take(self.count("bytes of a tensor's name", MAX_NAME_BYTES)).decode(errors="replace")
         num_dimensions = self.number("I")
         if num_dimensions > MAX_DIMENSIONS:
             raise self.fault(f"a tensor has {num_dimensions} dimensions; allowed: at most {MAX_DIMENSIONS}")
         num_elements = math.prod(self.number("Q") for _ in range(num_dimensions))
         if num_elements > MAX_ELEMENTS_PER_BYTE * self._size:
             raise self.fault(f"a tensor has {num_elements} elements, which are not in its {self._size} bytes")
-        # Its kind, and where it begins: from the end of the header on.
-        self.skip(4)
-        if self.number("Q") > self._size:
-            raise self.fault("a tensor begins behind its end")
+        kind, begin = self.number("I"), self.number("Q")
+        if begin > self._size:
+            raise self.fault(f"the tensor {name} begins behind its end")
+        # Tensors of a kind without size are refused by their kind later.
+        per_block, num_bytes = QUANT_SIZES.get(kind, (1, 0))
+        return name, begin + num_elements // per_block * num_bytes
+
+    def check_ends(self, ends: Mapping[str, int]) -> None:
+        """Raises `GgufFileError` for the first tensor that ends behind the file."""
+        rest = self._size - self._file.tell()
+        cut_off = [name for name, end in ends.items() if end > rest]
+        if cut_off:
+            name = min(cut_off, key=ends.__getitem__)
+            raise self.fault(f"the tensor {name} is cut off: {ends[name] - rest} bytes are missing")
 
     def _skip_values(self, kind: int, count: int) -> None:
         if kind == STRING:

@@ -1,0 +1,108 @@
+"""Files that are cut off, mixed up or missing: one sentence, which names the tensor."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build import checked
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
+from headwater.services.models.gguf_check import GgufFileError, check_gguf
+from tests.engine_core.packed_checkpoint import FORMS, write_packed
+from tests.engine_core.small_models import convert, random_checkpoint
+from tests.engine_core.test_weights import write_gguf
+
+
+def cut(path: Path, num_bytes: int) -> None:
+    path.chmod(0o644)
+    os.truncate(path, path.stat().st_size - num_bytes)
+
+
+def fill(path: Path) -> None:
+    path.write_bytes(b"\xff" * 400)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: cut(path, 8), r"tensor \S+ of model.safetensors is 'cut off \(8 bytes are missing\)'"),
+        (lambda path: os.truncate(path, 700), r"header of model.safetensors is '700 bytes'; allowed: \d+ bytes: the"),
+        (lambda path: os.truncate(path, 5), r"checkpoint file is 'model.safetensors'; allowed: a whole file of safe"),
+        (lambda path: os.truncate(path, 0), r"checkpoint file is 'model.safetensors'; allowed: a whole file of safe"),
+        (fill, r"(header of model.safetensors|checkpoint file) is "),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_that_is_cut_off_is_refused_in_a_sentence(
+    damage: Callable[[Path], None], told: str, tmp_path: Path
+) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", FORMS["gptq"], torch.float32)
+    damage(tmp_path / "packed" / "model.safetensors")
+    with pytest.raises(ConfigError, match=told) as caught:
+        convert(tmp_path / "packed", tmp_path / "ours")
+    assert "\n" not in str(caught.value)
+
+
+def test_the_tensor_at_the_cut_is_the_one_that_is_named(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.ones(100) for i in range(3)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    cut(tmp_path / "model.safetensors", 500)
+    with pytest.raises(ConfigError, match=r"tensor t1 of model.safetensors is 'cut off \(100 bytes are missing\)'"):
+        list(HuggingFaceFolder(tmp_path).tensors())
+
+
+def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
+    names = sorted(path.name for path in (tmp_path / "hf").glob("*.safetensors"))
+    (tmp_path / "hf" / names[1]).unlink()
+    with pytest.raises(ConfigError, match=rf"checkpoint is 'without {names[1]}'; allowed: every file that its index"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_a_shard_in_anothers_place_is_refused_by_a_tensor_that_is_missing(tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
+    name = index["model.layers.1.mlp.down_proj.weight"]
+    kept = {key: tensor for key, tensor in load_file(tmp_path / "hf" / name).items() if "layers.1.mlp.down" not in key}
+    save_file(kept, tmp_path / "hf" / name)
+    with pytest.raises(ConfigError, match=r"without layers\.1\.down"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("num_bytes", [4, 40_000])
+def test_a_converted_folder_that_is_cut_off_is_refused_before_an_engine_is_built(
+    num_bytes: int, tmp_path: Path
+) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    cut(folder / model_file.WEIGHTS_NAME, num_bytes)
+    with pytest.raises(ConfigError, match=r"tensor \S+ of weights.safetensors is 'cut off \(\d+ bytes are missing\)'"):
+        checked(ExecutorOptions(model_folder=folder), cpu.name, cpu.capabilities)
+
+
+@pytest.mark.parametrize("num_bytes", [64, 60_000])
+def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    path = tmp_path / "model.gguf"
+    write_gguf(path, tmp_path / "hf", gguf.GGMLQuantizationType.Q4_1)
+    check_gguf(path)
+    last = max(gguf.GGUFReader(path).tensors, key=lambda tensor: tensor.data_offset).name
+    cut(path, num_bytes)
+    with pytest.raises(GgufFileError, match=r"the tensor \S+ (is cut off: \d+ bytes|begins behind its end)") as caught:
+        check_gguf(path)
+    assert num_bytes > 64 or f"the tensor {last} is" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"checkpoint file is 'model.gguf'; allowed: a whole GGUF file"):
+        GgufFile(path)
