@@ -17,7 +17,7 @@ ROW_BYTES = 48
 SCALE_AT, SCALED_SUM_AT, SUM_AT, HALF_SUM_AT = 32, 36, 40, 44
 MOST = 127
 LEAST_MAGNITUDE = 1e-30
-"""A block whose largest magnitude is below is all zeros: its inverse would not be finite."""
+"""Largest magnitude below which a block is stored as zeros: the inverse of its scale would not be finite."""
 
 
 class Activations(NamedTuple):
@@ -32,11 +32,11 @@ class Activations(NamedTuple):
     sum: torch.Tensor
     """int32 [T, B]"""
     half_sum: torch.Tensor
-    """int32 [T, B], of the first 16 values."""
+    """int32 [T, B]: sum of the first 16 values."""
 
 
 def quantize(x: torch.Tensor) -> torch.Tensor:
-    """x [T, K] → uint8 [T, K / 32, 48]; halves are rounded to even."""
+    """Rounds x [T, K] to uint8 [T, K / 32, 48]; halves are rounded to even."""
     blocks = x.float().unflatten(1, (-1, BLOCK))
     return _rounded(blocks, blocks.abs().amax(-1))
 
@@ -60,7 +60,7 @@ def _rounded(blocks: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
 
 
 def read(rows: torch.Tensor) -> Activations:
-    """rows uint8 [T, B, 48]"""
+    """Reads rows uint8 [T, B, 48] as numbers."""
 
     def number(at: int, dtype: torch.dtype) -> torch.Tensor:
         return rows[..., at : at + 4].contiguous().view(dtype).squeeze(-1)

@@ -17,12 +17,12 @@ BLOCK = 32
 SUPER_BLOCK = 256
 """Inputs of a unit of the formats with two levels of scales."""
 _TILES = 64
-"""Tiles that are expanded at a time."""
+"""Number of tiles that are expanded at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFormat:
-    """How a format stores a unit of one row: `scales` bytes of scales, then `bits` a weight."""
+    """Storage of a unit of one row: `scales` bytes of scales, then `bits` a weight."""
 
     name: str
     type_id: int
@@ -32,16 +32,16 @@ class BlockFormat:
     has_min: bool = False
     """A weight is scale * q + min (minus it in the K formats) rather than scale * (q - offset)."""
     unit: int = BLOCK
-    """Inputs."""
+    """Number of inputs in a unit."""
 
     @property
     def offset(self) -> int:
-        """Subtracted from the stored number."""
+        """Number that is subtracted from the stored number."""
         return 0 if self.has_min else 1 << (self.bits - 1)
 
     @property
     def unit_bytes(self) -> int:
-        """Of one row."""
+        """Number of bytes in a unit of one row."""
         return self.scales + self.unit * self.bits // 8
 
     @property
@@ -59,7 +59,7 @@ Q4_K = BlockFormat(name="q4_k", type_id=12, bits=4, scales=16, has_min=True, uni
 Q5_K = BlockFormat(name="q5_k", type_id=13, bits=5, scales=16, has_min=True, unit=SUPER_BLOCK)
 Q6_K = BlockFormat(name="q6_k", type_id=14, bits=6, scales=18, unit=SUPER_BLOCK)
 FORMATS = {each.type_id: each for each in (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K)}
-"""By ggml's number of the type."""
+"""Formats by ggml's number of the type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class BlockWeight:
     tiles: torch.Tensor
     """uint8 [ceil(N / 16), K / unit, 16 * unit_bytes]; rows beyond N are zeros."""
     num_rows: int
-    """N"""
+    """Number of outputs, N."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,7 +78,7 @@ class BlockWeight:
 
 
 def pack(rows: torch.Tensor, format: BlockFormat) -> BlockWeight:
-    """The weight of rows as a GGUF file holds them, uint8 [N, K / unit * unit_bytes]."""
+    """The weight [N, K] of rows uint8 [N, K / unit * unit_bytes] as a GGUF file holds them."""
     n = len(rows)
     units = rows.view(n, -1, format.unit_bytes)
     # [N, units, bytes] -> [tiles, units, 16, bytes]
@@ -110,16 +110,16 @@ def expand(weight: BlockWeight, dtype: torch.dtype) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """Scales of some tiles: [tiles, 16, sub-blocks of a row], a sub-block being 32 inputs, in Q6_K 16."""
+    """Scales of some tiles: [tiles, 16, sub-blocks of a row]. A sub-block is 32 inputs, in Q6_K 16."""
 
     scale: torch.Tensor
-    """float32, of the unit"""
+    """float32: scale of the unit."""
     minimum: torch.Tensor | None
-    """As `scale`."""
+    """float32: minimum of the unit."""
     factor: torch.Tensor | None
-    """int32, of the sub-block; None: 1."""
+    """int32: factor of the sub-block's scale; None: 1."""
     min_factor: torch.Tensor | None
-    """As `factor`."""
+    """int32: factor of the sub-block's minimum; None: 1."""
 
     @property
     def whole_scale(self) -> torch.Tensor:
@@ -133,7 +133,7 @@ class Scales:
 
 
 def read_scales(tiles: torch.Tensor, format: BlockFormat) -> Scales:
-    """tiles uint8 [tiles, units, bytes]"""
+    """Reads the scales of tiles uint8 [tiles, units, bytes]."""
     num_tiles, num_units = tiles.shape[:2]
     count = 2 if format.has_min else 1
     halves = tiles[:, :, : count * 2 * TILE_ROWS].contiguous().view(torch.float16).float()
@@ -186,7 +186,7 @@ def read_values(tiles: torch.Tensor, format: BlockFormat) -> torch.Tensor:
 
 
 def _stored(values: torch.Tensor, bits: int) -> list[torch.Tensor]:
-    """values uint8 [tiles, units, 16, unit] -> the parts of `read_values`, [tiles, units, …] each."""
+    """Converts values uint8 [tiles, units, 16, unit] to the parts that `read_values` reads, [tiles, units, …] each."""
     shape = values.shape
     # [tiles, units, blocks, steps, 16, 4]
     words = values.view(*shape[:2], TILE_ROWS, -1, 8, 4).permute(0, 1, 3, 4, 2, 5)
@@ -205,7 +205,7 @@ def _stored(values: torch.Tensor, bits: int) -> list[torch.Tensor]:
 
 
 def _read_simple(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """A file's units, uint8 [tiles, units, 16, bytes] -> scales by number, and values [tiles, units, 16, 32]."""
+    """Reads a file's units, uint8 [tiles, units, 16, bytes]: scales by number, and values [tiles, units, 16, 32]."""
     scales, data = units[..., : format.scales], units[..., format.scales :]
     parts = [scales[..., at : at + 2] for at in range(0, format.scales, 2)]
     if format.bits == 8:
@@ -218,7 +218,7 @@ def _read_simple(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.T
 
 
 def _read_nested(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """As `_read_simple`, of units of 256 inputs."""
+    """Reads a file's units of 256 inputs, otherwise as `_read_simple`."""
     if not format.has_min:
         low, high, factors, scale = units.split((128, 64, 16, 2), dim=-1)
         # Two halves of 128 inputs, each 64 bytes of low nibbles before high ones and 32 bytes of four pairs of bits.
@@ -238,8 +238,8 @@ def _read_nested(units: torch.Tensor, format: BlockFormat) -> tuple[list[torch.T
 
 
 def _factors(packed: torch.Tensor) -> list[torch.Tensor]:
-    """Eight scales and eight minima of six bits, uint8 [tiles, units, 16, 12] -> low nibbles of both [tiles, units, 8,
-    16], and their upper bits, two sub-blocks a byte [tiles, units, 4, 16]."""
+    """Converts eight scales and eight minima of six bits, uint8 [tiles, units, 16, 12], to the low nibbles of both
+    [tiles, units, 8, 16] and their upper bits, two sub-blocks a byte [tiles, units, 4, 16]."""
     first, second, third = packed.split(4, dim=-1)
     scale = torch.cat((first & 63, third & 15 | first >> 6 << 4), dim=-1)
     minimum = torch.cat((second & 63, third >> 4 | second >> 6 << 4), dim=-1)

@@ -11,14 +11,14 @@ from .block_formats import BLOCK, BlockWeight, read_scales, read_values
 
 
 def block_linear(x: torch.Tensor, parts: Sequence[BlockWeight]) -> torch.Tensor:
-    """x [T, K], parts [N_i, K] whose outputs follow one another; returns [T, N] in x's dtype. Dot products of blocks
-    are exact, their sum is taken block after block in float32."""
+    """x [T, K] times parts [N_i, K], whose outputs follow one another: [T, N] in x's dtype. Dot products of blocks are
+    exact; their sum is taken block after block in float32."""
     activations = read(quantize(x))
     return torch.cat([_product(activations, part) for part in parts], dim=1).to(x.dtype)
 
 
 def _product(x: Activations, weight: BlockWeight) -> torch.Tensor:
-    """float32 [T, N]"""
+    """The product with one part, float32 [T, N]."""
     scales = read_scales(weight.tiles, weight.format)
     values = read_values(weight.tiles, weight.format).flatten(0, 1).unflatten(1, (-1, BLOCK)).double()
     total = torch.zeros(len(x.scale), len(values))
@@ -44,7 +44,7 @@ def _product(x: Activations, weight: BlockWeight) -> torch.Tensor:
 
 
 def _of_block(scale: torch.Tensor, block: int, num_blocks: int) -> torch.Tensor:
-    """The first scale of a block of all rows, [N], of scales [tiles, 16, sub-blocks]."""
+    """First scale of a block of all rows, [N], from scales [tiles, 16, sub-blocks]."""
     return scale.flatten(0, 1)[:, block * (scale.shape[2] // num_blocks)]
 
 

@@ -14,7 +14,7 @@ NUM_CANDIDATES = 512
 
 
 def candidate_sample(logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
-    """logits float32 [R, V], every temperature above 0; returns int32 [R]."""
+    """Draws from logits float32 [R, V], with every temperature above 0; returns int32 [R]."""
     vocab_size = logits.shape[1]
     top = logits.topk(min(vocab_size, max(NUM_CANDIDATES, int(filters.top_ks.max()) + 1)), dim=1)
     scaled = top.values.double() / draws.temperatures[:, None].double()
@@ -31,7 +31,7 @@ def candidate_sample(logits: torch.Tensor, draws: Draws, filters: Filters) -> to
 
 
 def _kept(scaled: torch.Tensor, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
-    """Which candidates the filters keep, bool [R, N]; candidates are in descending order."""
+    """Candidates that the filters keep, bool [R, N]; candidates are in descending order."""
     num_candidates = scaled.shape[1]
     least = scaled[:, :1] + filters.min_ps.double().log()[:, None]
     kept = scaled >= least

@@ -18,13 +18,14 @@ from triton import AsyncCompileMode, FutureKernel
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_THREADS = 16
-"""Of which each takes some 22 MiB, and the assembler that it calls up to 108 more."""
+"""Number of compiling threads. Each takes some 22 MiB, and the assembler that it calls up to 108 more."""
 
 
 class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
-    """While it is entered, a kernel that is not compiled yet goes to a thread instead of the GPU; left, all are there.
+    """Scope in which a kernel that is not compiled yet goes to a thread instead of the GPU. On exit all kernels are
+    compiled.
 
-    What fails to compile says so where it is launched afterwards.
+    A kernel that fails to compile raises where it is launched afterwards.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,8 +40,7 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
             some @ some
 
     def note(self, launch: Callable[[], T]) -> T:
-        """Has compiled what a call launches, and keeps the GPU from all of it. Results have their size and nothing
-        else."""
+        """Compiles the kernels that a call launches, and keeps the GPU from all of it. Results have only their size."""
         with torch.cuda.stream(self._stream), _unlaunched():
             result = launch()
         torch.cuda.empty_cache()
@@ -49,8 +49,8 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
     def submit(
         self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
     ) -> FutureKernel | None:
-        """Triton asks for the kernel to launch, and takes None for an answer. It may have one that is there: launching
-        costs less than asking again."""
+        """Submits a compilation to the threads. Returns the kernel where it is compiled already, since a launch costs
+        less than another submission; otherwise None, and Triton launches nothing."""
         kernel = super().submit(key, partial(_load, compile_fn), finalize_fn)
         is_there = kernel.future.done() and kernel.future.exception() is None
         return kernel if is_there else None
@@ -73,7 +73,7 @@ def _load(compile_fn: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _unlaunched() -> Iterator[None]:
-    """What is launched within, on the current stream, goes into a graph that nobody keeps."""
+    """Scope whose launches on the current stream go into a graph that is discarded."""
     graph = torch.cuda.CUDAGraph(keep_graph=True)
     graph.capture_begin(capture_error_mode="relaxed")
     try:

@@ -10,7 +10,8 @@ BLOCK = 4096
 
 
 def as_planes(kv_cache: torch.Tensor) -> torch.Tensor:
-    """A cache [layers, 2, num_blocks, Hk, block_size, D] of any dtype, as int32 [layers x 2, num_blocks, words]."""
+    """View of a cache [layers, 2, num_blocks, Hk, block_size, D] of any dtype as int32 [layers x 2, num_blocks,
+    words]."""
     return kv_cache.flatten(0, 1).flatten(2).view(torch.int32)
 
 

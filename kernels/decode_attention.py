@@ -37,12 +37,13 @@ from .online_softmax import (
 from .paged_cache import as_pairs, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 8448
-"""Of rows that find their splits by arithmetic; items beyond them are walked in strides."""
+"""Number of programs for rows whose splits are found by arithmetic; further items are walked in strides."""
 NUM_STAGES, NUM_STAGES_FP8 = 2, 3
 MAX_REGISTERS = 168
 RESIDENT_PROGRAMS = 3
-"""Of a multiprocessor, by registers and shared memory. No more are launched: they draw one item after another, so that
-all end at about the same time, and none is launched for nothing, however many splits rows might have."""
+"""Number of programs that fit on a multiprocessor, by registers and shared memory. No more are launched. Programs draw
+one item after another, so that all end at about the same time and none is launched for nothing, however many splits
+rows might have."""
 
 
 def decode_attention(
@@ -61,10 +62,11 @@ def decode_attention(
     window: int = 0,
     dependent: bool = False,
 ) -> bool:
-    """q [R, Hq, D] and out alike; caches [num_blocks, Hk, block_size, D]; the rest as `plan_decode` had it.
+    """Attention of q [R, Hq, D] into out of the same shape; caches [num_blocks, Hk, block_size, D]; the other arguments
+    as in `plan_decode`.
 
-    k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by default; window as
-    `plan_decode` had it. Rows whose length is 0 are left alone. Returns whether `reduce_splits` must follow.
+    k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by default; window as in
+    `plan_decode`. Rows whose length is 0 are left alone. Returns whether `reduce_splits` must follow.
     """
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
@@ -134,8 +136,8 @@ def decode_attention_twin(
     block_tables: torch.Tensor,
     **options: Any,
 ) -> torch.Tensor:
-    """Plain torch, one row after another, in q's precision or float32, whichever is higher; caches already unscaled.
-    Options as `attention_of_rows`."""
+    """Attention in plain torch, one row after another, in q's precision or float32, whichever is higher; caches already
+    unscaled. Options as in `attention_of_rows`."""
     caches, tables = (k_cache, v_cache), [block_tables[int(row)] for row in table_rows]
     rows = [attention_of_rows(q[i : i + 1], *caches, tables[i], int(seq_lens[i]), **options)[0] for i in range(len(q))]
     return torch.stack(rows)
@@ -151,8 +153,8 @@ def attention_of_rows(
     scale: float | None = None,
     window: int = 0,
 ) -> torch.Tensor:
-    """The last len(q) positions of one sequence of seq_len keys, each seeing the last `window` keys up to its own, or
-    all of them; [C, Hq, D]."""
+    """Attention of the last len(q) positions of one sequence of seq_len keys, each seeing the last `window` keys up to
+    its own, or all of them; [C, Hq, D]."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     blocks = block_table[: triton.cdiv(seq_len, k_cache.shape[2])].long()
     k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[:seq_len].to(dtype) for c in (k_cache, v_cache))
@@ -289,7 +291,7 @@ def _decode_splits(
 
 @triton.jit
 def _visible(first, oldest, end, WINDOW: tl.constexpr, HALF: tl.constexpr):
-    """Of the keys of both halves of a tile."""
+    """Visibility of the keys of both halves of a tile."""
     o_n = first + tl.arange(0, HALF)[None, :]
     left, right = o_n < end, o_n + HALF < end
     if WINDOW:
@@ -311,7 +313,7 @@ def _store_partial(p_acc, p_ml, o_partial, o_d, b_m, b_sum, b_acc, is_stored, HE
 
 @triton.jit
 def _num_items(p_count, num_direct, DIRECT: tl.constexpr):
-    """Whole ones, and all."""
+    """Number of whole items, and of all items."""
     if DIRECT:
         num_whole = num_direct
         num_items = num_direct
@@ -340,7 +342,7 @@ def _scales(p_k_scale, p_v_scale, i_kv, qk_scale, FP8: tl.constexpr):
 
 @triton.jit
 def _ask_for_item(lists, i_item, DIRECT: tl.constexpr):
-    """What the lists hold, in two parts whose sum it is: nothing waits for them yet."""
+    """Loads the list entries of an item, in two parts whose sum it is: nothing waits for them yet."""
     p_item, p_tail, num_whole, num_items = lists
     if DIRECT:
         whole, tail = 0, 0
@@ -352,7 +354,7 @@ def _ask_for_item(lists, i_item, DIRECT: tl.constexpr):
 
 @triton.jit
 def _split_of(lists, i_item, item, MAX_SPLITS: tl.constexpr, DIRECT: tl.constexpr):
-    """The row of an item, and which of its splits; of one past the last, some other's."""
+    """Row and split of an item; of one past the last, some other item's."""
     if DIRECT:
         i_item = tl.minimum(i_item, lists[3] - 1)
         i_row, i_split = i_item // MAX_SPLITS, i_item % MAX_SPLITS

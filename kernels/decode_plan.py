@@ -1,4 +1,4 @@
-"""Which program of decode attention reads what: work items from sequence lengths and block tables, made on the device.
+"""Work items of decode attention, made on the device from sequence lengths and block tables.
 
 A step's plan serves all its layers. Items are (row, split of 512 keys); splits whose blocks several rows share become
 shared items, read once for up to `rows_per_tile` rows. Runs inside a CUDA graph: sizes are fixed, counts are data.
@@ -16,9 +16,10 @@ from .hopper_attention import ROWS, num_teams
 from .online_softmax import SPLIT, first_keys
 
 DIRECT_ROWS = 4
-"""Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
+"""Largest number of rows for which programs find their split by arithmetic and load no work list before the first
+key."""
 FEW_ROWS = range(17, 65)
-"""Numbers of rows whose splits `hopper_decode_splits` computes, and beside whose merge the next kernel starts: measured
+"""Numbers of rows whose splits `hopper_decode_splits` computes and beside whose merge the next kernel starts: measured
 to be faster for these, and no faster for others (docs/benchmarks.md, "Some dozen rows")."""
 _STRIPES = 8
 
@@ -30,21 +31,22 @@ class DecodePlan:
     max_rows: int
     max_splits: int
     rows_per_tile: int
-    """Sequences that read a shared split at once."""
+    """Number of sequences that read a shared split at once."""
     counts: torch.Tensor
     """int32 [4]: whole items, tail items, shared items, tickets drawn by programs that look for their next item."""
     items: torch.Tensor
     """int32 [max_rows * max_splits]: row << 16 | split, whole splits that one row reads."""
     tails: torch.Tensor
-    """int32 [max_rows]: the same of last splits that are not whole; after the whole ones, the longest first."""
+    """int32 [max_rows]: the same for last splits that are not whole; they follow the whole ones, the longest first."""
     shared_splits: torch.Tensor
     """int32 [max_rows * max_splits / 2]: the split of each shared item."""
     shared_rows: torch.Tensor
-    """int32 [as above, rows_per_tile]: its rows; from the first negative one on there are none."""
+    """int32 [as above, rows_per_tile]: rows of each shared item; negative entries pad the end."""
     first_partials: torch.Tensor
-    """int32 [max_rows]: where a row's partial results begin; a row's splits follow one another."""
+    """int32 [max_rows]: index of a row's first partial result; the splits of a row follow one another."""
     arrived: torch.Tensor
-    """int32 [max_rows * Hk]: splits that are done, of a row and head whose splits are merged by the last of them."""
+    """int32 [max_rows * Hk]: number of finished splits of a row and head whose splits are merged by the last of
+    them."""
     partial_acc: torch.Tensor
     """float32 [partials, Hq, D]"""
     partial_ml: torch.Tensor
@@ -92,7 +94,7 @@ class DecodePlan:
         )
 
     def beside(self) -> DecodePlan:
-        """One for other rows of the same step. Their attention comes after this one's in the same layer or in another,
+        """Plan for other rows of the same step. Their attention comes after this one's in the same layer or in another,
         so it writes partial results to the same place."""
         own = ("counts", "items", "tails", "shared_splits", "shared_rows", "first_partials")
         return replace(self, **{name: getattr(self, name).clone() for name in own})
@@ -109,10 +111,10 @@ def plan_decode(
     min_sharers: int = 2,
     window: int = 0,
 ) -> None:
-    """seq_lens int32 [R], keys a row reads, its own included, 0 for a padding row; table_rows int32 [R], which row of
-    block_tables int32 [rows, max_blocks] is whose. With `share`, splits are compared for blocks in common. A row sees
-    the last `window` keys, or all: splits before the window get no item. Rows with windows share nothing, since a split
-    is seldom inside the windows of all of them."""
+    """Fills the plan. seq_lens int32 [R]: keys that a row reads, its own included, 0 for a padding row; table_rows
+    int32 [R]: the row of block_tables int32 [rows, max_blocks] that belongs to each row. With `share`, splits are
+    compared for blocks in common. A row sees the last `window` keys, or all: splits before the window get no item. Rows
+    with windows share nothing, since a split is seldom inside the windows of all of them."""
     num_rows = len(seq_lens)
     assert num_rows <= plan.max_rows
     assert not (share and window)
@@ -142,7 +144,7 @@ def plan_decode(
 
 @triton.jit
 def _same_blocks(p_table, stride_table, b_table_row, b_candidate, own_row, first_page, PAGES: tl.constexpr):
-    """Which candidates have this row's blocks in all pages of a split. The last page alone decides most of them."""
+    """Candidates that have this row's blocks in all pages of a split. The last page alone decides most of them."""
     last = first_page + PAGES - 1
     own_last = tl.load(p_table + own_row * stride_table + last)
     b_last = tl.load(p_table + b_table_row * stride_table + last, mask=b_candidate, other=-1)

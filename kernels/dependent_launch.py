@@ -29,7 +29,8 @@ def release_dependents(DEPENDENT: tl.constexpr):
 
 @triton.jit
 def ask_early(p_lines, DEPENDENT: tl.constexpr):
-    """Has lines of 128 bytes brought to the second-level cache; the interpreter has none and launches nothing early."""
+    """Prefetches lines of 128 bytes into the second-level cache; the interpreter has none and launches nothing
+    early."""
     if DEPENDENT:
         line: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
         tl.inline_asm_elementwise(line, "=r,l", [p_lines], dtype=tl.int32, is_pure=False, pack=1)

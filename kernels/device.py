@@ -1,4 +1,4 @@
-"""What kernels ask about the device that they are launched on."""
+"""Facts about the device that kernels are launched on."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import triton
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Of a GPU; as many as show that programs share the work where there is none."""
+    """Number of multiprocessors of a GPU; without a GPU, as many as show that programs share the work."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def upload(values: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
-    """The values on a device, through pinned memory and without waiting; the allocator of pinned memory keeps it until
-    the copy is done."""
+    """Copies values to a device through pinned memory and without waiting; the allocator of pinned memory keeps it
+    until the copy is done."""
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""Drafts of a GPU's own: what followed a row's last tokens when they stood there before, and how many drafts stood.
+"""Drafts on a GPU: the tokens that followed a row's last tokens at their last occurrence, and how many drafts stood.
 
 A step is launched before it is known how far the one before it came, so rows go on from `known`, which the device
 keeps: how many tokens of each row are known. Before a step computes, drafts are looked up, and the words that its
@@ -19,30 +19,31 @@ import triton
 import triton.language as tl
 
 MIN_MATCH, MAX_MATCH = 2, 32
-"""Last tokens that are compared, at least and at most."""
+"""Least and largest number of last tokens that are compared."""
 MOST_DRAFTS = 31
 _WIDTH = MOST_DRAFTS + 1
 _PLACE_BITS = 25
 """A match is one number: its position in the lower bits, the number of tokens that agree above them."""
 _SPLITS, _BLOCK = 8, 1024
-"""Programs that look through one row, and positions that one looks at together."""
+"""Number of programs that search one row, and of positions that one program compares at once."""
 
 
 class StepWords(NamedTuple):
-    """What launches of a step read of its tokens, int32. Rows that draft or follow stand in front."""
+    """Words that the launches of a step read, int32. Rows that draft or follow stand in front."""
 
     rows: torch.Tensor
     positions: torch.Tensor
     seq_lens: torch.Tensor
-    """Keys that each decoding token reads, itself included."""
+    """Number of keys that each decoding token reads, itself included."""
     end_lens: torch.Tensor | None
-    """The same of tokens whose hidden states leave the last layer, where those are not all; rows stand as in front."""
+    """The same for tokens whose hidden states leave the last layer, where those are not all; the order is that of the
+    rows in front."""
     draws: torch.Tensor
     """[4, …] table row, position, output index and hidden state of each draw."""
 
 
 def match_scratch(num_rows: int, device: torch.device) -> torch.Tensor:
-    """For `draft_rows` of up to so many rows."""
+    """Workspace of `draft_rows` for up to `num_rows` rows."""
     return torch.zeros(num_rows, _SPLITS, dtype=torch.int32, device=device)
 
 
@@ -60,7 +61,8 @@ def draft_rows(
     the last known token; sets `known` int32 [rows] and the words. num_drafts int32 [R]: how many were found, all that
     the row may have or none. Words of drafts that were not found become padding.
 
-    `are_there`: as many as the rows may have stand in the table, so nothing is looked up."""
+    `are_there`: the table holds as many drafts as the rows may have, so nothing is looked up.
+    """
     num_rows = steps.shape[1]
     shared = (steps, steps.stride(0), known, words.positions, token_table, token_table.stride(0), scratch)
     if not are_there:
@@ -95,11 +97,13 @@ def store_drafted(
     gains: torch.Tensor,
     first_results: torch.Tensor,
 ) -> None:
-    """Writes what each row gains of its sampled tokens: those up to the first that differs from the draft in its place.
+    """Writes the tokens that each row gains: its sampled tokens up to the first that differs from the draft in its
+    place.
 
     token_ids int32 [draws]; `known` and `token_table` as in `draft_rows`, which came before. `results` and `gains`
     int32 lie in pinned memory of the host: from words first_results int32 [2] on, the sampled tokens by draw, and by
-    row of the step the number of gained tokens plus 256 times that of drafts."""
+    row of the step the number of gained tokens plus 256 times that of drafts.
+    """
     _store_drafted[(steps.shape[1],)](
         steps,
         steps.stride(0),
@@ -119,7 +123,7 @@ def store_drafted(
 
 
 def draft_twin(known_ids: list[int], most: int) -> list[int]:
-    """What is drafted behind known tokens."""
+    """Tokens that are drafted behind known tokens."""
     last, best = len(known_ids) - 1, (0, 0)
     for place in range(last):
         length = 0
@@ -134,7 +138,7 @@ def draft_twin(known_ids: list[int], most: int) -> list[int]:
 
 @triton.jit
 def first_position(p_step, stride_step, p_known, p_position, i_row, row):
-    """Position of the row's last known token, and where the words have it."""
+    """Position of the row's last known token, and the position in the words."""
     planned = tl.load(p_position + tl.load(p_step + stride_step + i_row))
     follows = tl.load(p_step + 3 * stride_step + i_row) != 0
     return tl.where(follows, tl.load(p_known + row, mask=follows, other=1) - 1, planned), planned

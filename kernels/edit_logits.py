@@ -20,11 +20,11 @@ Int32Array = npt.NDArray[np.int32]
 
 BLOCK = 4096
 LIST_BLOCK = 256
-"""Tokens, ids or words of a list that a program looks at together."""
+"""Number of tokens, ids or words of a list that a program processes together."""
 COUNTERS = 16
-"""Programs that count the tokens before a position."""
+"""Number of programs that count the tokens before a position."""
 EDIT_OPTIONS = {"enable_fp_fusion": False}
-"""Products and sums are rounded apart, as the twin rounds them."""
+"""Launch option: products and sums are rounded apart, as the twin rounds them."""
 
 NUM_PROMPT = tl.constexpr(0)
 MIN_TOKENS = tl.constexpr(1)
@@ -42,7 +42,7 @@ LONGEST_WORD = tl.constexpr(12)
 ALLOWED = tl.constexpr(13)
 IN_PROMPT = tl.constexpr(14)
 HEADER = tl.constexpr(16)
-"""Words of the header; those that say where a list begins are 0 where there is none."""
+"""Number of header words; those that hold the start of a list are 0 where there is no list."""
 
 SLOT = tl.constexpr(20)
 """Lowest bit of a mark's bias; below it are the bits of its count."""
@@ -53,16 +53,16 @@ MOST_BIASES = (1 << (31 - SLOT.value)) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edits:
-    """What one request changes in the logits of each of its positions."""
+    """Changes that one request makes to the logits of each of its positions."""
 
     prompt_ids: Int32Array
     allowed_ids: Sequence[int] = ()
-    """When not empty, all others are forbidden."""
+    """Ids that stay allowed; all others are forbidden. Empty: no restriction."""
     bad_words: Sequence[Sequence[int]] = ()
-    """The last token of each is forbidden where the others are the last outputs."""
+    """Sequences of ids; the last token of each is forbidden where the others are the last outputs."""
     min_tokens: int = 0
     blocked_ids: Sequence[int] = ()
-    """Forbidden while there are fewer than min_tokens outputs."""
+    """Ids that are forbidden while there are fewer than min_tokens outputs."""
     biases: Mapping[int, float] = field(default_factory=dict)
     repetition: float = 1.0
     presence: float = 0.0
@@ -73,7 +73,7 @@ class Edits:
         return (self.repetition, self.presence, self.frequency) != (1, 0, 0)
 
     def packed(self, vocab_size: int) -> Int32Array:
-        """As the kernels read it: a header, the lists that it points to, and sets of tokens, a bit each."""
+        """The edits as the kernels read them: a header, the lists that it points to, and sets of tokens, a bit each."""
         assert len(self.biases) <= MOST_BIASES
         header = np.zeros(HEADER.value, np.int32)
         parts, size = [header], len(header)
@@ -120,8 +120,8 @@ def edit_logits(
     addresses: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
-    """logits [P, V] to out float32 [P, V], contiguous. rows int32 [P] of the table, negative for padding; positions
-    int32 [P] of the last known token; output_indices int32 [P].
+    """Edits logits [P, V] into out float32 [P, V], contiguous. rows int32 [P] of the table, negative for padding;
+    positions int32 [P] of the last known token; output_indices int32 [P].
 
     token_table int32 [rows, …]; addresses int64 [rows, n], of which column 0 is where each row's packed edits lie, 0 if
     it has none.
@@ -153,7 +153,8 @@ def edit_logits(
 
 
 def edit_twin(logits: torch.Tensor, edits: Edits, output_index: int, output_ids: torch.Tensor) -> None:
-    """One row, float32 or better [V], in place, in plain torch; output_ids int32 [n] are those before it."""
+    """Edits one row, float32 or better [V], in place, in plain torch; output_ids int32 [n] are the outputs before
+    it."""
     if edits.allowed_ids:
         forbidden = torch.ones_like(logits, dtype=torch.bool)
         forbidden[list(edits.allowed_ids)] = False
@@ -182,7 +183,7 @@ def _penalize_twin(logits: torch.Tensor, edits: Edits, output_ids: torch.Tensor)
 
 
 def _bits(ids: Int32Array, vocab_size: int) -> Int32Array:
-    """A set of tokens, one bit each, in 32-bit words, lowest bit first."""
+    """Set of tokens as one bit each, in 32-bit words, lowest bit first."""
     is_in = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     is_in[ids] = True
     words: Int32Array = np.packbits(is_in, bitorder="little").view(np.int32)
@@ -191,7 +192,7 @@ def _bits(ids: Int32Array, vocab_size: int) -> Int32Array:
 
 @triton.jit
 def _edits_of(p_row, p_address, stride_address, i_position):
-    """The table row of a position, and where its packed edits lie: at 0 if it has none."""
+    """Table row of a position, and address of its packed edits; 0 if it has none."""
     row = tl.load(p_row + i_position).to(tl.int64)
     address = tl.load(p_address + row * stride_address, mask=row >= 0, other=0)
     return row, address
@@ -256,7 +257,7 @@ def _is_in(p_set, o_v, inside):
 
 @triton.jit
 def _edit(p_logit, p_row, p_address, p_mark, p_out, stride_logit, stride_address, vocab_size, BLOCK: tl.constexpr):
-    """All but what `_forbid` forbids: nothing that is added to minus infinity or multiplied with it changes it."""
+    """Applies all edits but those of `_forbid`: minus infinity stays what it is under sums and products."""
     i_position = tl.program_id(0).to(tl.int64)
     o_v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o_v < vocab_size
@@ -306,7 +307,8 @@ def _forbid(
     vocab_size,
     BLOCK: tl.constexpr,
 ):
-    """Ids that are blocked before the minimum length, and the last tokens of bad words that the outputs end in."""
+    """Forbids ids that are blocked before the minimum length, and the last tokens of bad words that the outputs end
+    in."""
     i_position = tl.program_id(0).to(tl.int64)
     row, address = _edits_of(p_row, p_address, stride_address, i_position)
     if address != 0:

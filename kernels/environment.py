@@ -13,19 +13,19 @@ import numpy as np
 import torch
 
 CUBLAS_PROPERTIES = range(3)
-"""MAJOR_VERSION, MINOR_VERSION and PATCH_LEVEL of `libraryPropertyType`."""
+"""Numbers of MAJOR_VERSION, MINOR_VERSION and PATCH_LEVEL in `libraryPropertyType`."""
 NVML_VERSION_BYTES = 80
-"""NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE."""
+"""Value of NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Equal values mean equal bits."""
+    """Device, driver and libraries. Equal values mean equal bits."""
 
     device: str
-    """The processor and what of it kernels are compiled for."""
+    """Processor, and the features that kernels are compiled for."""
     driver: str
-    """Set on a GPU; empty on a CPU."""
+    """Driver version on a GPU; empty on a CPU."""
     libraries: tuple[tuple[str, str], ...]
     """(name, version) of each library that computes, compiles or launches."""
 
@@ -71,7 +71,7 @@ def _common_libraries() -> tuple[tuple[str, str], ...]:
 
 
 def _cuda_library_version(name: str, property_function: str) -> str:
-    """Version of a library as it is loaded, whichever package or folder it came from."""
+    """Version of a library as it is loaded, from any package or folder."""
     try:
         get = getattr(ctypes.CDLL(name), property_function)
     except OSError:
@@ -86,7 +86,7 @@ def _cuda_library_version(name: str, property_function: str) -> str:
 
 
 def _driver_version() -> str:
-    """Release of the NVIDIA driver. A container may lack the library that tells it; then the version of CUDA that the
+    """Release of the NVIDIA driver. A container may lack the library that reports it; then the version of CUDA that the
     driver offers."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")

@@ -26,9 +26,9 @@ BLOCK = 8192
 NUM_WARPS = 16
 LANES = 4096
 MOST_IN_LANES = 256
-"""The largest top-k of which hardly ever three share a lane."""
+"""Largest top-k for which three of the k largest logits hardly ever share a lane."""
 LEFT = -1
-"""In the place of a token: three did."""
+"""Stands in the place of a token where three of the largest logits share a lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,16 @@ class Filters:
     """The filters of R rows, on the device."""
 
     top_ks: torch.Tensor
-    """int32 [R]; 0: off."""
+    """int32 [R]; 0: no top-k filter."""
     top_ps: torch.Tensor
-    """float32 [R]; 1: off."""
+    """float32 [R]; 1: no top-p filter."""
     min_ps: torch.Tensor
-    """float32 [R]; 0: off."""
+    """float32 [R]; 0: no min-p filter."""
 
 
 def filtered_sample(logits: torch.Tensor, draws: Draws, filters: Filters, out: torch.Tensor) -> None:
-    """logits bf16 or float32 [R, V]; writes out int32 [R] for rows that filter and leaves the others as they are."""
+    """Draws from logits bf16 or float32 [R, V]; writes out int32 [R] for rows with a filter and leaves the others as
+    they are."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     arguments = (
@@ -82,7 +83,7 @@ def filtered_sample(logits: torch.Tensor, draws: Draws, filters: Filters, out: t
 
 
 def filter_twin(logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
-    """Which tokens are kept, bool [R, V], by sorting."""
+    """Tokens that the filters keep, bool [R, V], found by sorting."""
     greedy = draws.temperatures == 0
     x = logits.double() / torch.where(greedy, 1.0, draws.temperatures)[:, None].double()
     kept = x >= x.amax(1, keepdim=True) + filters.min_ps.double().log()[:, None]
@@ -118,7 +119,8 @@ def _load_logits(p_row, i_v, vocab_size, BLOCK: tl.constexpr):
 
 @triton.jit
 def _above(p_row, vocab_size, least, pivot, highest, inverse_temperature, BLOCK: tl.constexpr):
-    """How many logits are at least `least` and above `pivot`, and their weight relative to the highest's."""
+    """Number of logits that are at least `least` and above `pivot`, and their weight relative to the highest
+    logit's."""
     b_count = tl.zeros((BLOCK,), tl.int32)
     b_mass = tl.zeros((BLOCK,), tl.float32)
     for i_v in range(0, vocab_size, BLOCK):
@@ -159,7 +161,7 @@ def _best_above(
 
 @triton.jit
 def _cut_of_lanes(b_max, highest, top_k):
-    """A bound above which at least top_k lanes have their maximum, and hardly more; -3e38 where there are too few."""
+    """Bound above which at least top_k lanes have their maximum, and hardly more; -3e38 where there are too few."""
     low = -3.0e38
     high = highest
     step = 1.0
@@ -190,7 +192,7 @@ def _least_above(p_row, vocab_size, pivot, BLOCK: tl.constexpr):
 
 @triton.jit
 def _cut_after(p_row, vocab_size, b_max, least, highest, inverse_temperature, top_k, BLOCK: tl.constexpr):
-    """A bound that the top_k largest logits, ties included, and no others lie above; and the weight above it.
+    """Bound above which the top_k largest logits lie, ties included, and no others; and the weight above it.
 
     The top_k largest lane maxima miss only logits that share a lane with a larger one, so few passes are left: halving
     while many too many are in, then dropping the least value by value.
@@ -221,7 +223,7 @@ def _cut_after(p_row, vocab_size, b_max, least, highest, inverse_temperature, to
 
 @triton.jit
 def _lane_tops(p_row, vocab_size, BLOCK: tl.constexpr):
-    """The three highest logits of each lane, and where the first two were found."""
+    """The three highest logits of each lane, and the ids of the first two."""
     b_first = tl.full((BLOCK,), float("-inf"), tl.float32)
     b_second, b_third = b_first, b_first
     b_at_first = tl.zeros((BLOCK,), tl.int32)
@@ -252,8 +254,8 @@ def _weight(b_first, b_second, bound, highest, inverse_temperature):
 
 @triton.jit
 def _best_in_lanes(lanes, low, highest, top_k, top_p, inverse_temperature, key_0, key_1, ON_GPU: tl.constexpr):
-    """The drawn token under top-k and top-p, where all logits above `low` are among these and, if there are so many, at
-    least top_k are."""
+    """The drawn token under top-k and top-p. The lane tops hold all logits above `low` and at least top_k logits, if
+    there are so many."""
     b_first, b_second, b_id_first, b_id_second = lanes
     count = _counted(b_first, b_second, low)
     searching = count > top_k
@@ -314,7 +316,7 @@ def _sample_few(
     PURPOSE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Rows with a small top-k, from one pass."""
+    """Draws for rows with a small top-k, in one pass."""
     i_row = tl.program_id(0).to(tl.int64)
     top_k, top_p, min_p = tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row)
     temperature = tl.load(p_temperature + i_row)
@@ -353,7 +355,7 @@ def _filtered_sample(
     PURPOSE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """All other rows that filter, from several."""
+    """Draws for all other rows with a filter, in several passes."""
     i_row = tl.program_id(0).to(tl.int64)
     top_k, top_p, min_p = tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row)
     temperature = tl.load(p_temperature + i_row)

@@ -22,7 +22,7 @@ class GatedTiles:
     block_n: int = 128
     block_k: int = 64
     group: int = 8
-    """Tiles of rows that follow one another over the same weights."""
+    """Number of tiles of rows that follow one another over the same weights."""
     num_stages: int = 3
     num_warps: int = 8
     flatten: bool = True
@@ -31,11 +31,12 @@ class GatedTiles:
 
 TILES = GatedTiles()
 MIN_ROWS, MIN_TILES = 512, 264
-"""With fewer the chip is not full of them long enough: cuBLASLt and a second launch are as fast."""
+"""Least numbers of rows and of tiles. Below them the chip is full for too short a time: cuBLASLt and a second launch
+are as fast."""
 
 
 def is_gated_at_once(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the product of these is better made by `gated_gemm`."""
+    """Whether `gated_gemm` makes the product of these faster."""
     m, n = x.shape[0], weight.shape[0] // 2
     is_large = m >= MIN_ROWS and triton.cdiv(m, TILES.block_m) * (n // TILES.block_n) >= MIN_TILES
     return is_large and _fits(x, weight, TILES)
@@ -48,7 +49,7 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, tiles: GatedTiles) -> bool:
 
 
 def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: GatedTiles = TILES) -> None:
-    """x [M, K], weight [2 I, K], gates first, out [M, I], all of them contiguous."""
+    """Writes the gated product of x [M, K] and weight [2 I, K], gates first, to out [M, I], all of them contiguous."""
     assert _fits(x, weight, tiles)
     assert out.is_contiguous()
     m, k = x.shape

@@ -47,7 +47,7 @@ TILES = {
     (32, "between"): Tiles(32, 64, 128, 4, 6, wide=True),
 }
 GATED = Tiles(16, 32, 128, 2, 4, wide=False)
-"""Of gates, and as many of what they gate."""
+"""Tiles of gates and of as many columns that they gate."""
 GATED_ROWS = 16
 ROW_TILES = {
     (64, "short"): RowTiles(64, 16, 128, 10),
@@ -62,24 +62,24 @@ ROW_TILES = {
     (256, "between"): RowTiles(128, 64, 128, 4),
     (256, "gates"): RowTiles(128, 64, 64, 6),
 }
-"""As above, of weights up to EARLY_BYTES, whose product takes as long to start as to run: most that a program reads of
-them is in shared memory before its rows are there. Measured in a chain of layers; gates of 129 to 192 rows are better
+"""Tiles for weights up to EARLY_BYTES, whose product takes as long to start as to run: most weights that a program
+reads are in shared memory before its rows are there. Measured in a chain of layers; gates of 129 to 192 rows are better
 left to cuBLASLt."""
 MIN_ROWS, MIN_GATED_ROWS = 17, 9
-"""With fewer the narrow tiles start as fast."""
+"""Least numbers of rows, without and with gates. With fewer rows the narrow tiles start as fast."""
 EARLY_BYTES = 16 << 20
-"""The largest weights that a dependent product asks for before its inputs are there: they wait in the second-level
-cache, which has room for them beside those in use. Parts of larger ones only come in each other's way."""
+"""Size of the largest weights that a dependent product prefetches before its inputs are there: they wait in the
+second-level cache, which has room for them beside those in use. Parts of larger weights only displace each other."""
 SHORT = 2048
 TALL = 16_384
 DEEP = 8192
-"""From this K on cuBLASLt keeps more bytes in flight at more than 16 rows."""
+"""Value of K from which cuBLASLt keeps more bytes in flight at more than 16 rows."""
 EXPERIMENTAL = b"torch.backends.cuda.preferred_blas_library is an experimental feature"
 """Text of the line that torch writes to stderr, past Python's warnings, when a library is preferred."""
 
 
 def choose(m: int, n: int, k: int) -> Tiles | None:
-    """The tiles for [m, k] x [n, k]; None: cuBLASLt."""
+    """The tiles for [m, k] x [n, k]; None: cuBLASLt computes the product."""
     most = 16 if m <= 16 else 32
     if m > most or (m > 16 and (n >= TALL or k >= DEEP)):
         return None
@@ -87,7 +87,7 @@ def choose(m: int, n: int, k: int) -> Tiles | None:
 
 
 def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -> RowTiles | None:
-    """The tiles of `hopper_rows_gemm` for x [M, K], weight [N, K]; None: others."""
+    """The tiles of `hopper_rows_gemm` for x [M, K], weight [N, K]; None: another kernel computes the product."""
     m, n = x.shape[0], weight.shape[0]
     kind = "gates" if gates else "short" if n <= SHORT else "between"
     tiles = ROW_TILES.get((-(-m // 64) * 64, kind))
@@ -97,7 +97,7 @@ def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -
 
 
 def uses_library(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `linear` leaves x [M, K], weight [N, K] to cuBLASLt unless told otherwise."""
+    """Whether `linear` leaves x [M, K], weight [N, K] to cuBLASLt by default."""
     return choose_rows(x, weight) is None and choose(x.shape[0], *weight.shape) is None
 
 
@@ -113,7 +113,8 @@ def configure_blas() -> None:
 
 @contextmanager
 def _without_line(text: bytes) -> Iterator[None]:
-    """Leaves out lines of standard error that hold the text and were written within, by C++ too. All others follow."""
+    """Removes lines with the text from the standard error that is written in the scope, by C++ too. All other lines
+    follow at its end."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as written:
@@ -138,8 +139,8 @@ def linear(
     dependent: bool = False,
     is_own: bool = False,
 ) -> torch.Tensor:
-    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32. With `is_own` by our kernels
-    alone: the library's product of these has other bits."""
+    """x [M, K] times weight [N, K]: out [M, N] in x's dtype, accumulated in float32. With `is_own` only Headwater's
+    kernels are used: the library's product of these has other bits."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     row_tiles = choose_rows(x, weight)
     tiles = choose(x.shape[0], *weight.shape)
@@ -190,7 +191,7 @@ def skinny_gemm(
 
 
 def _early_k(weight: torch.Tensor, block_k: int, *, dependent: bool) -> int:
-    """How much of K a program asks for before it waits, in whole tiles."""
+    """Part of K that a program prefetches before it waits, in whole tiles."""
     is_small = _num_bytes(weight) <= EARLY_BYTES
     return weight.shape[1] // block_k * block_k if dependent and is_small else 0
 
@@ -202,8 +203,8 @@ def _num_bytes(weight: torch.Tensor) -> int:
 def linear_silu_mul(
     x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, is_own: bool = False
 ) -> torch.Tensor:
-    """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit; in one launch, which
-    keeps the product in registers, where that is as fast. With `is_own` as `linear`."""
+    """`silu_mul` of the product of x [M, K] and weight [2 I, K], gates first: [M, I], with the same bits; in one
+    launch, which keeps the product in registers, where that is as fast. `is_own` as in `linear`."""
     m, n = x.shape[0], weight.shape[0] // 2
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
@@ -219,7 +220,7 @@ def linear_silu_mul(
 
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:
-    """x [M, K], weight [2 I, K], out [M, I]; I is a multiple of the tile's width."""
+    """Writes the gated product of x [M, K] and weight [2 I, K] to out [M, I]; I is a multiple of the tile's width."""
     m, k = x.shape
     n = out.shape[1]
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
@@ -248,14 +249,14 @@ def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, 
 
 
 def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """The same in plain torch, in float32 or better; not rounded."""
+    """The product in plain torch, in float32 or better; not rounded."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     return x.to(dtype) @ weight.to(dtype).t()
 
 
 @triton.jit
 def multiply_tiles(p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr):
-    """Rows p_x [M, 1] times rows p_w [N, 1], all of K; the product is [N, M] when WIDE and [M, N] otherwise."""
+    """Product of rows p_x [M, 1] and rows p_w [N, 1] over all of K: [N, M] when WIDE and [M, N] otherwise."""
     o_k = tl.arange(0, BLOCK_K)[None, :]
     if WIDE:
         b_acc = tl.zeros((p_w.shape[0], p_x.shape[0]), tl.float32)
@@ -274,7 +275,7 @@ def multiply_tiles(p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.co
 
 @triton.jit
 def _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT: tl.constexpr, BLOCK_K: tl.constexpr, EARLY_K: tl.constexpr):
-    """The first EARLY_K columns of rows o_n [N, 1]; those past the last ask for its lines again."""
+    """Prefetches the first EARLY_K columns of rows o_n [N, 1]; rows past the last one prefetch its lines again."""
     LINE: tl.constexpr = 128 // (p_w.dtype.element_ty.primitive_bitwidth // 8)
     p_lines = p_w + tl.where(is_n, o_n, 0).to(tl.int64) * stride_w + tl.arange(0, BLOCK_K // LINE)[None, :] * LINE
     for i_k in range(0, EARLY_K, BLOCK_K):

@@ -1,7 +1,7 @@
 """Steps of a model that guesses tokens, beside the step of the served model that verifies them.
 
-Their words name the same rows. Where the host does not know how far a row came, both have it at the last position at
-which it may be; the device moves the words to where it is, see `draft_rows`.
+The words of both steps name the same rows. Where the host does not know the position of a row, both hold the last
+position that it may have; the device moves the words to the true one, see `draft_rows`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ _BLOCK, _STATE_BLOCK = 128, 1024
 
 
 def find_shifts(steps: torch.Tensor, known: torch.Tensor, positions: torch.Tensor, shifts: torch.Tensor) -> None:
-    """How far each row of the verifying step is from where its words have it, int32 [table rows]: 0 or less.
+    """Writes each row's distance from its position in the verifying step's words, int32 [table rows]: 0 or less.
 
-    `steps`, `known` and `positions` are those of `draft_rows`, which comes later."""
+    `steps`, `known` and `positions` are those of `draft_rows`, which comes later.
+    """
     _find_shifts[(steps.shape[1],)](steps, steps.stride(0), known, positions, shifts, num_warps=1)
 
 
@@ -43,8 +44,8 @@ def shift_words(shifts: torch.Tensor, words: StepWords) -> None:
 def store_guesses(
     rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor, token_table: torch.Tensor, vocab_size: int
 ) -> None:
-    """Each row's token, int32 [S], goes behind its position; those of negative rows nowhere. What is no token, as may
-    be drawn from logits that are not numbers, becomes one."""
+    """Writes each row's token, int32 [S], behind its position; tokens of negative rows are dropped. A value that is no
+    token, as may be drawn from logits that are not numbers, becomes a token."""
     _launch_store(rows, positions, token_ids, token_table, vocab_size, rows, rows, rows, behind=1, advance=-1)
 
 
@@ -61,9 +62,9 @@ def store_guesses_and_advance(
     behind: int = 1,
     advance: int = 1,
 ) -> None:
-    """As `store_guesses`, so many places `behind` the position, which moves on by `advance`; the words int32 [S] become
-    those of the next guess. num_left int32 [S]: guesses of each row, this one included; a row that has none left
-    becomes padding."""
+    """Writes tokens as `store_guesses`, `behind` places after the position, which moves on by `advance`; the words
+    int32 [S] become those of the next guess. num_left int32 [S]: guesses of each row, this one included; a row with no
+    guesses left becomes padding."""
     words = seq_lens, output_indices, num_left
     _launch_store(rows, positions, token_ids, token_table, vocab_size, *words, behind=behind, advance=advance)
 
@@ -71,7 +72,7 @@ def store_guesses_and_advance(
 def keep_states(
     steps: torch.Tensor, known: torch.Tensor, positions: torch.Tensor, hidden: torch.Tensor, states: torch.Tensor
 ) -> None:
-    """Keeps of each row that gained tokens the hidden state at the position before its last known token: hidden
+    """Keeps, for each row that gained tokens, the hidden state at the position before its last known token: hidden
     [tokens, H] of the step → states [table rows, H]. `steps`, `known` and `positions` as `draft_rows` and
     `store_drafted` left them."""
     grid = steps.shape[1], triton.cdiv(hidden.shape[1], _STATE_BLOCK)

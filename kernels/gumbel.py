@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 PURPOSE_SAMPLE = 0
-"""Of the draw of a token. Draws for anything else would have a number of their own."""
+"""Purpose of the draw of a token. Draws for anything else have a number of their own."""
 
 # Multipliers of lowbias32 (Chris Wellons, "Prospecting for Hash Functions") as signed 32-bit integers.
 _MULTIPLIER_1 = 0x21F0AAAD
@@ -19,7 +19,7 @@ _MULTIPLIER_2 = 0xD35A2D97 - (1 << 32)
 _START_0 = 0x243F6A88
 _START_1 = 0x13198A2E
 _SMALL = 2.0**-7
-"""Below this, 1 - v loses digits that decide which token wins, and a series is used instead of the logarithm."""
+"""Bound below which 1 - v loses digits that decide which token wins, so that a series replaces the logarithm."""
 
 _LARGEST = 1 - 2.0**-24
 
@@ -93,7 +93,7 @@ def absorb_row(start, seed, i_choice, i_output, PURPOSE: tl.constexpr):
 
 @triton.jit
 def row_keys(seed, i_choice, i_output, PURPOSE: tl.constexpr):
-    """The Triton side of `noise_keys`: seed int64, indices int32, scalars or blocks; two uint32."""
+    """Triton version of `noise_keys`: seed int64, indices int32, scalars or blocks; returns two uint32."""
     zero = (seed * 0).to(tl.uint32)
     key_0 = absorb_row(zero + 0x243F6A88, seed, i_choice, i_output, PURPOSE)
     key_1 = absorb_row(zero + 0x13198A2E, seed, i_choice, i_output, PURPOSE)
@@ -111,7 +111,8 @@ def hash_tokens(key_0, key_1, o_token):
 
 @triton.jit
 def log2_of(x, APPROXIMATE: tl.constexpr):
-    """One instruction on the GPU (absolute error 2^-22); the interpreter has no assembly and takes the library's."""
+    """Base-2 logarithm: one instruction on the GPU (absolute error 2^-22), the library's in the interpreter, which has
+    no assembly."""
     if APPROXIMATE:
         return tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:

@@ -1,8 +1,8 @@
-"""What attention kernels for Hopper share: the arithmetic of `online_softmax`, on tiles out of `hopper_rings`.
+"""Parts that attention kernels for Hopper share: the arithmetic of `online_softmax`, on tiles out of `hopper_rings`.
 
 A team of four warps owns 64 query rows, in registers. While one team is at its exponentials, the matrix unit works for
 the other; within a team the products of a tile run beside the exponentials of the next. Written in Gluon, Triton's
-lower level, which no interpreter runs: what holds it to `online_softmax` is that tests find the same bits.
+lower level, which no interpreter runs: tests compare its bits with those of `online_softmax`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROWS = 64
 """Query rows of a team."""
 TEAMS = 2
 REGISTERS = 240
-"""A thread of a team; the warp that copies has 24."""
+"""Registers of a thread of a team; the warp that copies has 24."""
 
 
 @functools.cache
@@ -30,7 +30,8 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def num_teams(device: torch.device) -> int:
-    """Of a tile of query rows. Kernels for any GPU take tiles of the same size, so that lists of tiles serve both."""
+    """Number of teams for a tile of query rows. Kernels for any GPU take tiles of the same size, so that lists of tiles
+    serve both."""
     return TEAMS if is_hopper(device) else 1
 
 
@@ -108,8 +109,8 @@ def advance(
     STAGES: gl.constexpr,
 ):
     """Scores of a tile, with keys from `first` on, and beside their exponentials the values of the tile before, whose
-    weights come in. Returns the new maximum, sums and weights, the values, and what they are yet to be scaled by: zero
-    where a split starts."""
+    weights come in. Returns the new maximum, sums and weights, the values, and the factor that they are yet to be
+    scaled by: zero where a split starts."""
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     slot, old_slot, next_slot = turn % STAGES, (turn - 1) % STAGES, (turn + 1) % STAGES
     b_s_left = _scores(b_q, k_ring.index(2 * slot), HALF)
@@ -143,7 +144,7 @@ def advance(
 
 @gluon.jit
 def conclude(rings, turn, b_left, b_right, b_acc, STAGES: gl.constexpr):
-    """The values of the last tile."""
+    """Adds the values of the last tile."""
     _, v_ring, _, v_ready, _, v_free = rings
     slot = turn % STAGES
     hopper.mbarrier.wait(v_ready.index(slot), turn // STAGES & 1)
@@ -155,7 +156,7 @@ def conclude(rings, turn, b_left, b_right, b_acc, STAGES: gl.constexpr):
 
 @gluon.jit
 def leave_out(rings, turn, num_tiles, STAGES: gl.constexpr):
-    """What a team without rows does: it frees tiles."""
+    """Frees the tiles of a team without rows."""
     _, _, k_ready, v_ready, k_free, v_free = rings
     for i in range(turn, turn + num_tiles):
         slot, phase = i % STAGES, i // STAGES & 1
@@ -167,7 +168,8 @@ def leave_out(rings, turn, num_tiles, STAGES: gl.constexpr):
 
 @gluon.jit
 def row_sums(b_l):
-    """[ROWS, 16] to [ROWS]. Eight columns are four threads' pairs, and threads exchange sums halves first, as folds."""
+    """Folds [ROWS, 16] to [ROWS]. Eight columns are four threads' pairs, and threads exchange sums halves first, as
+    folds."""
     b_pairs = gl.reshape(fold(b_l), (b_l.shape[0], 4, 2))
     b_left, b_right = gl.split(gl.sum(b_pairs, axis=1))
     return b_left + b_right
@@ -175,14 +177,14 @@ def row_sums(b_l):
 
 @gluon.jit
 def reference(b_left, b_right, qk_scale):
-    """What weights are relative to: the maximum, rounded down."""
+    """Reference of the weights: the maximum, rounded down."""
     b_m = gl.max(gl.maximum(b_left, b_right), axis=1) * qk_scale
     return gl.floor(b_m * (1.0 / GRAIN)) * GRAIN
 
 
 @gluon.constexpr_function
 def _scaling(count):
-    """Assembly that multiplies the first `count` operands by the last as many unless all threads of the warp have ones
+    """Assembly that multiplies the first `count` operands by the last ones, unless all threads of the warp have ones
     there, and its constraints. A thread has two rows: its elements 0 and 2 are of different ones."""
     products = " ".join(f"mul.rn.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
     test = f"setp.neu.f32 p, ${2 * count}, 0f3F800000; setp.neu.or.f32 p, ${2 * count + 2}, 0f3F800000, p;"
@@ -192,7 +194,7 @@ def _scaling(count):
 
 @gluon.jit
 def scaled(b_acc, b_scale):
-    """[ROWS, D] times [ROWS], which costs next to nothing where all are ones, as they mostly are."""
+    """Product of [ROWS, D] and [ROWS]. It costs next to nothing where all factors are ones, as they mostly are."""
     COUNT: gl.constexpr = b_acc.shape[1] // 2
     asm: gl.constexpr = _scaling(COUNT)
     return gl.inline_asm_elementwise(
@@ -202,7 +204,7 @@ def scaled(b_acc, b_scale):
 
 @gluon.jit
 def spread(b_row, b_like):
-    """[ROWS] to the shape and layout of [ROWS, columns]."""
+    """Converts [ROWS] to the shape and layout of [ROWS, columns]."""
     b_column = gl.convert_layout(b_row, gl.SliceLayout(1, b_like.type.layout))[:, None]
     b_spread, _ = gl.broadcast(b_column, b_like)
     return b_spread
@@ -215,7 +217,7 @@ def finite(b_m):
 
 @gluon.jit
 def pinned(b_x, PACK: gl.constexpr = 1):
-    """The same, computed here: the compiler would move what is needed later behind the wait for a product."""
+    """The same value, computed here: the compiler would move it behind the wait for a product."""
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=PACK)
 
 
@@ -227,7 +229,7 @@ def _scores(b_q, k_half, HALF: gl.constexpr):
 
 @gluon.jit
 def hide(b_left, b_right, first, b_position, HALF: gl.constexpr):
-    """Scores of the keys from `first` on that lie after a row's position are minus infinity."""
+    """Sets scores of the keys from `first` on that lie after a row's position to minus infinity."""
     o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
     b_left = gl.where(o_n <= b_position[:, None], b_left, float("-inf"))
     return b_left, gl.where(o_n + HALF <= b_position[:, None], b_right, float("-inf"))
@@ -241,7 +243,7 @@ def weigh(b_s, qk_scale, b_shift):
 
 @gluon.jit
 def fold(b_x):
-    """The left half of the columns plus the right half."""
+    """Adds the right half of the columns to the left half."""
     b_halves = gl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
     b_left, b_right = gl.split(gl.permute(b_halves, (0, 2, 1)))
     return b_left + b_right

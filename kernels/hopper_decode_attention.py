@@ -19,7 +19,7 @@ from .online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128
-"""At most one for each multiprocessor, whose shared memory it fills."""
+"""Largest number of programs: one for each multiprocessor, whose shared memory it fills."""
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
@@ -37,8 +37,8 @@ def hopper_decode_attention(
     scale: float | None = None,
     dependent: bool,
 ) -> None:
-    """Arguments as `decode_attention`, without scales. With `dependent`, the kernel before this one is the one that
-    writes q and the newest keys and values, and it releases this one only once it has begun in earnest."""
+    """Arguments as in `decode_attention`, without scales. With `dependent`, the previous kernel is the one that writes
+    q and the newest keys and values, and it releases this one only when most of its work has begun."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     num_programs = max(min(num_rows * plan.max_splits, MAX_PROGRAMS // num_kv_heads), 1)
@@ -168,8 +168,8 @@ def _make_rings(k, v, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.con
 
 @gluon.jit
 def _start(source, rings, first, is_newest, turn, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Copies the first tiles of the split that begins at `first`: before the kernel before this one has ended, those to
-    which it does not write. Returns how many tiles the split has."""
+    """Copies the first tiles of the split that begins at `first`; before the previous kernel has ended, only those to
+    which that kernel does not write. Returns the number of tiles in the split."""
     STAGES: gl.constexpr = shape[3]
     TILE: gl.constexpr = 2 * shape[2]
     num_tiles = (source[3] - first + TILE - 1) // TILE
@@ -187,7 +187,7 @@ def _start(source, rings, first, is_newest, turn, DEPENDENT: gl.constexpr, shape
 
 @gluon.jit
 def _copy(source, rings, start, turn, shape: gl.constexpr):
-    """Both halves of the tile of positions from `start` on; past the end it is the last block again."""
+    """Copies both halves of the tile of positions from `start` on; past the end it copies the last block again."""
     k, v, p_row, end, i_kv = source
     k_ring, v_ring, ready = rings
     NUM_KV_HEADS: gl.constexpr = shape[0]
@@ -206,7 +206,7 @@ def _copy(source, rings, start, turn, shape: gl.constexpr):
 
 @gluon.jit
 def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl.constexpr, shape: gl.constexpr):
-    """`online_softmax.attend_tile` of the tile from position `first` on."""
+    """Computes `online_softmax.attend_tile` of the tile from position `first` on."""
     k_ring, v_ring, ready = rings
     HALF: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
@@ -257,7 +257,7 @@ def store_partial(partials, i_split, b_m, b_l, b_acc, NUM_Q_HEADS: gl.constexpr,
 
 @gluon.jit
 def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
-    """All splits of the row, first to last, as `reduce_splits`: their sum and values."""
+    """Merges all splits of the row, first to last, as `reduce_splits`: their sum and values."""
     p_partial_acc, p_partial_ml, o_partials, is_head, o_d = partials
     AT_ONCE: gl.constexpr = 8
     layout: gl.constexpr = o_d.type.layout.parent

@@ -1,7 +1,9 @@
-"""Decode attention of some dozen rows on Hopper: the splits of `decode_attention`, to the bit, no pause between them.
+"""Decode attention of some dozen rows on Hopper: the splits of `decode_attention`, to the bit, without a pause between
+them.
 
-A warp copies what all items of a program read into one ring, one item after another: keys of the next are on their way
-while one ends, and the first before the kernel before this one has ended. That counts where rows are few or short.
+A warp copies the keys and values of a program's items into one ring, one item after another: keys of the next item are
+on their way while one ends, and those of the first before the previous kernel has ended. That counts where rows are few
+or short.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import SPLIT, TILE, base_2_scale
 
 PART = 32
-"""Keys that are copied at once, a quarter of a tile: on average half as many are read past the end of a row."""
+"""Number of keys that are copied at once, a quarter of a tile: on average half as many are read past the end of a
+row."""
 NUM_STAGES = 3
-"""Keys of a tile or its values, under way or in use. Two, with three programs a multiprocessor, are too few."""
+"""Number of ring stages; a stage holds the keys of a tile or its values. Two, with three programs a multiprocessor, are
+too few."""
 RESIDENT_PROGRAMS = 2
-"""Of a multiprocessor, by registers and shared memory; each computes every so many-th item."""
+"""Number of programs that fit on a multiprocessor, by registers and shared memory; a program computes every
+RESIDENT_PROGRAMS-th item."""
 MAX_REGISTERS = 128
 
 
@@ -48,8 +53,8 @@ def hopper_decode_splits(
     scale: float | None = None,
     dependent: bool,
 ) -> None:
-    """Arguments as `decode_attention`, without scales; `reduce_splits` follows. With `dependent`, the kernel before
-    this one may still be writing queries and the newest keys and values, and nothing else that is read here."""
+    """Arguments as in `decode_attention`, without scales; `reduce_splits` follows. With `dependent`, the previous
+    kernel may still be writing queries and the newest keys and values, and nothing else that is read here."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     num_programs = min(num_rows * plan.max_splits * num_kv_heads, RESIDENT_PROGRAMS * num_multiprocessors(q.device))
@@ -139,7 +144,8 @@ def _decode_items(
 
 @gluon.jit
 def _task_of(i_round):
-    """A program's task in each round, to and fro: items of lists that are ordered by length add up alike."""
+    """The task of a program in each round, in alternating order: items of lists that are ordered by length add up
+    alike."""
     last = gl.num_programs(0) - 1
     i_program = gl.program_id(0)
     return i_round * gl.num_programs(0) + gl.where(i_round % 2 == 1, last - i_program, i_program)
@@ -147,7 +153,7 @@ def _task_of(i_round):
 
 @gluon.jit
 def _ask_for_item(lists, i_item):
-    """What the lists hold, in two parts whose sum it is: nothing waits for them yet."""
+    """Loads the list entries of an item, in two parts whose sum it is: nothing waits for them yet."""
     p_item, p_tail, num_whole, num_items = lists
     whole = gl.load(p_item + i_item, mask=i_item < num_whole, other=0)
     tail = gl.load(p_tail + i_item - num_whole, mask=(i_item >= num_whole) & (i_item < num_items), other=0)
@@ -156,7 +162,7 @@ def _ask_for_item(lists, i_item):
 
 @gluon.jit
 def _split_of(item):
-    """The row, and which of its splits."""
+    """Row and split of an item."""
     return (item[0] + item[1]) >> 16, (item[0] + item[1]) & 0xFFFF
 
 
@@ -272,13 +278,13 @@ def _attend_items(lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT: gl
 
 @gluon.jit
 def _first_query(i_row, i_task, shape: gl.constexpr):
-    """Where the queries of a row lie that a task's keys are for."""
+    """Address of the queries of a row that a task's keys are for."""
     return (i_row * shape[0] + i_task % shape[0]) * (shape[1] * shape[2])
 
 
 @gluon.jit
 def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl.constexpr, shape: gl.constexpr):
-    """`online_softmax.attend_tile` of the tile from position `first` on, in quarters."""
+    """Computes `online_softmax.attend_tile` of the tile from position `first` on, in quarters."""
     ring, ready, free = rings
     PART: gl.constexpr = shape[6]
     STAGES: gl.constexpr = shape[7]

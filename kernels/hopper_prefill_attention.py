@@ -1,4 +1,4 @@
-"""Prefill attention on Hopper, by means of `hopper_attention`: to the bit what `prefill_attention` computes."""
+"""Prefill attention on Hopper, by means of `hopper_attention`: the bits of `prefill_attention`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hopper_prefill_attention(
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> None:
-    """Arguments as `prefill_attention`."""
+    """Arguments as in `prefill_attention`."""
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     # The order in which programs start: the longest of all heads first, or head by head, whose keys stay in the cache.
@@ -140,7 +140,8 @@ def _prefill_tiles(
 
 @gluon.jit
 def _attend(merged, rings, where, first, end, shape: gl.constexpr):
-    """64 query rows, from token `first` on, over all their keys; finished splits wait in shared memory for the next."""
+    """Computes 64 query rows, from token `first` on, over all their keys; finished splits wait in shared memory for the
+    next."""
     p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale = where
     NUM_KV_HEADS: gl.constexpr = shape[0]
     GROUP: gl.constexpr = shape[1]
@@ -262,7 +263,7 @@ def _step(
     MASKED: gl.constexpr,
     shape: gl.constexpr,
 ):
-    """Tile i; a split that ended before it is merged."""
+    """Computes tile i; a split that ended before it is merged."""
     HALF: gl.constexpr = shape[4]
     STAGES: gl.constexpr = shape[6]
     TILES: gl.constexpr = shape[3] // (2 * HALF)
@@ -294,7 +295,7 @@ def _step(
 
 @gluon.jit
 def _merge(merged, b_m, b_l, b_m_next, b_l_next, b_acc, begun):
-    """`online_softmax.merge_states` of what is in shared memory, if anything is, and a split that ended."""
+    """Computes `online_softmax.merge_states` of the state in shared memory, if there is one, and a split that ended."""
     v_row: gl.constexpr = gl.SliceLayout(1, b_acc.type.layout)
     b_m_next = gl.convert_layout(b_m_next, v_row)
     b_l_next = gl.convert_layout(row_sums(b_l_next), v_row)

@@ -1,6 +1,5 @@
-"""Rings of tiles in shared memory, which one warp fills for the teams of an attention kernel for Hopper; with an fp8
-cache four warps do, which make float16 of it on the way. Knows nothing about what is computed.
-"""
+"""Rings of tiles in shared memory, which one warp fills for the teams of an attention kernel for Hopper; of an fp8
+cache four warps fill them, which convert it to float16. Knows nothing about what is computed."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from .paged_cache import as_pairs
 
 
 def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescriptor:
-    """To be copied so many keys at a time."""
+    """Descriptor of a cache of which `num_keys` keys are copied at a time."""
     cache = as_pairs(cache)
     width = cache.shape[3]
     layout = gl.NVMMASharedLayout.get_default_for([num_keys, width], gl.bfloat16)
@@ -24,7 +23,8 @@ def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescripto
 
 @gluon.jit
 def make_rings(dtype: gl.constexpr, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
-    """Tiles of keys and of values, two halves each, and barriers that say which are ready and which may be filled."""
+    """Rings of tiles of keys and of values, two halves each, and barriers that say which are ready and which may be
+    filled."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, HEAD_DIM], dtype)
     k_ring = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, HEAD_DIM], layout)
     v_ring = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, HEAD_DIM], layout)
@@ -67,8 +67,8 @@ def copy_tiles(
     HALF: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """Positions first … end - 1 of a sequence, of whose blocks p_row is the list. The first tile has this
-    turn in the rings. Blocks are looked up a tile ahead; past the end it is the last one again."""
+    """Copies positions first … end - 1 of the sequence whose block list is p_row. The first tile has this turn in the
+    rings. Blocks are looked up a tile ahead; past the end the last block is copied again."""
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     left, right = gl.load(p_row + first // PAGE), gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
     for start in range(first, end, 2 * HALF):
@@ -90,7 +90,7 @@ def copy_tiles(
 
 @gluon.jit
 def make_pair_buffers(k):
-    """For two halves of tiles of an fp8 cache as they lie there, and barriers that say what arrived."""
+    """Buffers for two halves of tiles of an fp8 cache in its own layout, and barriers that say which have arrived."""
     buffers = gl.allocate_shared_memory(k.dtype, [2, k.block_shape[0], k.block_shape[1]], k.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
@@ -113,7 +113,7 @@ def widen_tiles(
     HALF: gl.constexpr,
     STAGES: gl.constexpr,
 ):
-    """`copy_tiles` of an fp8 cache from its first position on, by four warps: what was copied goes through their
+    """As `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied bytes go through their
     registers into the rings, as float16."""
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     buffers, arrived = pairs
@@ -142,7 +142,7 @@ def widen_tiles(
 
 @gluon.jit
 def _rows_of(where, start, NUM_KV_HEADS: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr):
-    """Of the cache, where both halves of a tile begin."""
+    """Rows of the cache at which both halves of a tile begin."""
     p_row, i_kv, end = where
     left = gl.load(p_row + gl.minimum(start, end - 1) // PAGE)
     right = gl.load(p_row + gl.minimum(start + HALF, end - 1) // PAGE)
@@ -159,8 +159,8 @@ def _ask(source, row, buffers, arrived, which: gl.constexpr, pred):
 
 @gluon.jit
 def _widen(buffers, arrived, which: gl.constexpr, phase: gl.constexpr, target):
-    """Half a tile from its buffer into a ring, 16 rows at a time; afterwards the matrix unit may read it, and a copy
-    overwrite the buffer."""
+    """Converts half a tile from its buffer into a ring, 16 rows at a time; afterwards the matrix unit may read it, and
+    a copy overwrite the buffer."""
     HALF: gl.constexpr = buffers.shape[1]
     WIDTH: gl.constexpr = buffers.shape[2]
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // WIDTH, WIDTH // 8], [4, 1], [1, 0])

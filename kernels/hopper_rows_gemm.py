@@ -25,16 +25,16 @@ gated = gluon.jit(silu_mul.gated.fn)
 @dataclass(frozen=True, slots=True)
 class RowTiles:
     block_m: int
-    """64 for each team of four warps."""
+    """Number of rows in a tile, 64 for each team of four warps."""
     block_n: int
-    """With gates, columns of gates and as many of what they gate."""
+    """Number of columns in a tile. With gates, half of them are gates and the others are the columns that they gate."""
     block_k: int
     num_stages: int
-    """Tiles of x and of weights in shared memory."""
+    """Number of tiles of x and of weights in shared memory."""
 
 
 def serves(x: torch.Tensor, weight: torch.Tensor, tiles: RowTiles, *, gates: bool) -> bool:
-    """Whether these are multiplied here, in whole tiles but for the rows."""
+    """Whether these are multiplied here, in tiles that are whole but for the rows."""
     n, k = weight.shape
     return (
         x.dtype == weight.dtype == torch.bfloat16
@@ -48,7 +48,8 @@ def serves(x: torch.Tensor, weight: torch.Tensor, tiles: RowTiles, *, gates: boo
 def rows_gemm(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: RowTiles, *, gates: bool, dependent: bool
 ) -> None:
-    """x [M, K], weight [N, K], out [M, N]; with gates, the first half of the weights, [M, N / 2] as `silu_mul`."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; with gates, the first half of the weights, [M, N
+    / 2] as `silu_mul`."""
     m, k = x.shape
     n = out.shape[1]
     assert serves(x, weight, tiles, gates=gates)
@@ -118,8 +119,8 @@ def _rows_gemm(
 
 @gluon.jit
 def _copy_tiles(x, weight, rings, o_m, o_n, n, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Fills the rings, with weights before the kernel before this one has ended. The other warps touch nothing of that
-    kernel's but what is copied here, so they need not wait for it."""
+    """Fills the rings, with weights before the previous kernel has ended. The other warps read nothing of that kernel's
+    output but what is copied here, so they need not wait for it."""
     x_ring, _, ready, free = rings
     BLOCK_K: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
@@ -137,7 +138,7 @@ def _copy_tiles(x, weight, rings, o_m, o_n, n, k, DEPENDENT: gl.constexpr, shape
 
 @gluon.jit
 def _copy_weights(x, weight, rings, slot, o_n, n, o_k, shape: gl.constexpr):
-    """Of a tile whose rows of x follow on the same barrier."""
+    """Copies the weights of a tile whose rows of x follow on the same barrier."""
     _, w_ring, ready, _ = rings
     PARTS: gl.constexpr = shape[4]
     is_ready = ready.index(slot)

@@ -16,7 +16,7 @@ from .online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 132
-"""One for each multiprocessor, whose shared memory it fills."""
+"""Largest number of programs: one for each multiprocessor, whose shared memory it fills."""
 
 
 def hopper_shared_prefix_attention(
@@ -31,7 +31,7 @@ def hopper_shared_prefix_attention(
     *,
     scale: float | None = None,
 ) -> None:
-    """Arguments as `shared_prefix_attention`, without scales."""
+    """Arguments as in `shared_prefix_attention`, without scales."""
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     _shared_splits[(MAX_PROGRAMS,)](
@@ -130,7 +130,7 @@ def _copy(k, v, p_table, p_table_row, stride_table, rings, items, PAGE: gl.const
 
 @gluon.jit
 def _attend(rings, items, where, first_member, shape: gl.constexpr):
-    """64 query rows of each item: those of its sequences from `first_member` on."""
+    """Computes 64 query rows of each item: those of its sequences from `first_member` on."""
     p_shared_split, p_shared_row, num_items = items
     p_q, p_seq_len, p_first_partial, p_partial_acc, p_partial_ml, p_out, qk_scale = where
     NUM_KV_HEADS: gl.constexpr = shape[0]
@@ -204,7 +204,7 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
 
 @gluon.jit
 def _rows(p_member, i_kv, GROUP: gl.constexpr, ROWS: gl.constexpr, layout: gl.constexpr):
-    """Of each query row the sequence, negative for none, and the head."""
+    """Sequence, negative for none, and head of each query row."""
     o_r = gl.arange(0, ROWS, layout=layout)
     b_row = gl.load(p_member + o_r // GROUP, mask=o_r < ROWS // GROUP * GROUP, other=-1)
     return b_row, i_kv * GROUP + o_r % GROUP

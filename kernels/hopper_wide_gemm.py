@@ -21,9 +21,9 @@ release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 64
-"""A row of a tile is a line of shared memory."""
+"""Number of elements of K in a tile: a row of a tile is a line of shared memory."""
 REGISTERS = 232
-"""A thread of the second of two teams; the first has what is left, and the warp that copies has 40."""
+"""Registers of a thread of the second of two teams; the first has the rest, and the warp that copies has 40."""
 
 
 def hopper_wide_gemm(
@@ -34,7 +34,8 @@ def hopper_wide_gemm(
     *,
     num_programs: int,
 ) -> None:
-    """x [M, K], weight [N, K]; writes out [M, N], all of one dtype of two bytes, in rows that the copy engine reads."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N], all of one dtype of two bytes, in rows that the
+    copy engine reads."""
     m, k = x.shape
     n = weight.shape[0]
     rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
@@ -54,7 +55,7 @@ def hopper_wide_gemm(
 
 
 def constants(tiles: TeamTiles) -> dict[str, int]:
-    """What the kernel is compiled for, beside the blocks of its descriptors."""
+    """Constants that the kernel is compiled for, besides the blocks of its descriptors."""
     return {
         "TEAMS": tiles.num_teams,
         "BLOCK_K": BLOCK_K,
@@ -130,7 +131,7 @@ def _hopper_wide_gemm(
 
 @gluon.jit
 def _copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
-    """Fills the rings. The teams touch nothing of an earlier kernel's but what is copied here, and write nothing
+    """Fills the rings. The teams read nothing of an earlier kernel's output but what is copied here, and write nothing
     before they have it, so they need not wait for that kernel."""
     x_ring, w_ring, rest_ring, ready, free = rings
     m, n, k = size
@@ -164,7 +165,7 @@ def _copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
 
 @gluon.jit
 def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
-    """ROWS rows of every tile of this program."""
+    """Multiplies ROWS rows of every tile of this program."""
     x_ring, w_ring, rest_ring, ready, free = rings
     out, out_rest, staged, staged_rest = stored
     m, n, k = size
@@ -216,8 +217,8 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
 
 @gluon.jit
 def _store(b_acc, out, staged, which, o_m, o_n):
-    """A tile of the product, in chunks of columns that take turns in two places of shared memory. Returns the place of
-    the next chunk."""
+    """Stores a tile of the product, in chunks of columns that take turns in two places of shared memory. Returns the
+    place of the next chunk."""
     CHUNK: gl.constexpr = out.block_shape[1]
     ROWS: gl.constexpr = b_acc.shape[0]
     HALF: gl.constexpr = b_acc.shape[1] // 2

@@ -18,14 +18,14 @@ from .dependent_launch import launch_options, release_dependents, wait_for_input
 from .int4_layout import Int4Weight, depth
 
 MOST_ROWS = 256
-"""From here on writing a matrix and reading it again costs less than unpacking it in each program."""
+"""Number of rows above which writing a matrix and reading it again costs less than unpacking it in each program."""
 DTYPES = (torch.bfloat16, torch.float16)
-"""Types whose products unpack weights in registers; those of others read the expanded matrix."""
+"""Types whose products unpack weights in registers; products of other types read the expanded matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Int4Tiles:
-    """Shape of a product; of K as much at a time as `int4_layout.depth` says."""
+    """Shape of a product; `int4_layout.depth` is the part of K that is read at a time."""
 
     block_m: int
     num_stages: int
@@ -39,18 +39,18 @@ TILES = {
     MOST_ROWS: Int4Tiles(128, 4),
 }
 BLOCK_N, NUM_WARPS = 64, 4
-"""Outputs of a program: the matrix unit takes 16 of each warp."""
+"""Outputs of a program, and its warps: the matrix unit takes 16 outputs of each warp."""
 
 
 def choose(num_rows: int, dtype: torch.dtype) -> Int4Tiles | None:
-    """None: the matrix is expanded."""
+    """The tiles for a product; None: the matrix is expanded."""
     if dtype not in DTYPES:
         return None
     return next((tiles for most, tiles in TILES.items() if num_rows <= most), None)
 
 
 def int4_linear(x: torch.Tensor, weight: Int4Weight, *, dependent: bool = False) -> torch.Tensor:
-    """x [M, K], weight [N, K] → [M, N] in x's dtype, accumulated in float32."""
+    """x [M, K] times weight [N, K]: [M, N] in x's dtype, accumulated in float32."""
     tiles = choose(x.shape[0], x.dtype)
     if tiles is None:
         return gemm.linear(x, expanded(weight, x.dtype), dependent=dependent, is_own=True)
@@ -61,7 +61,7 @@ def int4_linear(x: torch.Tensor, weight: Int4Weight, *, dependent: bool = False)
 def int4_gemm(
     x: torch.Tensor, weight: Int4Weight, out: torch.Tensor, tiles: Int4Tiles, *, dependent: bool = False
 ) -> None:
-    """x [M, K], weight [N, K]; writes out [M, N]."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]."""
     m, (n, k) = x.shape[0], weight.shape
     assert x.dtype == out.dtype
     assert x.stride(1) == out.stride(1) == 1
@@ -132,7 +132,7 @@ def _unpack(b_words, NIBBLE: tl.constexpr):
 @triton.jit
 def _weight(b_words, b_scale, b_zero, dtype: tl.constexpr, SCALED: tl.constexpr, NIBBLE: tl.constexpr):
     """(nibble - zero) * scale, rounded; or the nibble as float32. Nothing else is rounded: the sums and products have
-    at most 23 bits, and of the last one float32 has all."""
+    at most 23 bits, and float32 holds all of the last product."""
     OFFSET: tl.constexpr = 2048.0 if NIBBLE % 2 else 128.0
     b_values = _unpack(b_words, NIBBLE)
     return tl.fma(b_values, b_scale, -(b_zero + OFFSET) * b_scale).to(dtype) if SCALED else b_values - OFFSET
@@ -147,8 +147,8 @@ def _pair(b_words, b_scale, b_zero, dtype: tl.constexpr, SCALED: tl.constexpr, P
 
 @triton.jit
 def unpack_tile(b_words, b_scale, b_zero, dtype: tl.constexpr, IN_ORDER: tl.constexpr):
-    """int32 [N, K / 8] → weights [N, K] in the order that `int4_layout` says; scales and zero points as `load_groups`
-    has them."""
+    """Converts int32 [N, K / 8] to weights [N, K] in the order of `int4_layout`; scales and zero points as in
+    `load_groups`."""
     BLOCKS: tl.constexpr = b_words.shape[1] // 4
     b_words = tl.reshape(b_words, (b_words.shape[0], 4, BLOCKS))
     b_s, b_z = (b_scale[:, None, :], b_zero[:, None, :]) if IN_ORDER else (b_scale, b_zero)
@@ -168,15 +168,15 @@ def unpack_tile(b_words, b_scale, b_zero, dtype: tl.constexpr, IN_ORDER: tl.cons
 
 @triton.jit
 def rows_of_threads(BLOCK_N: tl.constexpr):
-    """[N]: places among the outputs of a program in the order in which threads load them, so that each has those that
-    the matrix unit takes from it; see `in_order`. Of 64, bits 3 to 5 are turned."""
+    """Places [N] among the outputs of a program in the order in which threads load them, so that each thread has those
+    that the matrix unit takes from it; see `in_order`. Of 64, bits 3 to 5 are turned."""
     o_n = tl.arange(0, BLOCK_N)
     return (o_n & 7) | (o_n >> 5) << 3 | (o_n >> 3 & 3) << 4
 
 
 @triton.jit
 def in_order(b_rows):
-    """[N, K] with rows as `rows_of_threads` → rows in their order. Moves nothing between threads."""
+    """Converts [N, K] with rows as in `rows_of_threads` to rows in their order. Moves nothing between threads."""
     b_turned = tl.permute(tl.reshape(b_rows, (2, 4, 8, b_rows.shape[1])), (1, 0, 2, 3))
     return tl.reshape(b_turned, (b_rows.shape[0], b_rows.shape[1]))
 

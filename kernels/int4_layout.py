@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 BLOCK = 32
-"""Inputs divide by it, and so do groups."""
+"""Number of inputs that all groups and rows divide by."""
 DEPTHS = (128, 64, 32)
 WORD = 8
-"""Weights in an int32."""
+"""Number of weights in an int32."""
 _ROWS = 1024
-"""Rows that are expanded at a time."""
+"""Number of rows that are expanded at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +44,13 @@ class Int4Weight:
 
 
 def depth(num_inputs: int) -> int:
-    """Inputs of a tile: as many as divide the inputs of a row, up to 128."""
+    """Number of inputs in a tile: the largest of `DEPTHS` that divides the inputs of a row."""
     assert num_inputs % BLOCK == 0
     return next(size for size in DEPTHS if num_inputs % size == 0)
 
 
 def pack(values: torch.Tensor) -> torch.Tensor:
-    """uint8 [N, K] of 0…15 → int32 [N, K / 8]"""
+    """Packs uint8 [N, K] of 0…15 into int32 [N, K / 8]."""
     n, k = values.shape
     assert values.dtype == torch.uint8
     blocks = depth(k) // BLOCK
@@ -60,7 +60,7 @@ def pack(values: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(words: torch.Tensor) -> torch.Tensor:
-    """int32 [N, K / 8] → uint8 [N, K] of 0…15"""
+    """Unpacks int32 [N, K / 8] into uint8 [N, K] of 0…15."""
     n, k = words.shape[0], words.shape[1] * WORD
     pairs = words.contiguous().view(torch.uint8)
     nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1)

@@ -28,7 +28,7 @@ def lm_head_sample(
     *,
     dependent: bool = False,
 ) -> None:
-    """hidden [R, H] with R at most 16, weight [V, H]; writes out int32 [R]."""
+    """Draws from hidden [R, H] with R at most 16 and weight [V, H]; writes out int32 [R]."""
     num_rows, k = hidden.shape
     vocab_size = weight.shape[0]
     assert num_rows <= MAX_ROWS

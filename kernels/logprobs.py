@@ -17,11 +17,11 @@ def logprobs(
     out_top_ids: torch.Tensor,
     out_top_logprobs: torch.Tensor,
 ) -> None:
-    """logits bf16 or float32 [R, V], token_ids int32 [R]; writes the chosen tokens' log probability, float32 [R].
+    """Writes the log probability of token_ids int32 [R] under logits bf16 or float32 [R, V] as float32 [R].
 
-    Of row r, out_top_ids int32 and out_top_logprobs float32 [R, N] get the num_tops[r] likeliest, int32 [R] and at most
-    N: likeliest first, smaller ids first among equals. Nothing is written for a row whose num_tops is negative. One
-    pass over a row for the sum and one for each of the likeliest.
+    For row r, out_top_ids int32 and out_top_logprobs float32 [R, N] get the num_tops[r] likeliest tokens, num_tops
+    int32 [R] at most N: likeliest first, smaller ids first among equals. Nothing is written for a row whose num_tops is
+    negative. One pass over a row for the sum and one for each of the likeliest.
     """
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == out_top_ids.stride(1) == out_top_logprobs.stride(1) == 1
@@ -58,7 +58,7 @@ def logprobs_of(
 def logprobs_twin(
     logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The same in plain torch, in float32 or better."""
+    """Log probabilities in plain torch, in float32 or better."""
     all_logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=1)
     ranked = all_logprobs.sort(dim=1, descending=True, stable=True)
     chosen = all_logprobs.gather(1, token_ids.long()[:, None])[:, 0]

@@ -7,7 +7,7 @@ order by how a tile lies over its threads, are spelt out: the right half of the 
 is left.
 
 Weights are relative to the maximum rounded down to a multiple of eight powers of two: that costs no digit, seldom
-changes from tile to tile, and whoever sees that it did not need not scale anything: a factor of one leaves the bits.
+changes from tile to tile, and a kernel that sees no change need not scale anything: a factor of one leaves the bits.
 
 A sliding window hides the keys before it. Splits and tiles lie where they lie without one; those of which a row sees
 nothing leave its state as it is, to the bit, and may be left out.
@@ -22,30 +22,31 @@ import triton.language as tl
 
 LOG2_E = 1.4426950408889634
 SPLIT = 512
-"""Keys a split; also the grain at which a shared prefix is shared."""
+"""Number of keys in a split; also the grain at which a shared prefix is shared."""
 TILE = 128
-"""Keys whose maximum is taken at once; a multiple of `HALF`."""
+"""Number of keys whose maximum is taken at once; a multiple of `HALF`."""
 HALF = 64
-"""Keys that are read at once."""
+"""Number of keys that are read at once."""
 MAX_PIPELINED_HEAD_DIM = 128
 GRAIN = tl.constexpr(8.0)
-"""What weights are relative to is a maximum rounded down to a multiple of this, in powers of two."""
+"""Weights are relative to a maximum that is rounded down to a multiple of this, in powers of two."""
 
 
 def stages_of(most: int, head_dim: int) -> int:
-    """Tiles whose copies are under way at once: of large heads shared memory holds a single tile of both halves."""
+    """Number of tiles whose copies are under way at once: shared memory holds a single tile of both halves of large
+    heads."""
     return most if head_dim <= MAX_PIPELINED_HEAD_DIM else 1
 
 
 def base_2_scale(scale: float | None, head_dim: int) -> float:
-    """What scores are multiplied by before base-2 exponentials; a scale of None is 1 / sqrt(head_dim)."""
+    """Factor of scores before base-2 exponentials; a scale of None is 1 / sqrt(head_dim)."""
     return LOG2_E / math.sqrt(head_dim) if scale is None else LOG2_E * scale
 
 
 @triton.jit
 def first_keys(first, seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
-    """Where a walk begins that would begin at `first`, at a multiple of TILE, and the oldest key that the last of
-    seq_len positions sees. WINDOW 0: it sees all."""
+    """First position of a walk that would begin at `first`, rounded to a multiple of TILE, and the oldest key that the
+    last of seq_len positions sees. WINDOW 0: it sees all."""
     oldest = 0
     if WINDOW:
         oldest = tl.maximum(seq_len - WINDOW, 0)
@@ -55,7 +56,7 @@ def first_keys(first, seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, FP8: tl.constexpr):
-    """Maxima, sums, and weighted values as a tuple: of parts of the dimensions, as keys and values are read."""
+    """Maxima, sums, and weighted values as a tuple of parts of the dimensions, as keys and values are read."""
     b_m = tl.full((ROWS,), float("-inf"), tl.float32)
     b_l = tl.zeros((ROWS, 16), tl.float32)
     b_acc = tl.zeros((ROWS, HEAD_DIM // 2 if FP8 else HEAD_DIM), tl.float32)
@@ -64,8 +65,8 @@ def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, FP8: tl.constexpr):
 
 @triton.jit
 def attend_tile(b_q, keys, values, visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr):
-    """One tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, each in parts of the dimensions;
-    whether their keys are visible; qk_scale holds log2(e). Base-2 exponentials."""
+    """Adds one tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, each in parts of the
+    dimensions; visibility of the keys; qk_scale holds log2(e). Base-2 exponentials."""
     b_left, b_right = _scores(b_q, keys[0]), _scores(b_q, keys[1])
     if MASKED:
         b_left = tl.where(visible[0], b_left, float("-inf"))
@@ -86,7 +87,7 @@ def attend_tile(b_q, keys, values, visible, qk_scale, b_m, b_l, b_acc, MASKED: t
 
 @triton.jit
 def parts_of(b_q, FP8: tl.constexpr):
-    """[ROWS, D] as `attend_tile` takes it, with FP8 in float16."""
+    """Converts [ROWS, D] to the parts that `attend_tile` takes, with FP8 in float16."""
     if FP8:
         b_halves = tl.reshape(b_q.to(tl.float16), (b_q.shape[0], 2, b_q.shape[1] // 2))
         parts = tl.split(tl.permute(b_halves, (0, 2, 1)))
@@ -97,7 +98,7 @@ def parts_of(b_q, FP8: tl.constexpr):
 
 @triton.jit
 def joined(b_acc):
-    """Parts to [ROWS, D]."""
+    """Joins parts to [ROWS, D]."""
     if len(b_acc) == 1:
         b_whole = b_acc[0]
     else:
@@ -108,7 +109,8 @@ def joined(b_acc):
 
 @triton.jit
 def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
-    """The state of earlier splits and that of the next one, sums [ROWS]. An empty side changes nothing, to the bit."""
+    """Merges the state of earlier splits and that of the next one, sums [ROWS]. An empty side changes nothing, to the
+    bit."""
     b_m_new = tl.maximum(b_m, b_m_next)
     b_shift = _finite(b_m_new)
     b_old = tl.exp2(b_m - b_shift)
@@ -120,7 +122,7 @@ def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
 
 @triton.jit
 def row_sums(b_l):
-    """[ROWS, 16] to [ROWS]."""
+    """Folds [ROWS, 16] to [ROWS]."""
     b_left, b_right = tl.split(_fold(_fold(_fold(b_l))))
     return b_left + b_right
 
@@ -132,7 +134,7 @@ def finish(b_l, b_acc, v_scale):
 
 @triton.jit
 def _scores(b_q, b_k):
-    """Parts in their order: the terms of each sum lie as in one product over all dimensions."""
+    """Sums the parts in their order: the terms of each sum lie as in one product over all dimensions."""
     b_s = tl.dot(b_q[0], b_k[0])
     if len(b_q) == 2:
         b_s = tl.dot(b_q[1], b_k[1], b_s)
@@ -158,7 +160,7 @@ def _weights(b_s, qk_scale, b_shift):
 
 @triton.jit
 def _fold(b_x):
-    """The left half of the columns plus the right half."""
+    """Adds the right half of the columns to the left half."""
     b_halves = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
     b_left, b_right = tl.split(tl.permute(b_halves, (0, 2, 1)))
     return b_left + b_right
@@ -166,5 +168,6 @@ def _fold(b_x):
 
 @triton.jit
 def _finite(b_m):
-    """Rows that saw no key yet have a maximum of minus infinity; zero in its place keeps their exponentials zero."""
+    """Replaces a maximum of minus infinity, that of rows without a key so far, by zero: their exponentials stay
+    zero."""
     return tl.where(b_m == float("-inf"), 0.0, b_m)

@@ -1,4 +1,4 @@
-"""How kernels read a tile of keys and values, in halves, out of KV blocks. Knows nothing about attention.
+"""Reads a tile of keys and values, in halves, out of KV blocks. Knows nothing about attention.
 
 A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All values of a cache
 are finite from its allocation on: bulk copies read to the end of a tile, and what lies past a sequence weighs zero.
@@ -25,7 +25,7 @@ def is_paired(cache: torch.Tensor) -> bool:
 
 
 def as_pairs(cache: torch.Tensor) -> torch.Tensor:
-    """What kernels see of a cache: pairs in the place of fp8."""
+    """The cache as kernels see it: pairs in the place of fp8."""
     return cache.view(torch.int16) if is_paired(cache) else cache
 
 
@@ -41,7 +41,7 @@ def bulk_copied(cache: torch.Tensor) -> bool:
 
 
 def as_operand(cache: torch.Tensor) -> Any:
-    """What a kernel takes for this cache: a description for the copy engine, or the tensor."""
+    """The kernel's argument for this cache: a description for the copy engine, or the tensor."""
     cache = as_pairs(cache)
     if not bulk_copied(cache):
         return cache
@@ -77,12 +77,11 @@ def load_tile(
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Keys [D, HALF] and values [HALF, D] of two halves of a tile, from position `first` on, a multiple of HALF: each a
-    tuple, of two parts of the dimensions with FP8, otherwise of one. Strides count elements of what `as_pairs` gives.
+    """Keys [D, HALF] and values [HALF, D] of two halves of a tile from position `first` on, a multiple of HALF: each is
+    a tuple, of two parts of the dimensions with FP8, otherwise of one. Strides count elements of what `as_pairs` gives.
 
     `pages`, of `pages_of`, count where half a tile lies in one block: a caller that loads them a tile ahead spares the
-    copy the wait.
-    Positions from `end` on hold what happens to be there, or zero.
+    copy the wait. Positions from `end` on hold what happens to be there, or zero.
     """
     if BULK:
         left = (pages[0] * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
@@ -110,7 +109,7 @@ def load_tile(
 
 @triton.jit
 def _offsets(p_table_row, page, first, end, where, PAGE: tl.constexpr, HALF: tl.constexpr):
-    """Of the first key, and of each from there."""
+    """Offsets of the first key, and of each element from there."""
     i_kv, stride_block, stride_head, stride_slot = where
     if PAGE >= HALF:
         start = page.to(tl.int64) * stride_block + (first % PAGE) * stride_slot + i_kv * stride_head
@@ -125,7 +124,7 @@ def _offsets(p_table_row, page, first, end, where, PAGE: tl.constexpr, HALF: tl.
 
 @triton.jit
 def _widen(b_pair, ON_GPU: tl.constexpr):
-    """fp8 pairs to float16: lower bytes, and upper bytes.
+    """Converts fp8 pairs to float16: lower bytes, and upper bytes.
 
     Two assembly lines with one result each, elementwise and pure: the compiler moves them behind the loads of matrix
     operands, which then carry pairs.

@@ -42,7 +42,7 @@ NUM_STAGES = 2
 
 
 def tokens_per_tile(group: int, device: torch.device) -> int:
-    """group: query heads of a key head."""
+    """Number of tokens in a tile; `group` is the number of query heads of a key head."""
     return num_teams(device) * (ROWS // group)
 
 
@@ -79,7 +79,8 @@ def prefill_attention(
     scale: float | None = None,
     window: int = 0,
 ) -> None:
-    """q [T, Hq, D] and out alike; sequence i has rows query_starts[i] … query_starts[i + 1] - 1, int32 [S + 1].
+    """Attention of q [T, Hq, D] into out of the same shape; sequence i has rows query_starts[i] … query_starts[i + 1] -
+    1, int32 [S + 1].
 
     seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them. table_rows int32 [S]
     into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`; k_scale and v_scale float32 [Hk] for fp8
@@ -141,8 +142,8 @@ def prefill_attention_twin(
     block_tables: torch.Tensor,
     **options: Any,
 ) -> torch.Tensor:
-    """Plain torch, one sequence after another, in q's precision or float32, whichever is higher. Options as
-    `attention_of_rows`."""
+    """Attention in plain torch, one sequence after another, in q's precision or float32, whichever is higher. Options
+    as in `attention_of_rows`."""
     bounds, caches = query_starts.tolist(), (k_cache, v_cache)
     chunks = [
         attention_of_rows(q[first:end], *caches, block_tables[int(table_rows[i])], int(seq_lens[i]), **options)

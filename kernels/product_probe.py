@@ -20,9 +20,10 @@ from . import gemm, hopper_wide_gemm, wide_gemm, wide_tiles
 from .device import driver_version
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""x [M, K], weight [N, K], out [M, N]."""
+"""Multiplies x [M, K] by weight [N, K] into out [M, N]."""
 SHIFTS = (1, 7, 32)
-"""Rows by which windows of one number of rows are shifted, in turn: a row has other places, and x another alignment."""
+"""Numbers of rows by which windows of one size are shifted, in turn: a row has other places, and x another
+alignment."""
 
 
 class Product(NamedTuple):
@@ -38,7 +39,8 @@ class Product(NamedTuple):
 
 
 def own_reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    """Always the same one of our kernels, so that a probe compiles one: all have the same bits."""
+    """Writes the reference product by always the same kernel of ours, so that a probe compiles one: all have the same
+    bits."""
     wide_gemm.wide_gemm(x, weight, out, wide_gemm.tiles_for(weight)[0])
 
 
@@ -90,12 +92,12 @@ def _compare(
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """Integers: a NaN equals itself, and zeros have signs."""
+    """The bits as integers: a NaN equals itself, and zeros have signs."""
     return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
 
 
 def facts(device: torch.device) -> dict[str, str]:
-    """All that a verdict depends on beside product and numbers of rows."""
+    """Facts that a verdict depends on besides product and numbers of rows."""
     sources = [Path(module.__file__ or "") for module in (gemm, wide_gemm, wide_tiles, hopper_wide_gemm)] + [
         Path(__file__)
     ]

@@ -1,4 +1,4 @@
-"""What happens to a fused q/k/v projection before attention: bias, q/k-norm, RoPE, and K and V into their KV slots.
+"""Work on a fused q/k/v projection before attention: bias, q/k-norm, RoPE, and storing K and V in their KV slots.
 
 RoPE rotates halves (x[i] with x[i + D/2]); checkpoints of the interleaved kind are permuted when they are converted.
 """
@@ -13,7 +13,7 @@ from .dependent_launch import launch_options, release_dependents, wait_for_input
 from .paged_cache import as_pairs
 
 HEADS = 4
-"""Heads a program; fixed, so that the layout of a reduction never depends on the batch."""
+"""Number of heads of a program; fixed, so that the layout of a reduction never depends on the batch."""
 
 
 def qk_norm_rope_store_kv(
@@ -95,7 +95,7 @@ def qk_norm_rope_twin(
     k_norm: torch.Tensor | None = None,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q [T, Hq, D], k and v [T, Hk, D] in plain torch, in float32 or better; not rounded, not scaled."""
+    """Queries [T, Hq, D], keys and values [T, Hk, D] in plain torch, in float32 or better; not rounded, not scaled."""
     wide = qkv.to(torch.promote_types(qkv.dtype, torch.float32))
     if bias is not None:
         wide = wide + bias
@@ -114,7 +114,7 @@ def qk_norm_rope_twin(
 
 
 def store_kv_twin(values: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor) -> None:
-    """values [T, Hk, D] into cache [num_blocks, Hk, block_size, D] at the slots that are not negative."""
+    """Stores values [T, Hk, D] in cache [num_blocks, Hk, block_size, D] at the slots that are not negative."""
     kept = slots >= 0
     where = slots[kept].long()
     cache[where // cache.shape[2], :, where % cache.shape[2]] = values[kept].to(cache.dtype)
@@ -131,7 +131,7 @@ def _normalize(b_low, b_high, p_norm, o_d, eps, HALF: tl.constexpr):
 
 @triton.jit
 def _store(p, b_low, b_high, stored, p_scale, o_head, HALF: tl.constexpr, FP8: tl.constexpr, ON_GPU: tl.constexpr):
-    """Both halves of a head."""
+    """Stores both halves of a head."""
     if FP8:
         b_scale = tl.load(p_scale + o_head, mask=stored, other=1.0)
         b_low, b_high = tl.clamp(b_low / b_scale, -448.0, 448.0), tl.clamp(b_high / b_scale, -448.0, 448.0)
@@ -143,7 +143,8 @@ def _store(p, b_low, b_high, stored, p_scale, o_head, HALF: tl.constexpr, FP8: t
 
 @triton.jit
 def _fp8_pairs(b_low, b_high, ON_GPU: tl.constexpr):
-    """int16. NOTE: bytes put together by shifts lose every other lower one on the way through ptxas (12.8, sm_90)."""
+    """The pairs as int16. NOTE: bytes put together by shifts lose every other lower one on the way through ptxas (12.8,
+    sm_90)."""
     if ON_GPU:
         b_pairs = tl.inline_asm_elementwise(
             "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $3, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $2;"

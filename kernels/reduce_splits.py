@@ -1,4 +1,4 @@
-"""Merges what `decode_attention` and `shared_prefix_attention` left of each split, first to last."""
+"""Merges the partial results of `decode_attention` and `shared_prefix_attention`, first to last."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def reduce_splits(
     window: int = 0,
     dependent: bool = False,
 ) -> None:
-    """Merges the partial results of rows with more than one split into out [R, Hq, D]; those before a window of so many
-    keys were not computed."""
+    """Merges the partial results of rows with more than one split into out [R, Hq, D]; results of splits before a
+    window of `window` keys were not computed."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
     _reduce_splits[(num_rows, num_q_heads // heads)](

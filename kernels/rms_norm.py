@@ -9,14 +9,14 @@ import triton.language as tl
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
 
 EARLY_HIDDEN = 1024
-"""Up to this width what follows is a product whose weights are so small that it asks for all of them before its inputs
+"""Largest width at which the following product has weights so small that it prefetches all of them before its inputs
 are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work."""
 
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, dependent: bool = False
 ) -> torch.Tensor:
-    """x [T, H] with contiguous rows, weight [H]; returns out [T, H] in x's dtype."""
+    """RMSNorm of x [T, H] with contiguous rows by weight [H]; returns out [T, H] in x's dtype."""
     out = torch.empty_like(x) if out is None else out
     _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent)
     return out
@@ -31,14 +31,15 @@ def add_rms_norm(
     *,
     dependent: bool = False,
 ) -> torch.Tensor:
-    """residual += x in place, rounded to its dtype; returns the norm of the rounded sum. Shapes as `rms_norm`."""
+    """Adds x to residual in place, rounded to its dtype; returns the norm of the rounded sum. Shapes as in
+    `rms_norm`."""
     out = torch.empty_like(x) if out is None else out
     _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent)
     return out
 
 
 def rms_norm_twin(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same in plain torch, in x's precision or float32, whichever is higher; not rounded."""
+    """RMSNorm in plain torch, in x's precision or float32, whichever is higher; not rounded."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)
 

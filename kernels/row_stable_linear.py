@@ -20,17 +20,17 @@ from . import packed_linear
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 PROBED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 24, 31, 33, 48, 64, 100)
 NUM_ROWS, NUM_OUTPUTS = 128, 2048
-"""Of a probe. Bits that differ rarely need many results to show."""
+"""Size of a probe. Bits that differ rarely need many results to show."""
 FIXED_ROWS = 32
 
 
 class Library(NamedTuple):
-    """Multiplies weights that it may have prepared."""
+    """Library that multiplies weights and may prepare them first."""
 
     multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-    """x [T, K], prepared weight [N, K] → [T, N]"""
+    """Multiplies x [T, K] by a prepared weight [N, K]: [T, N]."""
     prepare: Callable[[torch.Tensor], torch.Tensor]
-    """Weight [N, K] → what `multiply` reads."""
+    """Converts weight [N, K] to what `multiply` reads."""
 
 
 PLAIN = Library(linear, lambda weight: weight)
@@ -38,7 +38,7 @@ PACKED = Library(packed_linear.linear, packed_linear.pack)
 
 
 class RowRule(NamedTuple):
-    """How many rows a product may have: at least so many, or, where `is_exact`, so many and no others."""
+    """Numbers of rows that a product may have: at least `num_rows`, or, where `is_exact`, exactly that many."""
 
     num_rows: int
     is_exact: bool = False
@@ -57,7 +57,7 @@ def row_rule(num_outputs: int, num_inputs: int, dtype: torch.dtype, library: Lib
 
 
 def row_stable_linear(x: torch.Tensor, weight: torch.Tensor, rule: RowRule, library: Library = PLAIN) -> torch.Tensor:
-    """x [T, K], weight [N, K] as the library prepared it; returns [T, N]."""
+    """x [T, K] times weight [N, K] as the library prepared it: [T, N]."""
     if rule.is_exact:
         return torch.cat([_padded(part, weight, rule.num_rows, library) for part in x.split(rule.num_rows)])
     return library.multiply(x, weight) if x.shape[0] >= rule.num_rows else _padded(x, weight, rule.num_rows, library)

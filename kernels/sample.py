@@ -21,7 +21,7 @@ class Draws:
     """The sampling state of R rows, on the device."""
 
     temperatures: torch.Tensor
-    """float32 [R]; 0: greedy."""
+    """float32 [R]; 0: the row is greedy."""
     seeds: torch.Tensor
     """int64 [R]"""
     choice_indices: torch.Tensor
@@ -30,7 +30,7 @@ class Draws:
     """int32 [R]"""
 
     def select(self, rows: torch.Tensor) -> Draws:
-        """Of some rows, by index or by bool."""
+        """The state of some rows, by index or by bool."""
         return Draws(
             temperatures=self.temperatures[rows],
             seeds=self.seeds[rows],
@@ -41,7 +41,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Workspace: the best token of each stretch of the vocabulary."""
+    """Workspace: the best token of each part of the vocabulary."""
 
     scores: torch.Tensor
     """float32 [rows, stretches]"""
@@ -59,7 +59,7 @@ class Candidates:
 
 
 def sample(logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor) -> None:
-    """logits bf16 or float32 [R, V]; writes out int32 [R]."""
+    """Draws from logits bf16 or float32 [R, V]; writes out int32 [R]."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     num_stretches = triton.cdiv(vocab_size, BLOCK)
@@ -112,7 +112,7 @@ def perturb(b_logit, o_token, inverse_temperature, key_0, key_1, is_greedy, ON_G
 
 @triton.jit
 def best_token(b_score, b_id):
-    """The highest score of a block and the smallest id that has it; the smallest of all if scores are no numbers."""
+    """The highest score of a block and the smallest id with it; the smallest id of all if scores are no numbers."""
     score = tl.max(b_score, axis=0)
     token = tl.min(tl.where(b_score == score, b_id, 0x7FFFFFFF), axis=0)
     return score, tl.where(token == 0x7FFFFFFF, tl.min(b_id, axis=0), token)

@@ -1,7 +1,7 @@
 """Decode attention over splits that several sequences of a batch share: their keys are read once for all of them.
 
-Which splits those are, `decode_plan` finds in the block tables. Results go where the unshared path would have put them,
-in the same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another. On Hopper
+`decode_plan` finds these splits in the block tables. Results go where the unshared path would have put them, with the
+same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another. On Hopper
 `hopper_shared_prefix_attention` does so wherever it can.
 """
 
@@ -47,7 +47,7 @@ def shared_prefix_attention(
     v_scale: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> None:
-    """Arguments as `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
+    """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     if k_scale is None and serves(q, k_cache):

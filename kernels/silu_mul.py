@@ -16,12 +16,14 @@ GELU_LINEAR, GELU_CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.07135
 
 
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False) -> torch.Tensor:
-    """gate_up [T, 2 I], the gate in the first half of a row; returns out [T, I]."""
+    """SiLU of the gate times the up projection: gate_up [T, 2 I], the gate in the first half of a row; returns out [T,
+    I]."""
     return _launch(gate_up, out, is_gelu=False, dependent=dependent)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False) -> torch.Tensor:
-    """gate_up [T, 2 I], the gate in the first half of a row; returns out [T, I]."""
+    """GELU of the gate times the up projection: gate_up [T, 2 I], the gate in the first half of a row; returns out [T,
+    I]."""
     return _launch(gate_up, out, is_gelu=True, dependent=dependent)
 
 
@@ -46,13 +48,13 @@ def _launch(gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, d
 
 
 def silu_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
-    """The same in plain torch, in float32 or better; not rounded."""
+    """`silu_mul` in plain torch, in float32 or better; not rounded."""
     gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up
 
 
 def gelu_tanh_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
-    """The same in plain torch, in float32 or better; not rounded."""
+    """`gelu_tanh_mul` in plain torch, in float32 or better; not rounded."""
     gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
     return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
@@ -64,7 +66,7 @@ def gated(b_gate, b_up):
 
 @triton.jit
 def gelu_gated(b_gate, b_up):
-    """x (1 + tanh u) / 2 as x / (1 + exp(-2 u))."""
+    """x (1 + tanh u) / 2, computed as x / (1 + exp(-2 u))."""
     return b_gate / (1.0 + tl.exp(-b_gate * (GELU_LINEAR + GELU_CUBIC * b_gate * b_gate))) * b_up
 
 

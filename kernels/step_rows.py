@@ -1,4 +1,4 @@
-"""The request table on the device: what a step reads of it, and what sampling writes back. Knows nothing about models.
+"""The request table on the device: a step reads it, and sampling writes it. Knows nothing about models.
 
 Row -1 pads a graph: its token is 0, its slot is negative, and nothing is written for it.
 """
@@ -14,14 +14,14 @@ from .sample import Draws
 
 NUM_STOPS = 8
 PARAM_WORDS = 20
-"""32-bit words of a row's sampling state: seed (two), choice, temperature, top-k, top-p, min-p, the position at which
-decoding ends, the first one at which stop ids count, stop ids (negative: none), unused."""
+"""Number of 32-bit words in a row's sampling state: seed (two), choice, temperature, top-k, top-p, min-p, the position
+at which decoding ends, the first one at which stop ids count, stop ids (negative: none), unused."""
 _END, _FIRST_STOP = 7, 9
 _BLOCK = 256
 
 
 def scatter_words(words: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
-    """words int32 [N], indices and values int32 [U]."""
+    """Writes values to words int32 [N] at indices; indices and values int32 [U]."""
     num_updates = len(indices)
     _scatter_words[(triton.cdiv(num_updates, _BLOCK),)](words, indices, values, num_updates, BLOCK=_BLOCK)
 
@@ -35,7 +35,7 @@ def load_tokens(
     token_ids: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """rows and positions int32 [T], tables int32 [rows, …]; writes token_ids and slots, integers [T]."""
+    """Writes token_ids and slots, integers [T], of rows and positions int32 [T]; tables int32 [rows, …]."""
     num_tokens = len(rows)
     _load_tokens[(triton.cdiv(num_tokens, _BLOCK),)](
         rows,
@@ -53,7 +53,8 @@ def load_tokens(
 
 
 def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: Filters) -> None:
-    """params int32 [rows, PARAM_WORDS], rows int32 [S]; fills all but the output indices. Padding rows are greedy."""
+    """Fills all draws but the output indices from params int32 [rows, PARAM_WORDS] of rows int32 [S]. Padding rows are
+    greedy."""
     _load_draws[(triton.cdiv(len(rows), _BLOCK),)](
         params,
         rows,
@@ -78,7 +79,7 @@ def store_tokens(
     results: torch.Tensor,
     first_result: torch.Tensor,
 ) -> None:
-    """Each row's sampled token, int32 [S], goes after its last position, and into results.
+    """Writes each row's sampled token, int32 [S], behind its last position and to results.
 
     results int32 [parts, steps, max rows], in pinned memory of the host, so that no copy has to follow: from word
     first_result, int32 [1], on, at [output index mod steps, i].
@@ -180,7 +181,8 @@ def advance_twin(
     token_ids: torch.Tensor,
     params: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, positions, output indices and lengths [S] of the next step; what is not a row's is as it was, lengths 0."""
+    """Rows, positions, output indices and lengths [S] of the next step; entries without a row keep their values,
+    lengths are 0."""
     words, following = params[rows.long().clamp(min=0)], positions + 1
     stops = words[:, _FIRST_STOP : _FIRST_STOP + NUM_STOPS]
     is_stopped = (stops == token_ids[:, None]).any(1) & (following >= words[:, _END + 1])

@@ -1,4 +1,4 @@
-"""Leaves of each row's logits the tokens that its mask allows: one bit a token, in 32-bit words, lowest bit first."""
+"""Masks logits: a mask has one bit for each token, in 32-bit words, lowest bit first."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import triton.language as tl
 
 BLOCK = 4096
 LOWEST = -1e30
-"""What a token has at least that the mask allows and something else forbade: where a grammar and other rules leave
-nothing together, the grammar decides."""
+"""Least logit of a token that the mask allows and another rule forbids: where a grammar and other rules leave nothing
+together, the grammar decides."""
 
 
 # Eight tokens at once: a tenth of the time of shifting bit by bit.
@@ -17,7 +17,8 @@ _BIAS_OF_BYTE = torch.where((torch.arange(256)[:, None] >> torch.arange(8) & 1).
 
 
 def mask_tokens(logits: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) -> None:
-    """logits [R, V] under masks int32 [R, words] to out float32 [R, V]; may be in place when logits are float32."""
+    """Masks logits [R, V] by masks int32 [R, words] into out float32 [R, V]; may be in place when logits are
+    float32."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == out.stride(1) == masks.stride(1) == 1
     assert masks.shape[1] * 32 >= vocab_size
@@ -27,7 +28,7 @@ def mask_tokens(logits: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) ->
 
 
 def mask_tokens_twin(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """The same in plain torch, float32 [R, V]."""
+    """`mask_tokens` in plain torch, float32 [R, V]."""
     bias = _BIAS_OF_BYTE.to(masks.device)[masks.contiguous().view(torch.uint8).long()]
     return logits.float().clamp(min=LOWEST).add_(bias.flatten(1)[:, : logits.shape[1]])
 

@@ -18,14 +18,14 @@ from .wide_tiles import GROUP, TeamTiles, WideTiles, choose_wide, fitting_tiles,
 
 NUM_WARPS = 4
 UNALIGNED = WideTiles(64, 64, 3, 0.1, block_k=32)
-"""Addresses of single elements leave room for no more in registers."""
+"""Tiles for unaligned rows: addresses of single elements leave room for no more in registers."""
 
 
 def wide_gemm(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: WideTiles | TeamTiles | None = None
 ) -> None:
-    """x [M, K], weight [N, K]; writes out [M, N], all of one dtype of two or four bytes. Tiles are chosen by shape
-    where none are given, and are always the same where rows are unaligned."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N], all of one dtype of two or four bytes. Tiles are
+    chosen by shape where none are given, and are always the same where rows are unaligned."""
     m, k = x.shape
     n = weight.shape[0]
     assert x.dtype == weight.dtype == out.dtype
@@ -57,7 +57,7 @@ def wide_gemm(
 
 
 def tiles_for(weight: torch.Tensor) -> tuple[WideTiles | TeamTiles, ...]:
-    """Those that products with weights like this one may take; the first are for very many rows."""
+    """Tiles that products with weights like this one may take; the first ones are for very many rows."""
     return fitting_tiles(weight.dtype, has_teams=hopper_attention.is_hopper(weight.device))
 
 
@@ -108,7 +108,7 @@ def _wide_gemm(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Programs of one tile. What lies past the last row or column is read as zero and not written."""
+    """Programs of one tile. Elements past the last row or column are read as zero and not written."""
     o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):

@@ -1,4 +1,4 @@
-"""Tiles of the product for many rows: shapes, order, and which of them serve. Knows nothing of what multiplies."""
+"""Tiles of the product for many rows: shapes, order, and applicability. Knows nothing about multiplying."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Tiles:
     block_m: int
     block_n: int
     num_stages: int
-    """Blocks of rows and of weights in shared memory."""
+    """Number of blocks of rows and of weights in shared memory."""
     rate: float
-    """Products in a unit of time by one multiprocessor; of the largest `WideTiles` 1."""
+    """Products that one multiprocessor makes in a unit of time, relative to the largest `WideTiles`."""
 
     def time(self, m: int, n: int, k: int, num_multiprocessors: int) -> float:
         """Predicted time of [m, k] x [n, k]: rounds of multiprocessors that each make one tile at a time."""
@@ -26,8 +26,8 @@ class Tiles:
         return depth * self.block_m * self.block_n / self.rate
 
     def start(self, num_rounds: int) -> int:
-        """Steps along K in the time that programs of all rounds take to fill their stages and to store their tiles, as
-        far as they multiply nothing meanwhile."""
+        """Number of steps along K in the time that programs of all rounds take to fill their stages and to store their
+        tiles, as far as nothing is multiplied meanwhile."""
         raise NotImplementedError
 
     def count(self, m: int, n: int) -> int:
@@ -40,7 +40,7 @@ class WideTiles(Tiles):
     """Tiles of `wide_gemm` for any GPU and dtype: a program makes one. Blocks are powers of two."""
 
     block_k: int = 64
-    """Elements of two bytes; a tile has half as many of four."""
+    """Number of elements of two bytes along K; a tile of four-byte elements has half as many."""
 
     def __str__(self) -> str:
         return f"{self.block_m}x{self.block_n}x{self.block_k}"
@@ -49,7 +49,8 @@ class WideTiles(Tiles):
         return 960 * num_rounds
 
     def shared_bytes(self, itemsize: int) -> int:
-        """Upper bound for all stages and the product, which takes their place if its elements have two bytes."""
+        """Upper bound for all stages and the product, which takes their place if its elements have two bytes, in
+        bytes."""
         stages = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
         product = self.block_m * self.block_n * itemsize
         # Parts begin at rounded addresses, and each stage has barriers.
@@ -62,7 +63,7 @@ class TeamTiles(Tiles):
 
     num_teams: int
     chunk: int = 64
-    """Columns of the product that a team stores at a time, from one of two places in shared memory."""
+    """Number of columns of the product that a team stores at a time, from one of two places in shared memory."""
 
     @property
     def team_rows(self) -> int:
@@ -70,7 +71,7 @@ class TeamTiles(Tiles):
 
     @property
     def first_n(self) -> int:
-        """Columns of the first part."""
+        """Number of columns in the first part."""
         return 1 << (self.block_n.bit_length() - 1)
 
     def __str__(self) -> str:
@@ -81,7 +82,7 @@ class TeamTiles(Tiles):
         return 620
 
     def shared_bytes(self) -> int:
-        """Upper bound for all stages and the places of chunks."""
+        """Upper bound for all stages and the places of chunks, in bytes."""
         stages = self.num_stages * (self.block_m + self.block_n) * 128
         rest_n = self.block_n - self.first_n
         columns = 2 * self.chunk + (rest_n if rest_n < self.chunk else 0)
@@ -106,18 +107,18 @@ TEAM_TILES = (
     TeamTiles(64, 96, 9, 0.56, 1, chunk=32),
     TeamTiles(64, 64, 12, 0.43, 1),
 )
-"""Widths between the powers of two are for weights of which those leave many multiprocessors idle in the last round;
-144 and 288 divide 576."""
+"""Tiles of teams. Widths between the powers of two are for weights of which those leave many multiprocessors idle in
+the last round; 144 and 288 divide 576."""
 CROWDING = 0.22
 """Share of a round's time that grows with the number of tiles: programs read through one cache."""
 SHARED_BYTES = 227 << 10
 """Bytes of shared memory of a multiprocessor that one program may have."""
 GROUP = 8
-"""Tiles of rows that follow one another over the same weights, which stay in the second-level cache."""
+"""Number of tiles of rows that follow one another over the same weights, which stay in the second-level cache."""
 
 
 def fitting_tiles(dtype: torch.dtype, *, has_teams: bool) -> tuple[WideTiles | TeamTiles, ...]:
-    """Those that fit into shared memory, the largest of their kind first. Teams multiply elements of two bytes, on
+    """Tiles that fit into shared memory, the largest of their kind first. Teams multiply elements of two bytes, on
     Hopper."""
     some = tuple(tiles for tiles in TILES if tiles.shared_bytes(dtype.itemsize) <= SHARED_BYTES)
     return (*TEAM_TILES, *some) if has_teams and dtype.itemsize == 2 else some

@@ -60,15 +60,15 @@ class AttentionPlan:
     block_tables: torch.Tensor
     """int32 [R, blocks], contiguous"""
     tiles: np.ndarray[Any, np.dtype[np.int32]]
-    """[tiles, 5]: first token of the request, its position, the request's rows (tokens x group), the tile's first row,
-    the request."""
+    """int [tiles, 5]: first token of the request, its position, the request's rows (tokens x group), the tile's first
+    row, the request."""
     num_keys: int
-    """That all rows meet, as a measure of the work."""
+    """Number of keys that all rows read, a measure of the work."""
 
 
 def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Tensor, group: int) -> AttentionPlan:
-    """Request i computes positions starts[i] … starts[i] + counts[i] − 1; group is how many query heads share a key
-    head; block_tables int32 [R, blocks]."""
+    """Plan for requests that compute positions starts[i] … starts[i] + counts[i] − 1; `group` is the number of query
+    heads of a key head; block_tables int32 [R, blocks]."""
     starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
     num_rows = counts_ * group
     num_tiles = -(-num_rows // ROWS)
@@ -86,9 +86,9 @@ def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Ten
 def attention(
     q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scale: float, *, window: int = 0
 ) -> torch.Tensor:
-    """q [T, Hq, D] contiguous, kv_cache [2, num_blocks, Hk, block_size, D] of q's dtype, block_size and D divide by 16;
-    returns [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its own. Keys and values
-    that it does not see may hold any finite numbers."""
+    """Attention of q [T, Hq, D], contiguous, over kv_cache [2, num_blocks, Hk, block_size, D] of q's dtype; block_size
+    and D divide by 16. Returns [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its
+    own. Keys and values that it does not see may hold any finite numbers."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert q.is_contiguous()
     assert block_size % NUM_LANES == head_dim % NUM_LANES == 0
@@ -154,13 +154,13 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
 
 @njit
 def _row(first_token: int, row: int, head: int, num_kv_heads: int, group: int) -> int:
-    """Of q and out, seen as [T x Hq, D]."""
+    """Row of q and out, seen as [T x Hq, D]."""
     return ((first_token + row // group) * num_kv_heads + head) * group + row % group
 
 
 @njit
 def _line(arguments: int, p_table: int, head: int, key: int, is_value: int) -> Any:
-    """Of the cache, seen as [2 x num_blocks x Hk, …]: the one that holds this key."""
+    """Index of the key's block and head in the cache, seen as [2 x num_blocks x Hk, …]."""
     block = int32_at(p_table + key // argument(arguments, 9) * 4)
     return (is_value * argument(arguments, 10) + block) * argument(arguments, 6) + head
 
@@ -178,7 +178,7 @@ def _score(
     p_scores: int,
     element: Any,
 ) -> Any:
-    """Scores of a chunk's keys [ROWS, CHUNK] from `begin` to `count`; returns the highest of each row."""
+    """Writes the scores [ROWS, CHUNK] of a chunk's keys from `begin` to `count`; returns the highest of each row."""
     head_dim, block_size, window = argument(arguments, 8), argument(arguments, 9), argument(arguments, 12)
     width = head_dim * 4
     hidden, zero = splat(F32(_HIDDEN)), splat(F32(0))
@@ -222,7 +222,7 @@ def _score(
 
 @njit
 def _weigh(p_scratch: int, j: int, highest: Any, begin: int, count: int, head_dim: int) -> None:
-    """Scores of a row to weights; what earlier chunks gave it is scaled to the new highest score."""
+    """Turns the scores of a row into weights; scales the result of earlier chunks to the new highest score."""
     p_scores = p_scratch + 2 * _ROWS_SIZE + j * CHUNK * 4
     p_out = p_scratch + _ROWS_SIZE + j * head_dim * 4
     before = _highest(p_scratch, j)
@@ -274,7 +274,7 @@ def _add_values(
 
 @njit
 def _put_state(p_scratch: int, j: int, highest: Any, total: Any) -> None:
-    """A row's highest score and the sum of its weights."""
+    """Stores a row's highest score and the sum of its weights."""
     p_state = p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8
     put(p_state, highest, F32_ELEMENT)
     put(p_state + 4, total, F32_ELEMENT)

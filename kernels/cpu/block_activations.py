@@ -45,7 +45,7 @@ _MOST, _LEAST = F32(MOST), F32(LEAST_MAGNITUDE)
 
 
 def quantize(x: torch.Tensor) -> torch.Tensor:
-    """x [T, K] contiguous → uint8 [T, K / 32, 48]"""
+    """Rounds x [T, K], contiguous, to uint8 [T, K / 32, 48]."""
     return _quantized(x, KERNEL)
 
 
@@ -103,7 +103,7 @@ def _put_block(p_x: int, p_block: int, magnitude: Any, element: Any) -> None:
 
 @njit
 def quantize_blocks(p_x: int, p_out: int, num_blocks: int, element: Any) -> None:
-    """Blocks that follow one another, of elements of a type."""
+    """Rounds blocks that follow one another, of elements of one type."""
     size = BLOCK * size_of(element)
     for block in range(num_blocks):
         p_block = p_x + block * size

@@ -14,7 +14,7 @@ from .lanes import BF16_ELEMENT, F32_ELEMENT, int64_at, size_of
 
 
 def block_rows(weight: BlockWeight, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """weight [N, K], row_ids int64 [T] within 0…N - 1 → [T, K] of the dtype."""
+    """Rows of weight [N, K] at row_ids, int64 [T] within 0…N - 1, as [T, K] of the dtype."""
     assert row_ids.dtype == torch.int64
     assert row_ids.is_contiguous()
     out = torch.empty(len(row_ids), weight.shape[1], dtype=dtype)

@@ -65,7 +65,7 @@ def _words(code: TileCode, address: Any, format: BlockFormat, high_at: int, low_
 
 
 def _factors(code: TileCode, address: Any, format: BlockFormat, block: int) -> tuple[Sequence[Any], Any]:
-    """int32 factors of the block's scale and minimum."""
+    """The int32 factors of the block's scale and minimum."""
     b = code.builder
     if not format.has_min:
         at = 2 * TILE_ROWS
@@ -81,7 +81,7 @@ def _factors(code: TileCode, address: Any, format: BlockFormat, block: int) -> t
 
 @intrinsic(prefer_literal=True)
 def expand_row(typing: Any, tile: Any, units: Any, row: Any, out: Any, type_id: Any, element: Any) -> Any:
-    """Stores one of a tile's sixteen rows, of so many units, as numbers in the type that `element` names."""
+    """Stores one of a tile's sixteen rows as numbers of the type that `element` names."""
     format = FORMATS[type_id.literal_value]
 
     def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:

@@ -21,15 +21,15 @@ from .lanes import int64_at, take_one
 from .machine_code import compiling
 
 SMALL = 1 << 15
-"""Numbers that one thread gets through before another has woken."""
+"""Amount of work, in numbers, that one thread finishes before another has woken."""
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 class Kernel:
-    """Work on independent items, of which each thread takes the next, so they come in any order.
+    """Work on independent items. Each thread takes the next item, so the order of items is not fixed.
 
-    `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their arguments, which
-    go through `items`. Compiled when a type is first used.
+    `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their arguments, which go
+    through `items`. A function is compiled when its type is first used.
     """
 
     def __init__(self, *works: Callable[[int], None]) -> None:
@@ -37,8 +37,8 @@ class Kernel:
         self._compiled: dict[torch.dtype, tuple[Any, Any]] = {}
 
     def __call__(self, dtype: torch.dtype, num_items: int, num_numbers: int, *arguments: int) -> None:
-        """num_numbers: how much all items have to do, for the choice of threads. Arguments are whole numbers and
-        addresses, 8 bytes each, from `argument(…, 0)` on."""
+        """Computes all items. num_numbers: amount of work of all items, for the choice of threads. Arguments are whole
+        numbers and addresses, 8 bytes each, read from `argument(…, 0)` on."""
         call, address = self._compiled.get(dtype) or self.compile(dtype)
         memory = array("q", (0, num_items, *arguments))
         if num_items > 1 and num_numbers > SMALL and (team := _team()) is not None:
@@ -47,7 +47,7 @@ class Kernel:
             call(memory.buffer_info()[0])
 
     def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """The function and its address."""
+        """The compiled function and its address."""
         with compiling() as is_kept:
             machine_code = cfunc("void(int64)", cache=is_kept)(self._works[dtype])
         compiled = self._compiled[dtype] = machine_code.ctypes, machine_code.address
@@ -56,7 +56,7 @@ class Kernel:
 
 @njit
 def items(arguments: int) -> Any:
-    """Those that no other thread has taken, until there is none."""
+    """Yields items that no other thread has taken, until there is none."""
     i = take_one(arguments)
     while i < int64_at(arguments + 8):
         yield i
@@ -70,7 +70,7 @@ def argument(arguments: int, index: int) -> Any:
 
 @njit
 def address_of(arguments: int, index: int) -> int:
-    """Of the argument itself, for numbers that are no integers (see `float_bits`)."""
+    """Address of the argument itself, for numbers that are no integers (see `float_bits`)."""
     return arguments + 16 + 8 * index
 
 

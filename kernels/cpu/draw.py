@@ -1,8 +1,8 @@
 """Draws tokens from whole rows of logits on a CPU: the same that `sample.scores_twin` has highest, or, where the
 temperature is 0, the first of the likeliest.
 
-A fast pass finds every row's few tokens that could have the highest score; only theirs are computed exactly. Sixteen
-tokens that a mask leaves none of cost one look: most masks leave few.
+A fast pass finds every row's few tokens that could have the highest score; only their scores are computed exactly.
+Sixteen tokens of which the mask allows none cost one look: most masks allow few.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ from .lanes import (
 
 NUM_CANDIDATES = 8
 MARGIN = 1e-4
-"""Ten times as much as a fast score may be off."""
+"""Ten times the largest error of a fast score."""
 _STRIP = 1024
-"""Tokens whose highest score is remembered."""
+"""Number of tokens whose highest score is remembered together."""
 _MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97
 _LEAST, _LARGEST, _SMALL = -3.0e38, 1 - 2.0**-24, 2.0**-7
 
 
 def draw(logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
-    """logits [R, V], float32 or bfloat16, under masks int32 [R, words] as `mask_tokens` has them; returns int32 [R]."""
+    """Draws from logits [R, V], float32 or bfloat16, under masks int32 [R, words] as `mask_tokens` has them; returns
+    int32 [R]."""
     logits, (num_rows, vocab_size) = logits.contiguous(), logits.shape
     if vocab_size < NUM_LANES:
         wide = logits if masks is None else mask_tokens_twin(logits, masks)
@@ -91,7 +92,7 @@ def draw(logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) 
 
 @njit
 def _scores(p_logits: int, p_mask: int, token: int, temperature: Any, key_0: int, key_1: int, element: Any) -> Any:
-    """Of sixteen tokens, absolute error 1e-5 (of a greedy row: none)."""
+    """Scores of sixteen tokens, with an absolute error of 1e-5; those of a greedy row are exact."""
     x = load(p_logits + token * size_of(element), element)
     if p_mask:
         x = keep_where(maximum(x, splat(F32(LOWEST))), p_mask + token // 8, splat(F32(-np.inf)))

@@ -27,8 +27,9 @@ _ONE = np.float32(1)
 
 
 def edit_row(logits: torch.Tensor, edits: Int32Array, output_index: int, output_ids: Int32Array) -> None:
-    """logits float32 [P, V] of one row's positions, each behind one more token, in place. edits: packed; output_index
-    is the first position's, and output_ids [n] are those before the last."""
+    """Edits logits float32 [P, V] of one row's positions in place. Each position stands one token behind the one before
+    it. edits: packed; output_index is the first position's, and output_ids [n] are the outputs before the last
+    position."""
     _compiled()(logits.numpy(), edits, edits.view(np.float32), output_index, output_ids)
 
 
@@ -67,7 +68,7 @@ def _allow(row: Any, allowed: Any) -> None:
 
 @njit
 def _penalize(row: Any, counts: Any, words: Any, floats: Any) -> None:
-    """In float32 throughout, each operation rounded."""
+    """Applies penalties in float32; each operation is rounded."""
     repetition, presence, frequency = floats[REPETITION], floats[PRESENCE], floats[FREQUENCY]
     in_prompt = words[words[IN_PROMPT] :]
     for token in range(len(row)):

@@ -13,13 +13,14 @@ from numba import njit, types
 from .machine_code import compile_function
 
 RIGHT, WRONG = 1, 2
-"""How a guess ended: all of it was sampled, or something else was."""
+"""States of a guess that has ended: all of it was sampled, or another token was."""
 _ROWS, _COLUMN, _TABLE, _NUMBERS = types.int64[::1], types.int32[::1], types.int32[:, ::1], types.float64[::1]
 
 
 @njit
 def _promise(chances: Any, match_len: int, num_tokens: int) -> float:
-    """Tokens that are right at the head of a draft of so many: each with the chance that goes with the match."""
+    """Expected number of right tokens at the head of a draft of `num_tokens` tokens, each with the probability that
+    belongs to the match."""
     chance, promise = chances[min(max(match_len, 1), len(chances)) - 1], 0.0
     for _ in range(num_tokens):
         promise = chance * (1.0 + promise)
@@ -80,7 +81,7 @@ def _compare(
 
 @njit
 def _seconds_of(num_positions: int, sizes: Any, seconds: Any) -> float:
-    """As `StepCosts.of`."""
+    """Seconds of a step, as `StepCosts.of`."""
     last = len(sizes) - 1
     if num_positions >= sizes[last]:
         return float(seconds[last] * num_positions / sizes[last])
@@ -95,8 +96,8 @@ def _seconds_of(num_positions: int, sizes: Any, seconds: Any) -> float:
 
 @njit
 def _share_out(stands: Any, least: float, room: int, num_drafts: Any) -> None:
-    """Adds to num_drafts [R] the drafts that are worth more than `least`, and of those worth as much the first rows',
-    `room` in all."""
+    """Adds to num_drafts [R] the drafts that are worth more than `least`, then those worth as much, first rows first,
+    up to `room` in all."""
     for row in range(stands.shape[0]):
         for j in range(stands.shape[1]):
             if stands[row, j] > least:
@@ -142,10 +143,10 @@ def better_taker() -> Callable[..., None]:
     """The compiled function that takes proposals which promise more than the guess that is there, each cut before the
     first id that is no token.
 
-    Its arguments: rows int64 [R]; draft_ids int32 [R, any], num_drafts, match_lens and most int32 [R]; vocab_size;
-    chances float64 [L], of a drafted token after a match of 1 … L tokens or more; and what it writes: guesses int32
-    [T, K], num_guesses and guessed_after int32 [T], the last being lengths of matches; then the drafter's number, which
-    it writes to guessed_by int32 [T].
+    Arguments: rows int64 [R]; draft_ids int32 [R, any], num_drafts, match_lens and most int32 [R]; vocab_size; chances
+    float64 [L], of a drafted token after a match of 1 … L tokens or more; and what it writes: guesses int32 [T, K],
+    num_guesses and guessed_after int32 [T], the last being lengths of matches; then the drafter's number, which it
+    writes to guessed_by int32 [T].
     """
     proposal, guess = (_TABLE, _COLUMN, _COLUMN, _COLUMN), (_TABLE, _COLUMN, _COLUMN)
     signature = types.void(_ROWS, *proposal, types.int64, _NUMBERS, *guess, types.int64, _COLUMN)
@@ -156,7 +157,7 @@ def better_taker() -> Callable[..., None]:
 def comparer() -> Callable[..., None]:
     """The compiled function that compares guesses with tokens that have become known.
 
-    Its arguments: rows int64 [R]; first int32 [R], from which position on tokens are new, up to num_known int32 [T];
+    Arguments: rows int64 [R]; first int32 [R], from which position on tokens are new, up to num_known int32 [T];
     token_ids int32 [T, length]; guesses int32 [T, K], num_guesses and guessed_from int32 [T], the last being the
     position of the first guess; and what it writes: num_right int32 [T], guesses that were right so far, and ends int32
     [R], RIGHT or WRONG for a guess that is over, else 0.
@@ -169,7 +170,7 @@ def comparer() -> Callable[..., None]:
 def length_chooser() -> Callable[..., None]:
     """The compiled function behind `draft_lengths.choose`.
 
-    Its arguments: stands float64 [R, K]; sizes int32 [S], seconds float64 [S] and gap, of `StepCosts`; num_rows;
+    Arguments: stands float64 [R, K]; sizes int32 [S], seconds float64 [S] and gap, of `StepCosts`; num_rows;
     most_drafts; and what it writes: num_drafts int32 [R] and gain float64 [1].
     """
     signature = types.void(

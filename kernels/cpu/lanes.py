@@ -50,7 +50,7 @@ class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]  # as above
 LANES, WORDS = Lanes(), Words()
 I64, F32 = types.int64, types.float32
 F32_ELEMENT, BF16_ELEMENT = np.float32(0), np.uint16(0)
-"""Of memory: what an operation compiles to follows from the type of such a value."""
+"""Values whose type names the type of elements in memory: an operation is compiled for the type of such a value."""
 
 
 def _at(builder: ir.IRBuilder, address: Any, kind: ir.Type) -> Any:
@@ -62,7 +62,7 @@ def _all(kind: ir.VectorType, value: float) -> Any:
 
 
 def _call(builder: ir.IRBuilder, name: str, values: list[Any]) -> Any:
-    """An operation that every target of LLVM has for vectors of any width."""
+    """Calls an operation that every target of LLVM has for vectors of any width."""
     kind = values[0].type
     suffix = f"v{NUM_LANES}f32" if kind == _FLOATS else "f32"
     function = builder.module.declare_intrinsic(
@@ -72,7 +72,7 @@ def _call(builder: ir.IRBuilder, name: str, values: list[Any]) -> Any:
 
 
 def rounded(builder: ir.IRBuilder, value: Any, kinds: tuple[Any, Any]) -> Any:
-    """float32 to the upper half of its bits, to nearest, ties to even."""
+    """Rounds float32 to the upper half of its bits, to nearest, ties to even."""
     wide, narrow = kinds
     is_vector = isinstance(wide, ir.VectorType)
 
@@ -87,13 +87,13 @@ def rounded(builder: ir.IRBuilder, value: Any, kinds: tuple[Any, Any]) -> Any:
 
 @intrinsic
 def size_of(typing: Any, element: Any) -> Any:
-    """In bytes."""
+    """Size of an element in bytes."""
     return I64(element), lambda *_: ir.Constant(_LONG, element.bitwidth // 8)
 
 
 @intrinsic
 def load(typing: Any, address: Any, element: Any) -> Any:
-    """Sixteen successive elements, which `element` (`F32_ELEMENT` or `BF16_ELEMENT`) names the type of."""
+    """Sixteen successive elements of the type that `element` (`F32_ELEMENT` or `BF16_ELEMENT`) names."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         if element == F32:
@@ -123,7 +123,7 @@ def _spread(builder: ir.IRBuilder, x: Any, kind: ir.VectorType) -> Any:
 
 @intrinsic
 def splat(typing: Any, x: Any) -> Any:
-    """One number in every lane."""
+    """Vector with one number in every lane."""
     return LANES(F32), lambda _, builder, __, a: _spread(builder, a[0], _FLOATS)
 
 
@@ -171,7 +171,7 @@ def nearest(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def power_of_two(typing: Any, x: Any) -> Any:
-    """2 to whole numbers −127 … 127; 2 ** −127 is 0."""
+    """2 to the power of whole numbers −127 … 127; 2 ** −127 is 0."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         exponent = builder.add(builder.fptosi(a[0], _INTS), _all(_INTS, 127))
@@ -205,7 +205,7 @@ def keep_where(typing: Any, x: Any, address: Any, other: Any) -> Any:
 
 
 def _folded(builder: ir.IRBuilder, x: Any, combine: Any) -> Any:
-    """Halves on halves, down to one number."""
+    """Combines the halves of the lanes until one number is left."""
     width = NUM_LANES
     while width > 1:
         width //= 2
@@ -279,7 +279,7 @@ def has_bits(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def take_one(typing: Any, address: Any) -> Any:
-    """Counts an int64 up, whoever else does at the same time, and returns what it was."""
+    """Increments an int64 atomically and returns its old value."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         return builder.atomic_rmw("add", _at(builder, a[0], _LONG), ir.Constant(_LONG, 1), "monotonic")
@@ -337,7 +337,7 @@ def xor_words(typing: Any, x: Any, y: Any) -> Any:
 
 @intrinsic
 def shift_right(typing: Any, x: Any, count: Any) -> Any:
-    """Zeros come in."""
+    """Words shifted right; zeros come in."""
     return WORDS(WORDS, I64), lambda _, builder, __, a: builder.lshr(
         a[0], _spread(builder, builder.trunc(a[1], _INT), _INTS)
     )
@@ -345,7 +345,7 @@ def shift_right(typing: Any, x: Any, count: Any) -> Any:
 
 @intrinsic
 def numbers_of(typing: Any, x: Any) -> Any:
-    """Words without sign as float32."""
+    """Unsigned words as float32."""
     return LANES(WORDS), lambda _, builder, __, a: builder.uitofp(a[0], _FLOATS)
 
 
@@ -354,7 +354,7 @@ _BITS_OF_SQRT_HALF = 0x3F3504F3
 
 @intrinsic
 def exponent_of(typing: Any, x: Any) -> Any:
-    """e of x = m · 2 ** e with m in [√½, √2), for normal x > 0."""
+    """The exponent e of x = m · 2 ** e with m in [√½, √2), for normal x > 0."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         bits = builder.sub(builder.bitcast(a[0], _INTS), _all(_INTS, _BITS_OF_SQRT_HALF))
@@ -365,7 +365,7 @@ def exponent_of(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def mantissa_of(typing: Any, x: Any) -> Any:
-    """m of `exponent_of`."""
+    """The mantissa m that belongs to `exponent_of`."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
         bits = builder.sub(builder.bitcast(a[0], _INTS), _all(_INTS, _BITS_OF_SQRT_HALF))
@@ -377,7 +377,7 @@ def mantissa_of(typing: Any, x: Any) -> Any:
 
 @njit
 def exp(x: Any) -> Any:
-    """Relative error 2e-7; 0 below −88, and no higher than at 88."""
+    """e to the power of x, relative error 2e-7; 0 below −88, and no higher than at 88."""
     x = minimum(maximum(x, splat(F32(-88.1))), splat(F32(88.0)))
     n = nearest(mul(x, splat(F32(_LOG2_E))))
     r = fma(n, splat(F32(-_LN_2_LOW)), fma(n, splat(F32(-_LN_2_HIGH)), x))

@@ -27,7 +27,7 @@ def compile_function(function: Callable[..., None], signature: Any) -> Callable[
 
 @contextmanager
 def compiling() -> Iterator[bool]:
-    """Whether machine code is kept: then one process compiles at a time, and others that wait for it load its code."""
+    """Whether machine code is kept. If so, one process compiles at a time, and waiting processes load its code."""
     folder = _cache_folder()
     if folder is None:
         yield False
@@ -39,7 +39,7 @@ def compiling() -> Iterator[bool]:
 
 @cache
 def _cache_folder() -> Path | None:
-    """Where machine code is kept, if anywhere.
+    """Folder in which machine code is kept; None: it is not kept.
 
     Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those of
     what the kernel calls.

@@ -1,4 +1,4 @@
-"""Bias, norm and rotation of queries and keys, and the way of keys and values into a CPU's paged cache.
+"""Bias, norm and rotation of queries and keys, and storing keys and values in a CPU's paged cache.
 
 A CPU's cache holds each block's keys by dimension, [Hk, D, block_size], so that sixteen keys meet a query at once; its
 values by position, [Hk, block_size, D]. Twin: `kernels.qk_norm_rope_store_kv`.
@@ -47,9 +47,9 @@ def qk_norm_rope_store_kv(
     k_norm: torch.Tensor | None = None,
     eps: float = 0.0,
 ) -> torch.Tensor:
-    """qkv [T, (Hq + 2 Hk) D] contiguous, positions and slots int64 [T], cos_sin float32 [positions, D], D divides by
-    16; kv_cache [2, num_blocks, Hk, block_size, D] takes keys and values; q_norm and k_norm [D] are of qkv's dtype or
-    float32. Returns the queries [T, Hq, D]."""
+    """Stores keys and values and returns the queries [T, Hq, D]. qkv [T, (Hq + 2 Hk) D] contiguous, positions and slots
+    int64 [T], cos_sin float32 [positions, D], D divides by 16; kv_cache [2, num_blocks, Hk, block_size, D] takes keys
+    and values; q_norm and k_norm [D] are of qkv's dtype or float32."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_dim
     num_q_heads = num_heads - 2 * num_kv_heads
@@ -129,7 +129,7 @@ def _rotate(p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
 
 @njit
 def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) -> None:
-    """kv_head counts keys first, then values."""
+    """Stores one head of a token; `kv_head` counts keys first, then values."""
     num_kv_heads, head_dim = argument(arguments, 10), argument(arguments, 11)
     block_size, num_blocks = argument(arguments, 12), argument(arguments, 13)
     slot = int64_at(argument(arguments, 2) + i * 8)
@@ -166,4 +166,4 @@ def _wide_tokens_bf16(arguments: int) -> None:
 
 KERNEL = Kernel(_tokens_f32, _tokens_bf16)
 WIDE_KERNEL = Kernel(_tokens_f32, _wide_tokens_bf16)
-"""For norms in float32."""
+"""Kernel for norms in float32."""

@@ -27,12 +27,13 @@ from .lanes import (
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, H] contiguous, weight [H] of x's dtype or float32; H divides by 16. Returns [T, H] in x's dtype."""
+    """RMSNorm of x [T, H], contiguous, by weight [H] of x's dtype or float32; H divides by 16. Returns [T, H] in x's
+    dtype."""
     return _run(x, 0, weight, eps)
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """residual [T, H] += x in place, rounded to its dtype; returns the norm of the rounded sum."""
+    """Adds x to residual [T, H] in place, rounded to its dtype; returns the norm of the rounded sum."""
     assert residual.is_contiguous()
     return _run(x, residual.data_ptr(), weight, eps)
 
@@ -87,4 +88,4 @@ def _wide_norm_bf16(arguments: int) -> None:
 
 KERNEL = Kernel(_norm_f32, _norm_bf16)
 WIDE_KERNEL = Kernel(_norm_f32, _wide_norm_bf16)
-"""For weights in float32."""
+"""Kernel for weights in float32."""

@@ -31,12 +31,13 @@ _GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282052724
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """gate_up [T, 2 I] contiguous, the gate in the first half of a row; I divides by 16. Returns [T, I]."""
+    """SiLU of the gate times the up projection: gate_up [T, 2 I], contiguous, with the gate in the first half of a row;
+    I divides by 16. Returns [T, I]."""
     return _run(KERNEL, gate_up)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
-    """The same with GELU in its approximation by tanh."""
+    """As `silu_mul`, with GELU in its approximation by tanh."""
     return _run(GELU_KERNEL, gate_up)
 
 
@@ -60,7 +61,7 @@ def _gelu_tanh(x: Any) -> Any:
 
 
 def _row_of(exponent: Callable[[Any], Any]) -> Callable[[int, int, Any], None]:
-    """A row with the activation of this z.
+    """Returns the function that computes a row with the activation of `z`.
 
     NOTE: z is no argument of the row: where a CPU's compiler does not inline the row, the machine code would hold the
     address of a Python object, and could not be kept.

@@ -22,29 +22,30 @@ from .lanes import int32_array_at
 from .machine_code import compile_function
 
 KEY_LENS = 2, 6
-"""Tokens of the shorter and of the longer key. Where the longer one is found, the matches that are longest are among
+"""Numbers of tokens in the shorter and in the longer key. Where the longer key is found, the longest matches are among
 its places, however often the last two tokens alone have been seen since."""
 MIN_MATCH = KEY_LENS[0]
-"""One token has been seen in most texts, and what followed it then seldom follows it now. With three for two, answers
-that repeat an edited file take 6 % more steps (60 edits of this repository, 15 drafts)."""
+"""Shortest match, in tokens. One token has been seen in most texts, and what followed it then seldom follows it now.
+With three for two, answers that repeat an edited file take 6 % more steps (60 edits of this repository, 15 drafts)."""
 MAX_MATCH = 32
-"""Tokens that are compared at most: of places that agree in as many, the most recent is as good as any."""
+"""Longest match that is compared, in tokens: of places that agree in as many, the most recent is as good as any."""
 NUM_CANDIDATES = 16
-"""Positions of the same bucket that are looked at, the most recent ones. More find next to nothing more: those edits
-take 0.2 % fewer steps with 64."""
+"""Number of positions of a bucket that are compared, the most recent ones. More positions find next to nothing more:
+those edits take 0.2 % fewer steps with 64."""
 MIN_PROBABILITY = 0.2
-"""Least probability of a drafted token, as the places that match have it: their share that goes on with the drafted
-tokens up to it."""
+"""Least probability of a drafted token: the share of the matching places that go on with the drafted tokens up to
+it."""
 DRAFTS_PER_MATCH = 2
-"""Tokens that a match in a history drafts for each of its own: what agrees longer goes on agreeing longer."""
+"""Number of tokens that a match in a history drafts for each of its own tokens: longer matches go on agreeing
+longer."""
 SEPARATOR = -1
-"""Stands behind every sequence of a history; no token matches it, and it is never drafted."""
+"""Token id behind every sequence of a history. No token matches it, and it is never drafted."""
 
 
 @njit
 def _bucket(tokens: Any, mask: int, position: int, key_len: int, num_buckets: int) -> int:
-    """The bucket of the key that ends at a position, −1 where a separator is in it; num_buckets is a power of two up to
-    2 ** 24."""
+    """Bucket of the key that ends at a position, −1 where a separator is in the key; num_buckets is a power of two up
+    to 2 ** 24."""
     mixed = 0
     for each in range(position - key_len + 1, position + 1):
         if tokens[each & mask] == SEPARATOR:
@@ -68,7 +69,7 @@ _compiled_index = njit(_index)
 
 @njit
 def _match_len(tokens: Any, mask: int, first: int, position: int, known: Any) -> int:
-    """How many of the tokens `first` … `position` are the last of `known`, MAX_MATCH at most."""
+    """Number of tokens `first` … `position` that are the last of `known`, MAX_MATCH at most."""
     most, last, length = min(position - first + 1, len(known), MAX_MATCH), len(known) - 1, 0
     while length < most and tokens[(position - length) & mask] == known[last - length]:
         length += 1
@@ -79,7 +80,7 @@ def _match_len(tokens: Any, mask: int, first: int, position: int, known: Any) ->
 def _places_of_key(
     tokens: Any, mask: int, head: Any, previous: Any, first: int, known: Any, key_len: int, places: Any
 ) -> Any:
-    """As `_places`, of matches of key_len tokens or more."""
+    """As `_places`, for matches of key_len tokens or more."""
     num_places, longest, last = 0, key_len, len(known) - 1
     position = head[_bucket(known, -1, last, key_len, len(head))]
     # An index of the known tokens themselves ends with their last key.
@@ -103,7 +104,7 @@ def _places_of_key(
 @njit
 def _places(tokens: Any, mask: int, heads: Any, previous: Any, first: int, known: Any, places: Any) -> Any:
     """Writes the positions from `first` on that match the most of the last known tokens to `places`, the most recent
-    first; returns their number and that of the tokens."""
+    first. Returns the number of places and of matching tokens."""
     for i in range(len(KEY_LENS) - 1, -1, -1):
         if len(known) >= KEY_LENS[i]:
             num_places, length = _places_of_key(tokens, mask, heads[i], previous[i], first, known, KEY_LENS[i], places)
@@ -114,7 +115,7 @@ def _places(tokens: Any, mask: int, heads: Any, previous: Any, first: int, known
 
 @njit
 def _likeliest(next_tokens: Any) -> Any:
-    """The token that is there most often, the first one of several, and how often. SEPARATOR is none."""
+    """The most frequent token, the first one of several, and its count. A SEPARATOR does not count."""
     best, best_count = SEPARATOR, 0
     for i in range(len(next_tokens)):
         # No other token is there more often than what is left.
@@ -132,8 +133,8 @@ def _likeliest(next_tokens: Any) -> Any:
 
 @njit
 def _follow(tokens: Any, places: Any, num_places: int, next_tokens: Any, draft: Any) -> int:
-    """Writes to `draft` what most often follows the places, token after token, of those places that agree with what is
-    drafted already, while the product of its shares is MIN_PROBABILITY or more. Returns the number of tokens."""
+    """Writes to `draft` the most frequent continuation of the places, token after token, among the places that agree
+    with the draft so far, while the product of its shares is MIN_PROBABILITY or more. Returns the number of tokens."""
     mask, probability = len(tokens) - 1, 1.0
     for k in range(len(draft)):
         for i in range(num_places):
@@ -218,7 +219,7 @@ def _draft_from_histories(
 def row_drafter() -> Callable[..., None]:
     """The compiled function that drafts for rows of a table from their own tokens.
 
-    Its arguments are int32 and contiguous: tokens [T, length], of which a row's first num_known ones count; the index,
+    Arguments are int32 and contiguous: tokens [T, length], of which a row's first num_known ones count; the index,
     heads [T, 2, buckets], previous [T, 2, length] and num_indexed [T], all zeros in the beginning and those of a row
     where it gets other tokens, but for previous; rows, num_known and most [R]; and the results, zeros before: drafts
     [R, K], num_drafts and match_lens [R].
@@ -234,9 +235,9 @@ def row_drafter() -> Callable[..., None]:
 def history_drafter() -> Callable[..., None]:
     """The compiled function that drafts for rows of a table from histories, which are rings of tokens.
 
-    Its arguments are as those of `row_drafter`: tokens; histories, int64 [H, 6], and history_of_row [T], −1 for none;
-    rows, num_known, most; the results. A history is the addresses of its tokens, heads and previous, its capacity in
-    tokens, its number of buckets, and the position after its last token, which is a separator.
+    Arguments are those of `row_drafter`: tokens; histories, int64 [H, 6], and history_of_row [T], −1 for none; rows,
+    num_known, most; the results. A history is the addresses of its tokens, heads and previous, its capacity in tokens,
+    its number of buckets, and the position after its last token, which is a separator.
     """
     table, column = types.int32[:, ::1], types.int32[::1]
     return compile_function(
@@ -247,14 +248,14 @@ def history_drafter() -> Callable[..., None]:
 
 @cache
 def indexer() -> Callable[..., None]:
-    """The compiled function that adds positions to the index of a sequence. Its arguments: tokens, heads [2, buckets]
-    and previous [2, length], int32 and contiguous; mask, and the positions' start and stop."""
+    """The compiled function that adds positions to the index of a sequence. Arguments: tokens, heads [2, buckets] and
+    previous [2, length], int32 and contiguous; mask; the first position and the one after the last."""
     column, table = types.int32[::1], types.int32[:, ::1]
     return compile_function(_index, types.void(column, table, table, types.int64, types.int64, types.int64))
 
 
 def draft_twin(tokens: Sequence[int], most: int, num_buckets: int) -> tuple[list[int], int]:
-    """What `row_drafter` drafts for one row of known tokens, and the length of the match, without an index."""
+    """The draft of `row_drafter` for one row of known tokens, and the length of the match, without an index."""
     places = places_twin(tokens, tokens[:-1], num_buckets)
     if not places or most <= 0:
         return [], 0
@@ -269,8 +270,8 @@ def draft_twin(tokens: Sequence[int], most: int, num_buckets: int) -> tuple[list
 def history_draft_twin(
     tokens: Sequence[int], learned: Sequence[int], most: int, num_buckets: int
 ) -> tuple[list[int], int]:
-    """What `history_drafter` drafts for one row of known tokens from what a history still holds, and the length of the
-    match, without an index."""
+    """The draft of `history_drafter` for one row of known tokens from the tokens that a history still holds, and the
+    length of the match, without an index."""
     found = places_twin(tokens, learned, num_buckets)
     longest = max((length for _, length in found), default=0)
     places = [position for position, length in found if length == longest]
@@ -289,8 +290,8 @@ def history_draft_twin(
 
 
 def places_twin(tokens: Sequence[int], searched: Sequence[int], num_buckets: int) -> list[tuple[int, int]]:
-    """Positions in `searched`, the most recent first, whose tokens up to there are the last of `tokens`, and how many
-    of them are; of those positions alone that an index looks at."""
+    """Positions in `searched`, the most recent first, at which the last of `tokens` end, and the number of matching
+    tokens. Only positions that an index looks at count."""
     for key_len in reversed(KEY_LENS):
         if len(tokens) < key_len:
             continue
