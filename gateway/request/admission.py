@@ -1,7 +1,7 @@
-"""Which choices may run now: a bounded number at once, as long as the model's replicas have room for more that waits
-there; a bounded queue behind them, in order of tier, virtual time and arrival.
+"""Admits choices: a bounded number runs at once, as long as the model's replicas have room for more waiting prompts;
+the others wait in a bounded queue, in order of tier, virtual time and arrival.
 
-A request that waits long rises, a tier at a time, so that none starves. Knows nothing about replicas.
+A request that waits long rises a tier at a time, so that none starves. Knows nothing about replicas.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from headwater.services.runtime import errors
 
 RISE_SECONDS = 30.0
 FREE_PROMPTS = 4
-"""Of each of several tenants, that may wait at replicas whatever the room there: these let who is behind go first,
-which takes that they know of it."""
+"""Number of prompts of each of several tenants that may wait at replicas whatever the room there: a replica lets the
+tenant that is behind go first, and it can only do so for prompts that it has."""
 
 KEPT = 16
-"""The tenant that has most turns leaves one of so many to others, who then need not wait for its answers to end."""
+"""The tenant that has most turns leaves one of KEPT turns to others, who then need not wait for its answers to end."""
 
 HasRoom = Callable[[str, int, int], bool]
-"""Whether a model's replicas let one more prompt wait there, beside so many tokens that are on their way there and so
-many prompts that were sent and have not started."""
+"""Whether a model's replicas let one more prompt wait there. Arguments: the tokens that are on their way there, and the
+number of prompts that were sent and have not started."""
 Rank = tuple[int, float, int]
 
 
 def anywhere(model_key: str, num_tokens: int, num_prompts: int) -> bool:
-    """Room without end."""
+    """Always True: no bound."""
     return True
 
 
@@ -47,7 +47,7 @@ class _Waiting:
     turn: asyncio.Future[None]
 
     def rank(self, now: float) -> Rank:
-        """The smallest goes first."""
+        """Sort key of the queue; the smallest goes first."""
         risen = int((now - self.since) / RISE_SECONDS)
         return (max(0, self.tier - risen), self.virtual_time, self.arrival)
 
@@ -60,17 +60,17 @@ class _ModelQueue:
     """The queue of one model."""
 
     queue: list[Entry] = field(default_factory=list)
-    """A heap; who left is still in it, with a turn that is done."""
+    """Heap of waiting entries. An entry that left stays in it, with a turn that is done."""
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     num_released_tokens: int = 0
-    """Tokens of prompts that have a turn and are not at a replica yet."""
+    """Number of tokens of prompts that have a turn and are not at a replica yet."""
     unstarted: Counter[str] = field(default_factory=Counter)
-    """Prompts that have a turn and wait to be computed, here or at a replica, by tenant."""
+    """Number of prompts, by tenant, that have a turn and wait to be computed, here or at a replica."""
 
 
 class Turn:
-    """The right of one choice to run, or of several that run together. A context manager that gives it back."""
+    """The right of one choice, or of several that run together, to run. A context manager that gives it back."""
 
     def __init__(
         self, admission: Admission, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
@@ -86,12 +86,12 @@ class Turn:
         self.release()
 
     def sent(self) -> None:
-        """The prompt is on its way to a replica, or will never be."""
+        """Notes that the prompt is on its way to a replica, or will never be."""
         self._model_queue.num_released_tokens -= self._num_tokens
         self._num_tokens = 0
 
     def started(self) -> None:
-        """The prompt is being computed, or will never be."""
+        """Notes that the prompt is being computed, or will never be."""
         self.sent()
         if not self._is_started:
             self._is_started = True
@@ -110,7 +110,7 @@ class Turn:
 
 
 class Admission:
-    """Turns are given lowest tier first, then to whom the least was given, then first come; a full queue refuses."""
+    """Gives turns: lowest tier first, then the tenant that was given least, then first come. A full queue refuses."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class Admission:
         num_tokens: int = 0,
         num_choices: int = 1,
     ) -> Turn:
-        """A turn for `num_choices` that run together, with a prompt of `num_tokens`. Raises `LimitExceeded` when the
-        queue is full and no other tenant has more in it, or when it has to give way there."""
+        """Waits for a turn for `num_choices` that run together, with a prompt of `num_tokens`. Raises `LimitExceeded`
+        when the queue is full and no other tenant has more in it, or when this entry has to make room there."""
         model_queue, num_choices = self._queues[model_key], min(num_choices, self.max_running)
         if not self._may_pass(model_key, model_queue, tenant, num_choices):
             await self._wait(tier, virtual_time, model_queue, tenant, num_tokens, num_choices)
@@ -151,7 +151,7 @@ class Admission:
         return Turn(self, model_queue, tenant, num_tokens, num_choices)
 
     def try_take(self, model_key: str, tenant: str) -> Turn | None:
-        """A turn for one more choice of a prompt that has one already; None where it would have to wait."""
+        """Returns a turn for one more choice of a prompt that has one already; None where it would have to wait."""
         model_queue = self._queues[model_key]
         if not self._may_pass(model_key, model_queue, tenant, 1):
             return None
@@ -159,7 +159,7 @@ class Admission:
         return Turn(self, model_queue, tenant, 0, 1)
 
     def reject_early(self, tenant: str) -> None:
-        """Raises `LimitExceeded` where the queue is full and no tenant has more in it."""
+        """Raises `LimitExceeded` where the queue is full and no other tenant has more in it."""
         if self.num_queued and self.num_queued >= self.max_queued and self._greediest(tenant) == tenant:
             raise self._is_full()
 
@@ -169,11 +169,11 @@ class Admission:
         return {key: (self._running_by_tenant[key], self._queued_by_tenant[key]) for key in keys}
 
     def waiting_tokens(self, model_key: str) -> int:
-        """Tokens of the prompts that wait here."""
+        """Number of tokens of the prompts that wait here."""
         return self._queues[model_key].num_waiting_tokens
 
     def give(self) -> None:
-        """Turns to those who wait, as long as there are some: call it when there may be."""
+        """Gives turns to waiting entries as long as there are some. To be called when turns may have become free."""
         if not self.num_queued:
             self.someone_waits.clear()
             return
@@ -191,7 +191,7 @@ class Admission:
             waiting.turn.set_result(None)
 
     def released(self, tenant: str, num_choices: int) -> None:
-        """So many choices do not run any longer."""
+        """Notes that `num_choices` no longer run."""
         self.num_running -= num_choices
         self._running_by_tenant[tenant] -= num_choices
         if not self._running_by_tenant[tenant]:
@@ -233,7 +233,7 @@ class Admission:
         model_queue.num_released_tokens += num_tokens
 
     def _left(self, model_queue: _ModelQueue, waiting: _Waiting) -> None:
-        """The queue."""
+        """Takes an entry out of the counts of its queue."""
         model_queue.num_waiting -= 1
         model_queue.num_waiting_tokens -= waiting.num_tokens
         self.num_queued -= 1
@@ -245,13 +245,13 @@ class Admission:
             del self._queued_by_tenant[waiting.tenant]
 
     def _greediest(self, newcomer: str) -> str:
-        """The tenant that has most in the queue. The newcomer, if with one more it has as many."""
+        """Tenant with most entries in the queue; the newcomer, if one more entry gives it as many."""
         counts = self._queued_by_tenant
         most = max(counts, key=counts.__getitem__, default=newcomer)
         return most if counts.get(most, 0) > counts.get(newcomer, 0) + 1 else newcomer
 
     def _let_go_of_one(self, tenant: str) -> None:
-        """The last of the tenant's in the queue."""
+        """Refuses the last entry of a tenant in the queue."""
         entries = [
             (rank, waiting, model_queue)
             for model_queue in self._queues.values()
@@ -266,17 +266,17 @@ class Admission:
         return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
 
     def _may_pass(self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
-        """A newcomer need not wait."""
+        """Whether a newcomer need not wait."""
         is_first = not model_queue.num_waiting and self._is_open(model_key, model_queue, tenant, num_choices)
         return is_first or self._is_free(model_queue, tenant, num_choices)
 
     def _has_turns(self, tenant: str, num_choices: int) -> bool:
-        """So many turns are left for the tenant."""
+        """Whether enough turns are left for the tenant."""
         num_left = self.max_running - self.num_running - num_choices
         return num_left >= self._num_kept or (num_left >= 0 and tenant != self._has_most())
 
     def _has_most(self) -> str:
-        """The tenant that leaves the last turns to others; empty where none has many."""
+        """Tenant that leaves the last turns to others; empty where no tenant has many."""
         running = self._running_by_tenant
         tenant = max(running, key=running.__getitem__, default="")
         return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
@@ -288,13 +288,13 @@ class Admission:
         return self._has_room(model_key, model_queue.num_released_tokens, model_queue.unstarted.total())
 
     def _is_free(self, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
-        """Other tenants have taken what room there was, and this one next to nothing."""
+        """Whether other tenants have taken all room and this one has next to nothing."""
         num_own = model_queue.unstarted.get(tenant, 0)
         is_next_to_nothing = num_own < FREE_PROMPTS and len(model_queue.unstarted) > (num_own > 0)
         return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
     def _next(self) -> tuple[_ModelQueue, Entry] | None:
-        """The queue and the entry that go before all others that have room."""
+        """Queue and entry that go before all others that have room."""
         found = [
             (model_queue, entry)
             for key, model_queue in self._queues.items()
@@ -303,7 +303,7 @@ class Admission:
         return min(found, key=lambda each: each[1][0], default=None)
 
     def _first(self, model_key: str, model_queue: _ModelQueue) -> Entry | None:
-        """The entry that may have the next turn. Others pass the tenant that leaves the last turns to them."""
+        """Entry that may have the next turn. Others pass the tenant that leaves the last turns to them."""
         while model_queue.queue and model_queue.queue[0][1].turn.done():
             heapq.heappop(model_queue.queue)
         if not model_queue.queue or not self._has_room_for(model_key, model_queue):
@@ -319,7 +319,7 @@ class Admission:
         return second if second is not None and self._has_turns(second[1].tenant, second[1].num_choices) else None
 
     def _rank_again(self) -> None:
-        """Once a second at most: what has risen meanwhile."""
+        """Sorts the queues anew, once a second at most, for the entries that have risen meanwhile."""
         if (now := self._clock()) - self._ranked_at >= 1.0:
             self._ranked_at = now
             for model_queue in self._queues.values():

@@ -1,4 +1,4 @@
-"""Publishes how many tokens wait here for a model's replicas, and looks for room there while any wait."""
+"""Publishes the number of tokens that wait here for a model's replicas, and looks for room there while any wait."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ..router.router import Router
 from .admission import Admission
 
 LOOK_SECONDS = 0.025
-"""Busy replicas publish their load as often."""
+"""Seconds between two looks for room; busy replicas publish their load as often."""
 BEAT_SECONDS = 1.0
-"""Seconds between two messages of a gateway where nothing changes."""
+"""Seconds between two messages of a gateway without changes."""
 
 
 class Backlogs:
-    """Use within `running`."""
+    """Publisher of a gateway's waiting tokens. Use within `running`."""
 
     def __init__(self, bus: Bus, router: Router, admission: Admission) -> None:
         self._bus, self._router, self._admission = bus, router, admission

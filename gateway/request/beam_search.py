@@ -1,6 +1,6 @@
 """Beam search over an engine that has none: each step asks for the likeliest next tokens of every beam.
 
-A beam is the prompt and what was chosen so far, so the engine finds all of it but the last block in its prefix cache.
+A beam is the prompt and the tokens chosen so far, so the engine finds all of it but the last block in its prefix cache.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class BeamSearch:
         return sorted(beams, key=lambda beam: beam.score(self._length_penalty), reverse=True)[: self._width]
 
     def _is_settled(self, worst: Beam, best_live: Beam) -> bool:
-        """No live beam will do better: log probabilities only fall."""
+        """Whether no live beam will do better: log probabilities only fall."""
         longest = max(len(best_live.token_ids), self._max_tokens if self._length_penalty > 0 else 1)
         return bool(best_live.logprob / longest**self._length_penalty <= worst.score(self._length_penalty))
 

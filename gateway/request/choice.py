@@ -1,4 +1,4 @@
-"""One answer of a prompt: its tokens so far, its credit, how it ended. What another attempt needs is here."""
+"""One answer of a prompt: its tokens so far, its credit, its end. It holds what another attempt needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..tenancy.grant import LEASE_TOKENS, Grant
 from .prepared_prompt import PreparedPrompt
 
 CREDIT_BATCH = 256
-"""Tokens that a client takes before their credit goes back to the engine."""
+"""Number of tokens that a client takes before their credit goes back to the engine."""
 UNHEARD_TOKENS = 8
-"""Tokens that an engine may have computed when it died. An answer that stops within as many again has stopped at the
-same place."""
+"""Number of tokens that an engine may have computed when it died. An answer that stops within as many again has stopped
+at the same place."""
 NEVER = sys.maxsize
 
 
@@ -26,19 +26,19 @@ class Sink(Protocol):
     """The destination of an answer. Neither call may wait."""
 
     def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
-        """Takes more of a choice: its content, and what there is beside it.
+        """Takes a piece of a choice: content, log probabilities, calls.
 
-        False: the piece is kept and `choice.taken` follows, which holds the engine back.
+        Returns False for a piece that is kept: `choice.taken` follows later, and the engine is held back until then.
         """
         ...
 
     def ended(self, choice: Choice) -> None:
-        """The choice has its `finish_reason`."""
+        """Called when the choice has its `finish_reason`."""
         ...
 
 
 class OpenStream(Protocol):
-    """The stream over which a choice's tokens come, while it is open."""
+    """The open stream over which a choice's tokens come."""
 
     session: OutputSession
     stream_id: int
@@ -55,19 +55,19 @@ class Choice:
     """Set before its stream opens."""
 
     def __init__(self, number: int, index: int, prompt: PreparedPrompt) -> None:
-        """`number` counts among the choices of the prompt, `index` among those of the whole request."""
+        """`number` is the position among the choices of the prompt, `index` that among those of the whole request."""
         self.number, self.index, self.prompt = number, index, prompt
         self.stream: OpenStream | None = None
         self.output_ids: list[int] = []
         self.has_untold_ids = False
-        """`output_ids` were found before the stream began; the sink gets them with their text."""
+        """Whether `output_ids` were found before the stream began; the sink gets them with their text."""
         self.num_output_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.work: engine_pb2.Work | None = None
         """The engine's work on the choice, once the engine has reported it."""
         self.last_token_at = 0.0
-        """On `time.perf_counter`; 0: no token has come."""
+        """Time of the last token on `time.perf_counter`; 0: no token has come."""
         self._last_text, self._last_offset = "", 0
         self._last_parts: RowParts | None = None
         self.num_reasoning_tokens = 0
@@ -78,11 +78,11 @@ class Choice:
         self.doubted_to = NEVER
         """Output tokens up to which an engine may have died of the answer; `NEVER`: none has."""
         self.credit_left = 0
-        """Tokens that may still come."""
+        """Number of tokens that may still come."""
         self.is_held_back = False
-        """It is not known what the client has taken: no credit goes back."""
+        """Whether credit is held back, because it is not known what the client has taken."""
         self.ended_at = 0
-        """Seconds since 1970; set for a request that can be resumed."""
+        """Time of the end, seconds since 1970; set for a request that can be resumed."""
 
     @property
     def mean_logprob(self) -> float:
@@ -91,7 +91,7 @@ class Choice:
 
     @property
     def delivered_bytes(self) -> int:
-        """UTF-8 bytes of text so far, content or not. A resume starts there."""
+        """Number of UTF-8 bytes of text so far, content or not. A resume starts there."""
         last = len(self._last_text.encode()) if self._last_parts is None else self._last_parts.num_bytes
         return self._last_offset + last
 
@@ -103,7 +103,7 @@ class Choice:
         self._last_text, self._last_offset, self._last_parts = text, offset, parts
 
     def doubt(self) -> None:
-        """An engine died while the choice was there."""
+        """Notes that an engine died while it computed the choice."""
         self.doubted_to = len(self.output_ids) + UNHEARD_TOKENS
 
     @property
@@ -111,8 +111,8 @@ class Choice:
         return self.doubted_to == NEVER
 
     def attached(self, granted: int) -> None:
-        """The tokens are told again from the first one. `granted` tokens were allowed; the first credit among them has
-        no return."""
+        """Prepares for a stream that repeats the tokens from the first one. `granted` tokens were allowed; the first
+        credit among them has no return."""
         self.credit_left = granted
         self._num_taken = min(0, LEASE_TOKENS - granted)
 
@@ -121,13 +121,13 @@ class Choice:
         self.output_ids, self.has_untold_ids = list(token_ids), True
 
     def known_ids(self, num_tokens: int) -> list[int]:
-        """The known tokens that the text has: a stop string may have ended it before the others."""
+        """Known tokens that the text covers: a stop string may have ended it before the others."""
         self.has_untold_ids = False
         del self.output_ids[num_tokens:]
         return list(self.output_ids)
 
     def taken(self, num_tokens: int) -> None:
-        """The client's side has room again; credit goes back in batches."""
+        """Notes that the client's side has room again; credit goes back in batches."""
         self._num_taken += num_tokens
         # Where limits gave it little to begin with, more is asked for sooner.
         is_batch = self._num_taken >= min(CREDIT_BATCH, self.grant.first_credit)
@@ -143,7 +143,7 @@ class Choice:
 
     @property
     def num_unleased(self) -> int:
-        """Tokens of the longest possible answer that the choice has no credit for yet."""
+        """Number of tokens of the longest possible answer that the choice has no credit for yet."""
         return self.prompt.prepared.sampling.max_tokens - len(self.output_ids) - max(0, self.credit_left)
 
     def refuse(self, error: errors.LimitExceeded) -> None:
@@ -155,7 +155,7 @@ class Choice:
         self.finish_reason, self.stop_reason, self.num_output_tokens = reason, stop_reason, num_output_tokens
 
     def cancel(self, reason: str) -> None:
-        """Ends its stream, unless that ended by itself."""
+        """Ends the stream of the choice, unless it ended by itself."""
         if self.stream is not None:
             self.stream.session.cancel(self.stream.stream_id, reason)
             self.stream = None

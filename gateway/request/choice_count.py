@@ -1,4 +1,4 @@
-"""How many choices one request may have: the same rule over REST and gRPC."""
+"""Limit on the number of choices of one request, the same over REST and gRPC."""
 
 from __future__ import annotations
 

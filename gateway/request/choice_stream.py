@@ -1,4 +1,4 @@
-"""What an output session says of one choice, passed on to the choice, its sink and the attempt that it belongs to."""
+"""Passes what an output session sends for one choice to the choice, its sink and the attempt that it belongs to."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REASONS = {
 
 
 class StreamEvents(Protocol):
-    """What a stream tells the attempt that it belongs to."""
+    """Events of a stream that the attempt that it belongs to handles."""
 
     def started(self, start: engine_pb2.Start) -> None:
-        """The prompt is computed."""
+        """The prompt is being computed."""
         ...
 
     def first_token(self, now: float) -> None: ...
 
     def got_further(self) -> None:
-        """A choice is past where it was when an engine died."""
+        """A choice is past the position at which an engine died."""
         ...
 
     def choice_ended(self, choice: Choice) -> None: ...
@@ -43,7 +43,7 @@ class StreamEvents(Protocol):
 
 
 class ChoiceStream:
-    """A receiver of the output session. `observe` takes the seconds between a choice's pieces."""
+    """Receiver of the output session for one choice. `observe` takes the seconds between a choice's pieces."""
 
     session: OutputSession
     stream_id: int
@@ -59,7 +59,7 @@ class ChoiceStream:
 
     @property
     def heard_at(self) -> float:
-        """When the stream said something last, on `time.perf_counter`, or was opened."""
+        """Time of the stream's last message or, before any, of its opening, on `time.perf_counter`."""
         return max(self.choice.last_token_at, self._opened_at)
 
     def receive(
@@ -72,7 +72,7 @@ class ChoiceStream:
         logprobs: Scores,
         parts: RowParts | None,
     ) -> None:
-        """The token path: everything here runs once an engine step and stream."""
+        """Handles a row of the stream. Everything here runs once per engine step and stream."""
         choice, told_ids = self.choice, token_ids
         if choice.has_untold_ids:
             told_ids = [*choice.known_ids(first), *token_ids]
@@ -132,7 +132,7 @@ class ChoiceStream:
 
 
 class ScoredStream(ChoiceStream):
-    """The stream of a request for the prompt's log probabilities alone: its one token is not answered."""
+    """Stream of a request for the prompt's log probabilities alone: its one token is not answered."""
 
     def receive(
         self,

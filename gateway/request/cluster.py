@@ -56,19 +56,19 @@ class Cluster:
     outputs: OutputSessions
     timelines: Timelines
     max_choices: int
-    """Choices that one request may have."""
+    """Largest number of choices in one request."""
     needs_engine: bool = False
     """Without an engine the gateway is not ready, also where requests would wait for one."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
-    """Logger of requests. NOTE: bound once; to bind one is most of what a line costs that is not written."""
+    """Logger of requests. NOTE: it is bound once; binding is most of the cost of a line that is not written."""
     outages: Callable[[], tuple[str, ...]] = tuple
     """Names of services that the gateway does without for now."""
     migrations: Migrations = field(default_factory=Migrations)
     draining: bool = False
-    """The gateway takes no new requests."""
+    """Whether the gateway takes no new requests."""
     is_cut_off: bool = False
-    """The drain limit is over: the requests that still run are ended."""
+    """Whether the drain limit is over: the requests that still run are ended."""
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
     _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Cluster:
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
     def missing(self) -> list[str]:
-        """Stages that are missing for a request to be answered. Empty: the gateway is ready."""
+        """Names of the stages that are missing for a request to be answered. Empty: the gateway is ready."""
         stages = {
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
@@ -100,7 +100,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self, generations: Sequence[Generation]) -> Iterator[None]:
-        """Scopes the run of a request's prompts, in which `cancel` finds it."""
+        """Scope of the run of a request's prompts, in which `cancel` finds it."""
         request_id = generations[0].request.caller.request_id
         self._running.setdefault(request_id, []).append(dict.fromkeys(generations))
         try:
@@ -116,7 +116,7 @@ class Cluster:
         self.tenants.check(caller.tenant)
 
     def ended(self, generation: Generation) -> None:
-        """Takes a prompt that has ended out of the running ones."""
+        """Removes a prompt that has ended from the running ones."""
         request_id = generation.request.caller.request_id
         runs = self._running.pop(request_id, [])
         for run in runs:
@@ -143,15 +143,15 @@ class Cluster:
         return len(self._running)
 
     def reject_early(self, caller: Caller) -> None:
-        """Called before a body is read: raises `LimitExceeded` where the request would be refused after it was read,
-        prepared and checked against Redis."""
+        """Raises `LimitExceeded` where the request would be refused after its body was read, prepared and checked
+        against Redis. To be called before a body is read."""
         self.admission.reject_early(caller.tenant.key)
         self.accounts.exhausted.reject_early(caller.tenant, caller.standing)
 
     def cancel(self, caller: Caller, request_id: str) -> bool:
         """Ends a request of the caller's tenant; False when it has ended already.
 
-        Raises `NotFound` for a request of another tenant, as for one that never was.
+        Raises `NotFound` for a request of another tenant, as for one that does not exist.
         """
         runs = self._running.get(request_id, [])
         if any(generation.request.caller.tenant.key != caller.tenant.key for run in runs for generation in run):
@@ -161,7 +161,7 @@ class Cluster:
         return bool(runs)
 
     def end_revoked(self) -> None:
-        """Ends the requests, waiting and running, whose key or tenant is gone."""
+        """Ends the requests, waiting and running, whose key or tenant was removed."""
         for run in self._runs():
             try:
                 self.tenants.check(next(iter(run)).request.caller.tenant)
@@ -177,7 +177,7 @@ class Cluster:
         return dataclasses.replace(caller, span=span)
 
     def explanation(self, generation: Generation) -> Explanation:
-        """The head of a request's explanation, without its prompts."""
+        """Head of a request's explanation, without its prompts."""
         caller = generation.request.caller
         trace_id = caller.span.context.trace_id
         return self.timelines.begin(

@@ -1,7 +1,7 @@
-"""Carries one generation to the end of its choices, through the failures of stages: an attempt on a replica, then the
-next one from where that stopped.
+"""Runs one generation to the end of its choices, through the failures of stages: an attempt on a replica, then the next
+one from where that stopped.
 
-Knows nothing about clients: what a stream says goes from the choice to the sink.
+Knows nothing about clients: the output of a stream goes from the choice to the sink.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from .stream_failure import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, StreamLost
 from .timeline import Attempt
 
 WAIT_SECONDS = 30.0
-"""Time that an answer which has begun waits for a replica or an output processor, where none is left."""
+"""Seconds that an answer which has begun waits for a replica or an output processor, where none is left."""
 
 
 class Dispatcher:
@@ -42,7 +42,7 @@ class Dispatcher:
         metrics = cluster.metrics.of(generation.request.model)
         self._observe_first_token, self._observe_between_tokens = metrics.first_token, metrics.between_tokens
         self._turns: PromptTurns[Choice]
-        """Set when it runs."""
+        """Turns of the choices. Set when the generation runs."""
         self._ended: asyncio.Future[None] | None = None
         self._dispatch: Dispatch | None = None
         self._has_started = False
@@ -56,7 +56,7 @@ class Dispatcher:
             await self._choose()
 
     async def run(self, turns: PromptTurns[Choice]) -> None:
-        """Dispatches until every choice has ended. Raises what no other replica would mend."""
+        """Dispatches until every choice has ended. Raises errors that no other replica would mend."""
         generation, self._turns = self._generation, turns
         if not generation.is_computed:
             for choice in generation.choices:
@@ -92,7 +92,8 @@ class Dispatcher:
     # What streams tell; see `StreamEvents`.
 
     def started(self, start: engine_pb2.Start) -> None:
-        """The choices share one prompt: the first of them to say so counts, and of several attempts the first one."""
+        """Notes that the prompt is being computed. The choices share one prompt: the first report counts, and of
+        several attempts the first one."""
         if not self._is_news(start) or self._has_started:
             return
         self._has_started = True
@@ -106,7 +107,7 @@ class Dispatcher:
             self._observe_first_token(now - timeline.arrived_at)
 
     def got_further(self) -> None:
-        """A choice is past where it was when an engine died."""
+        """Notes that a choice is past the position at which an engine died."""
         self._faults.got_further()
 
     def choice_ended(self, choice: Choice) -> None:
@@ -118,12 +119,12 @@ class Dispatcher:
             self._ended.set_result(None)
 
     def broke(self, error: errors.HeadwaterError) -> None:
-        """The attempt ends by `error`."""
+        """Ends the attempt by `error`."""
         if self._ended is not None and not self._ended.done():
             self._ended.set_exception(error)
 
     def _is_news(self, start: engine_pb2.Start) -> bool:
-        """Notes that the attempt's prompt is computed. False: that was known."""
+        """Notes that the attempt's prompt is being computed. Returns False where that was known."""
         attempt = self._generation.timeline.attempts[-1]
         if attempt.start is not None:
             return False
@@ -142,12 +143,13 @@ class Dispatcher:
     # One attempt.
 
     def _begin(self) -> asyncio.Future[None]:
-        """Called before streams are opened. The future is done when every choice has ended, or one of them is lost."""
+        """Prepares for an attempt, before streams are opened. The future is done when every choice has ended, or one of
+        them is lost."""
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
     async def _try(self) -> None:
-        """Raises `StreamLost` where another attempt may do better."""
+        """Runs one attempt. Raises `StreamLost` where another attempt may do better."""
         generation = self._generation
         await self._faults.begin_trial()
         try:
@@ -201,7 +203,7 @@ class Dispatcher:
             cluster.router.finished(self._dispatch, failed=is_outage)
 
     async def _choose(self) -> Decision:
-        """The replica that answers soonest, among those that have not failed this generation."""
+        """The replica that is predicted to answer soonest, among those that have not failed this generation."""
         generation, cluster = self._generation, self._cluster
         prepared, model_key = generation.prepared, generation.model.key
         token_ids, hashes = self._computed()
@@ -230,7 +232,7 @@ class Dispatcher:
         return decision
 
     def _computed(self) -> tuple[Sequence[int], bytes]:
-        """The tokens that are to be computed anew, those of the longest choice, and their block hashes."""
+        """Tokens that are to be computed anew, those of the longest choice, and their block hashes."""
         prepared = self._generation.prepared
         longest = max((choice.output_ids for choice in self._generation.unfinished), key=len, default=[])
         if not longest:
@@ -277,8 +279,8 @@ class Dispatcher:
         self._open_at = session, decision
 
     def _join(self, choices: Sequence[Choice]) -> None:
-        """Opens streams of choices whose turn came while others run, where those are. Between two attempts the next
-        one takes them."""
+        """Opens streams of choices whose turn comes while others run, at the same replica. Between two attempts the
+        next attempt takes them."""
         if self._open_at is None or self._ended is None or self._ended.done():
             return
         session, decision = self._open_at
@@ -302,7 +304,8 @@ class Dispatcher:
             stream.opened(session, stream_id)
 
     def _openings(self, decision: Decision) -> Iterator[tuple[Open, list[Choice]]]:
-        """Choices without tokens share a prompt; each other one goes on by itself. One of them scores the prompt."""
+        """Choices grouped by stream opening. Choices without tokens share a prompt; each other choice goes on by
+        itself. One of them scores the prompt."""
         generation, sampling = self._generation, self._generation.prepared.sampling
         unfinished = [choice for choice in generation.unfinished if self._turns.has(choice)]
         begun = [choice for choice in unfinished if choice.output_ids]

@@ -1,4 +1,4 @@
-"""Prompts to vectors, the same under REST and gRPC: runs them together, cuts and scales what comes back."""
+"""Prompts to vectors, the same under REST and gRPC: runs them together, cuts and scales the results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Embedding:
     generations: list[Generation] = field(default_factory=list)
 
     async def run(self, cluster: Cluster, caller: Caller) -> None:
-        """Every prompt is checked before any is computed. Raises the named error of the first that fails."""
+        """Checks every prompt before any is computed. Raises the named error of the first that fails."""
         check_num_choices("input", len(self.prompts), common_pb2.Sampling(), cluster.max_choices)
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest.of("dimensions", self.dimensions, "at least 1")

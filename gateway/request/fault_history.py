@@ -1,7 +1,7 @@
-"""The faults that met one generation: whether it is tried again, on which engines not, and whether alone.
+"""Faults of one generation: whether it is tried again, which engines it avoids, and whether it runs alone.
 
-An engine that dies may have died of a request. A generation that was there is doubted until it gets further than it
-was.
+A request may have killed the engine that died. A generation that the engine ran is doubted until it gets past the
+position at which it was.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from .stream_failure import Cause, PoisonRequest, StreamLost
 from .timeline import Attempt
 
 MAX_FAULTS = 3
-"""Attempts that may end by a fault. An engine that drains is none."""
+"""Number of attempts that may end by a fault. An engine that drains does not count."""
 
 
 class FaultHistory:
-    """One generation's, over all its attempts."""
+    """Fault history of one generation, over all its attempts."""
 
     def __init__(self, cluster: Cluster, generation: Generation) -> None:
         self._cluster, self._generation = cluster, generation
         self.failed: set[Incarnation] = set()
         """Engines that failed the generation."""
         self.is_doubted = False
-        """An engine died, of the generation or of something else, and it has not got any further since."""
+        """Whether an engine died while it ran the generation, and the generation has not got any further since."""
         self._num_faults = 0
         self._doubted_on: Incarnation | None = None
         """The engine that runs the generation while it is doubted."""
         self._is_suspect = False
-        """It is tried while no other suspect is."""
+        """Whether the generation is a suspect, which is tried while no other suspect is."""
         self._end_trial: Callable[[], None] | None = None
 
     @property
     def is_on_trial(self) -> bool:
-        """No other suspect runs."""
+        """Whether the generation is tried as a suspect: no other suspect runs."""
         return self._end_trial is not None
 
     async def begin_trial(self) -> None:
-        """Called before an attempt. A suspect waits until no other one is tried."""
+        """Waits until no other suspect is tried. To be called before an attempt."""
         if self._is_suspect:
             self._end_trial = await self._cluster.migrations.alone(self._generation.model.key)
 
@@ -58,20 +58,20 @@ class FaultHistory:
             self._cluster.migrations.doubt(engine)
 
     def got_further(self) -> None:
-        """A choice is past where it was when an engine died, or has ended."""
+        """Notes that a choice is past the position at which an engine died, or has ended."""
         if all(choice.is_past_doubt for choice in self._generation.unfinished):
             self.is_doubted = self._is_suspect = False
             self.end_doubt()
             self.pass_trial()
 
     def end_doubt(self) -> None:
-        """The generation got further on its engine, or left while that one lived."""
+        """Notes that the generation got further on its engine, or left while the engine lived."""
         if self._doubted_on is not None:
             self._cluster.migrations.trust(self._doubted_on)
             self._doubted_on = None
 
     def consider(self, loss: StreamLost) -> None:
-        """Raises what ends the generation, if the attempt that was lost was its last."""
+        """Raises the error that ends the generation, if the attempt that was lost was its last."""
         generation, cause = self._generation, loss.cause
         attempt = generation.timeline.attempts[-1]
         told = {"request_id": generation.request.caller.request_id, "replica": attempt.decision.replica_id}
@@ -105,7 +105,7 @@ class FaultHistory:
         self.is_doubted = True
 
     def _is_to_blame(self, attempt: Attempt) -> bool:
-        """A second engine died at the same place of the answer, and no other doubted generation was there."""
+        """Whether a second engine died at the same place of the answer and ran no other doubted generation."""
         if not self.is_doubted:
             return False
         return attempt.was_alone or self._cluster.migrations.num_doubted(attempt.decision.incarnation) == 1

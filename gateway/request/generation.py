@@ -1,4 +1,4 @@
-"""One prompt of a request and its choices: what was asked, what has come of it so far, what another attempt needs.
+"""One prompt of a request and its choices: the request, the answer so far, and what another attempt needs.
 
 The same under REST and gRPC. Knows nothing about the cluster that computes it, nor about where its answer goes.
 """
@@ -32,21 +32,21 @@ class Generation:
 
     request: GenerationRequest
     found: Found | None = None
-    """Set where another gateway or an earlier connection began it: what its output processor keeps."""
+    """State that its output processor keeps; set where another gateway or an earlier connection began it."""
     prompt: PreparedPrompt = field(default_factory=PreparedPrompt)
     choices: list[Choice] = field(default_factory=list)
     attempt: int = 0
     cached_tokens: int = 0
     decision: Decision | None = None
     grant: Grant = field(init=False)
-    """Set before it runs."""
+    """Right to use tokens. Set before it runs."""
     model: ServedModel = field(init=False)
     """The model as it was when the prompt was prepared. Later attempts do not look it up again."""
     namespace: bytes = b""
     """Root of the prompt's block hashes."""
     timeline: Timeline = field(default_factory=Timeline)
     task: asyncio.Task[Any] | None = None
-    """The task that runs it."""
+    """Task that runs it."""
     cancelled_by: errors.HeadwaterError | None = None
 
     @property
@@ -63,12 +63,12 @@ class Generation:
 
     @property
     def is_answered(self) -> bool:
-        """Its choices are answered with tokens."""
+        """Whether its choices are answered with tokens."""
         return bool(self.prepared.sampling.max_tokens) and not self.request.pooling
 
     @property
     def is_computed(self) -> bool:
-        """A replica has to be found that computes it. A resumed one is on its way already."""
+        """Whether a replica has to be found that computes it. False for a resumed one, which runs already."""
         sampling = self.prepared.sampling
         return self.found is None and (
             self.is_answered or bool(sampling.HasField("prompt_logprobs") or self.request.pooling)
@@ -76,12 +76,12 @@ class Generation:
 
     @property
     def num_output_tokens(self) -> int:
-        """Output tokens so far. Of a choice that has ended, its engine's count."""
+        """Number of output tokens so far. For a choice that has ended, its engine's count."""
         return _num_output_tokens(self.choices)
 
     @property
     def num_reasoning_tokens(self) -> int:
-        """Reasoning tokens of the choices that have ended."""
+        """Number of reasoning tokens of the choices that have ended."""
         return sum(choice.num_reasoning_tokens for choice in self.choices)
 
     @property
@@ -90,12 +90,13 @@ class Generation:
 
     @property
     def has_begun(self) -> bool:
-        """Some of the answer is there, and may have gone to the client."""
+        """Whether some of the answer exists, and may have gone to the client."""
         return any(choice.output_ids for choice in self.choices)
 
     @property
     def answered(self) -> list[Choice]:
-        """The choices that the client gets. Of more than it asked for, those with the likeliest tokens on average."""
+        """Choices that the client gets. If more were computed than it asked for, those with the likeliest tokens on
+        average."""
         num_wanted = self.prepared.sampling.n
         if len(self.choices) <= num_wanted:
             return self.choices
@@ -103,25 +104,25 @@ class Generation:
 
     @property
     def is_together(self) -> bool:
-        """Its choices begin together: beams are compared at each step, and a client that resumes a stream finds all
-        choices in one place."""
+        """Whether its choices begin together: beams are compared at each step, and a client that resumes a stream finds
+        all choices in one place."""
         return self.prepared.sampling.use_beam_search or self.request.context is not None
 
     @property
     def num_seats(self) -> int:
-        """Seats that all its choices take."""
+        """Number of seats that all its choices take."""
         sampling = self.prepared.sampling
         return max(sampling.n, sampling.best_of) if sampling.use_beam_search else len(self.choices)
 
     @property
     def num_seats_at_first(self) -> int:
-        """Seats without which none of its choices can begin."""
+        """Number of seats without which none of its choices can begin."""
         return self.num_seats if self.is_together else 1
 
     @property
     def num_tokens_at_first(self) -> int:
-        """Output tokens that are reserved before more is asked for. Beams are not followed one by one: all that they
-        may need."""
+        """Number of output tokens that are reserved before more is asked for. Beams are not followed one by one: it is
+        all that they may need."""
         sampling = self.prepared.sampling
         each = sampling.max_tokens if sampling.use_beam_search else min(sampling.max_tokens, LEASE_TOKENS)
         return each * len(self.choices) if self.is_answered else 0
@@ -133,14 +134,15 @@ class Generation:
             choice.grant = grant
 
     def expected(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
-        """Tokens that `choices` will probably be given."""
+        """Number of tokens that `choices` will probably be given."""
         if self.found is not None:
             return Part(uncached=0, output=self.found.num_outstanding)
         output = self.prepared.sampling.max_tokens * len(choices) if self.is_answered else 0
         return Part(uncached=self.num_prompt_tokens * has_prompt, output=output)
 
     def spent(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
-        """Tokens that `choices` were given. The tenant does not pay again for what was told before a resume."""
+        """Number of tokens that `choices` were given. The tenant does not pay again for what was delivered before a
+        resume."""
         if self.found is not None:
             return Part(uncached=0, output=max(0, self.num_output_tokens - sum(self.found.num_tokens)))
         prompt = self.num_prompt_tokens if self.attempt and has_prompt else 0
@@ -154,7 +156,7 @@ class Generation:
             self.task.cancel()
 
     def receipt(self) -> dict[str, Any]:
-        """Plain data for the client: which replica served the prompt and why, and how long that took."""
+        """Receipt as plain data for the client: which replica served the prompt and why, and how long that took."""
         timeline = self.timeline
         start = (timeline.attempts[-1].start if timeline.attempts else None) or engine_pb2.Start()
         return {
@@ -171,7 +173,7 @@ class Generation:
         }
 
     def explained(self) -> dict[str, Any]:
-        """Plain data: the stations of its timeline, in their order."""
+        """Stages of its timeline as plain data, in their order."""
         return {
             "outcome": self.timeline.outcome,
             "prompt_tokens": self.num_prompt_tokens,
@@ -184,7 +186,8 @@ class Generation:
 
 
 def _explained_choice(choice: Choice) -> dict[str, Any]:
-    """`engine` is missing for a choice that a stop string ended: its engine has no last word."""
+    """Plain data of a choice. `engine` is missing for a choice that a stop string ended: its engine does not report the
+    end."""
     told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
     if (work := told_work([choice.work])) is not None:
         told["engine"] = work

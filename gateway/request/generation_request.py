@@ -23,6 +23,6 @@ class GenerationRequest:
     first_index: int = 0
     """Index of its first choice among those of the whole request."""
     pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_UNSPECIFIED
-    """Set: the prompt is embedded, not answered."""
+    """Set for a prompt that is embedded, not answered."""
     context: StreamContext | None = None
-    """Set: the stream can be resumed."""
+    """Set for a stream that can be resumed."""

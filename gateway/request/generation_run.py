@@ -1,4 +1,4 @@
-"""One generation's run: a turn in the gateway's queue, the dispatcher, and what is recorded of it at its end."""
+"""One generation's run: a turn in the gateway's queue, the dispatcher, and the records at its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .resumed import ResumedDispatcher
 async def run_generation(
     cluster: Cluster, generation: Generation, sink: Sink, on_turn: Callable[[], None] = lambda: None
 ) -> None:
-    """Waits for a turn, calls `on_turn`, carries the generation to its end. Raises the named error that ended it."""
+    """Waits for a turn, calls `on_turn`, runs the generation to its end. Raises the named error that ended it."""
     generation.task = asyncio.current_task()
     timeline, outcome = generation.timeline, "error"
     try:
@@ -51,7 +51,7 @@ async def run_generation(
 async def _run_in_turn(
     cluster: Cluster, generation: Generation, dispatcher: Dispatcher, on_turn: Callable[[], None]
 ) -> None:
-    """The choices begin one by one as their turns come, unless they have to begin together."""
+    """Begins the choices one by one as their turns come, unless they have to begin together."""
     timeline, turns = generation.timeline, _turns_of(cluster, generation)
     try:
         await (turns.together(generation.num_seats) if generation.is_together else turns.next())
@@ -88,7 +88,7 @@ def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
 
 
 def _record(cluster: Cluster, generation: Generation) -> None:
-    """Metrics, spans, and the timeline for clients that ask later. The first gateway counts a resumed one."""
+    """Records metrics, spans, and the timeline for later requests. The first gateway counts a resumed generation."""
     timeline, caller = generation.timeline, generation.request.caller
     if generation.found is None:
         cluster.metrics.count(

@@ -16,7 +16,7 @@ TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015
 
 
 class QueueLengths(Collector):
-    """Requests that wait for their turn, by tier. Tiers without any are left out, but for the usual one."""
+    """Number of requests that wait for their turn, by tier. Tiers without any are left out, except the usual one."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[int, int]] = dict
@@ -31,7 +31,7 @@ class QueueLengths(Collector):
 
 
 class ModelDemand(Collector):
-    """Requests by model, for an autoscaler. A model without requests is told too, with zero."""
+    """Number of requests by model, for an autoscaler. A model without requests is reported with zero."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[str, tuple[int, int]]] = dict
@@ -50,7 +50,7 @@ class ModelDemand(Collector):
 
 
 class WithoutTenants(Collector):
-    """The families of a registry that name no tenants."""
+    """Families of a registry that name no tenants."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -68,7 +68,7 @@ OTHER_TENANTS = "others"
 
 
 class Metrics:
-    """One gateway's."""
+    """Metrics of one gateway."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -119,11 +119,11 @@ class Metrics:
         return set(self._tenants)
 
     def page(self, *, with_tenants: bool) -> bytes:
-        """The page that Prometheus reads. Without tenants for callers that may not know of others."""
+        """Page that Prometheus reads; without tenants for callers that may not know of others."""
         return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))
 
     def of(self, model: str) -> ModelMetrics:
-        """Metrics of a model that is served."""
+        """Metrics of a served model."""
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]

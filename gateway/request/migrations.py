@@ -13,13 +13,13 @@ from ..router.router import Incarnation
 SHARE = 0.1
 """Share of all dispatches that may be migrations without the death of a stage."""
 BURST = 10.0
-"""Such migrations at once."""
+"""Number of such migrations that may come at once."""
 MAX_ENGINES = 1024
-"""Engines that are remembered, dead ones among them."""
+"""Number of engines that are remembered, dead ones among them."""
 
 
 class Migrations:
-    """One gateway's."""
+    """Migrations of one gateway."""
 
     def __init__(self) -> None:
         self._left = BURST
@@ -27,34 +27,36 @@ class Migrations:
         self._num_doubted: OrderedDict[Incarnation, int] = OrderedDict()
 
     def dispatched(self) -> None:
-        """A request left for a replica."""
+        """Counts a request that was dispatched to a replica."""
         self._left = min(BURST, self._left + SHARE)
 
     def is_excused(self) -> bool:
-        """One more request may migrate on suspicion. Counts it."""
+        """Whether one more request may migrate on suspicion. Counts it."""
         if self._left < 1:
             return False
         self._left -= 1
         return True
 
     async def alone(self, model_key: str) -> Callable[[], None]:
-        """Returns when no other suspect of an engine's death is being tried; what is returned ends the trial."""
+        """Waits until no other suspect of an engine's death is being tried; returns the function that ends the
+        trial."""
         room = self._rooms[model_key]
         await room.acquire()
         return room.release
 
     def doubt(self, engine: Incarnation) -> None:
-        """An answer goes there that was with another engine when that one died, and has not got any further since."""
+        """Notes that a doubted answer runs on an engine: it was on another engine when that died, and has not got any
+        further since."""
         self._num_doubted[engine] = self.num_doubted(engine) + 1
         self._num_doubted.move_to_end(engine)
         if len(self._num_doubted) > MAX_ENGINES:
             self._num_doubted.popitem(last=False)
 
     def trust(self, engine: Incarnation) -> None:
-        """It got further there, or left while the engine lived."""
+        """Notes that a doubted answer got further there, or left while the engine lived."""
         if engine in self._num_doubted:
             self._num_doubted[engine] -= 1
 
     def num_doubted(self, engine: Incarnation) -> int:
-        """Doubted answers that were with an engine when it died."""
+        """Number of doubted answers that ran on an engine when it died."""
         return self._num_doubted.get(engine, 0)

@@ -1,4 +1,4 @@
-"""What an output processor and an engine are told of a generation: the message that opens its choices' streams."""
+"""The message that opens the streams of a generation's choices at an output processor and an engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .generation import Generation
 
 
 def open_request(generation: Generation, decision: Decision, choices: Sequence[Choice], virtual_time: float) -> Open:
-    """`virtual_time`: when the choices began, of their tenant's time."""
+    """Message of a generation's choices. `virtual_time`: time of their beginning in their tenant's virtual time."""
     request, prepared = generation.request, generation.prepared
     caller = request.caller
     add = engine_pb2.Add(
@@ -53,7 +53,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
 
 
 def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:
-    """Makes the message go on with a choice behind its tokens. `is_whole`: what is missing is their text."""
+    """Makes the message go on with a choice behind its tokens. `is_whole`: only their text is missing."""
     opening.add.output_ids[:] = choice.output_ids
     opening.delivered_bytes[:] = [choice.delivered_bytes]
     if is_whole:
@@ -61,13 +61,13 @@ def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:
 
 
 def stream_context(generation: Generation) -> bytes:
-    """What another gateway needs to resume the generation; empty when it cannot be resumed."""
+    """Context that another gateway needs to resume the generation; empty when it cannot be resumed."""
     context = generation.request.context
     return context.encode(generation.prepared.sampling.seed) if context is not None else b""
 
 
 def _charge_of(generation: Generation) -> Charge:
-    """What the output processor does not count itself and needs to write the usage record if this gateway dies."""
+    """Data that the output processor does not count itself and needs to write the usage record if this gateway dies."""
     grant = generation.grant
     return Charge(
         record_id=grant.request_id,

@@ -15,7 +15,8 @@ from .generation import Generation
 
 
 async def prepare(cluster: Cluster, generation: Generation) -> None:
-    """Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that has changed."""
+    """Prepares a generation. Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that
+    has changed."""
     request = generation.request
     await cluster.cold_starts.text_stages(request.model)
     tenant = request.caller.tenant
@@ -57,8 +58,8 @@ async def prepare_all(cluster: Cluster, generations: Sequence[Generation]) -> No
 async def for_each_prompt(
     cluster: Cluster, generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]
 ) -> None:
-    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: those of a model whose
-    stages are being started hold up no others. A request's only prompt waits for no other one."""
+    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: prompts of a model
+    whose stages are being started hold up no others. A request's only prompt waits for no other one."""
     first = generations[0]
     if len(generations) == 1:
         await work(first)

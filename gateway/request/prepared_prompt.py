@@ -9,13 +9,13 @@ from headwater.proto import common_pb2, processor_pb2
 
 @dataclass(slots=True, eq=False)
 class PreparedPrompt:
-    """Shared by the choices of a prompt. Knows none of them."""
+    """A prepared prompt, shared by its choices. Knows none of them."""
 
     prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
     logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
-    """Log probabilities of the prompt's tokens from the second on, where they were asked for."""
+    """Log probabilities of the prompt's tokens from the second on, where they were requested."""
     is_scored: bool = False
-    """The last of `logprobs` has come."""
+    """Whether the last of `logprobs` has come."""
 
     @property
     def num_tokens(self) -> int:
@@ -23,5 +23,5 @@ class PreparedPrompt:
 
     @property
     def awaits_scores(self) -> bool:
-        """Log probabilities were asked for and have not all come."""
+        """Whether log probabilities were requested and have not all come."""
         return not self.is_scored and self.prepared.sampling.HasField("prompt_logprobs")

@@ -19,8 +19,8 @@ from .generation_run import run_generation
 
 
 async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sink) -> None:
-    """Runs the prompts of one request, which are prepared; their choices go to `sink`. The next prompt starts when the
-    one before has its turn. The first error ends the others. A resumed request has one prompt."""
+    """Runs the prepared prompts of one request; their choices go to `sink`. The next prompt starts when the one before
+    has its turn. The first error ends the others. A resumed request has one prompt."""
     async with _paid(cluster, generations) as grant:
         for generation in generations:
             generation.granted(grant)
@@ -80,7 +80,7 @@ def _resumed(generation: Generation, found: Found) -> ResumedRequest:
 
 
 def log_request(cluster: Cluster, generations: Sequence[Generation]) -> None:
-    """One line, however many prompts and choices it has."""
+    """Logs a request in one line, however many prompts and choices it has."""
     if not cluster.log.is_enabled_for(logging.INFO):
         return
     first, timelines = generations[0], [each.timeline for each in generations]

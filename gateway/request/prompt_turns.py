@@ -1,5 +1,5 @@
-"""The turns of a request's choices: they come to the gateway's queue one at a time, each with its part of what its
-tenant is given, and others' requests pass between them.
+"""The turns of a request's choices. Choices enter the gateway's queue one at a time, each with its part of its tenant's
+share, and other requests pass between them.
 
 Knows the queue and the shares of tenants; knows nothing about what a choice computes.
 """
@@ -21,7 +21,7 @@ ChoiceT = TypeVar("ChoiceT", bound=Hashable)
 
 
 class Part(NamedTuple):
-    """Tokens that choices are given. The first choice of a prompt is given the prompt as well."""
+    """Tokens that choices are given. The first choice of a prompt gets the prompt as well."""
 
     uncached: int
     output: int
@@ -50,7 +50,8 @@ class _Held(Generic[ChoiceT]):
 
 
 class PromptTurns(Generic[ChoiceT]):
-    """The turns of one prompt's choices. `guess` says what choices will probably be given, `cost` what they were."""
+    """The turns of one prompt's choices. `guess` predicts what choices will be given, `cost` is what they were
+    given."""
 
     def __init__(
         self,
@@ -73,15 +74,15 @@ class PromptTurns(Generic[ChoiceT]):
         return not self._waiting
 
     def has(self, choice: ChoiceT) -> bool:
-        """The choice has its turn."""
+        """Whether the choice has its turn."""
         return choice in self._held
 
     def virtual_time(self, choices: Sequence[ChoiceT]) -> float:
-        """When choices began, of their tenant's time; the earliest of several."""
+        """Time at which choices began, in their tenant's virtual time; the earliest of several."""
         return min((self._held[each].share.virtual_time for each in choices if each in self._held), default=0.0)
 
     async def next(self) -> list[ChoiceT]:
-        """Waits for the turn of the next choice. Those behind it that need not wait at all come along."""
+        """Waits for the turn of the next choice. Choices behind it that need not wait at all are returned with it."""
         given = await self._begin(1, 1)
         while self._waiting and (turn := self._along()) is not None:
             given.append(self._waiting[0])
@@ -93,19 +94,19 @@ class PromptTurns(Generic[ChoiceT]):
         return await self._begin(len(self._waiting), num_choices)
 
     def sent(self) -> None:
-        """The prompt is on its way to a replica."""
+        """Notes that the prompt is on its way to a replica."""
         for held in self._held.values():
             held.turn.sent()
 
     def started(self) -> None:
-        """The prompt is being computed."""
+        """Notes that the prompt is being computed."""
         self._is_started = True
         for held in self._held.values():
             held.share.started()
             held.turn.started()
 
     def ended(self, choice: ChoiceT) -> None:
-        """The choice does not run any longer; the turn goes to another one."""
+        """Notes that the choice has ended; its turn goes to another one."""
         held = self._held.pop(choice, None)
         if held is not None:
             held.num_running -= 1
@@ -118,7 +119,7 @@ class PromptTurns(Generic[ChoiceT]):
             self.ended(choice)
 
     async def _begin(self, count: int, num_choices: int) -> list[ChoiceT]:
-        """Brings the next `count` choices through the entrance and the queue, where they count as `num_choices`."""
+        """Takes the next `count` choices through the entrance and the queue, where they count as `num_choices`."""
         place, entrance = self._place, self._entrance
         await entrance.enter(num_choices)
         choices = list(itertools.islice(self._waiting, count))

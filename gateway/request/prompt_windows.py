@@ -1,6 +1,8 @@
-"""How many prompts each tenant has at a model's processors at once, of its requests that have several prompts.
+"""Bounds the number of prompts that each tenant has at a model's processors at once, over its requests with several
+prompts.
 
-Others' prompts pass between them, however many such requests a tenant has. Knows nothing about what is done there.
+Prompts of other tenants pass between them, however many such requests a tenant has. Knows nothing about the work on
+prompts.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from weakref import WeakValueDictionary
 from headwater.services.runtime.tasks import few_at_once
 
 PROMPTS_AT_ONCE = 4
-"""Prompts of a tenant: a processor never runs dry, and others wait behind little in each pass of an event loop."""
+"""Number of prompts of a tenant: a processor never runs dry, and others wait behind little in each pass of an event
+loop."""
 PromptT = TypeVar("PromptT")
 
 
 class PromptWindows:
-    """One window a tenant and model; prompts enter it in the order in which they come, of whichever request."""
+    """Windows by tenant and model. Prompts enter a window in the order of their arrival, over all requests."""
 
     def __init__(self) -> None:
         self._windows: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()

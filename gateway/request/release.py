@@ -1,4 +1,5 @@
-"""How a generation gives up its streams before its answer's end: cancelled, or left to the client that resumes it."""
+"""Releases a generation's streams before its answer's end: cancels them, or leaves them to the client that resumes
+it."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def release(generation: Generation, reason: str) -> None:
 
 
 def _is_left(generation: Generation) -> bool:
-    """The client's connection or this gateway ends; the request was not cancelled, and it is not late."""
+    """Whether the streams go on: the client's connection or this gateway ends, and the request was neither cancelled
+    nor is late."""
     if not isinstance(sys.exc_info()[1], asyncio.CancelledError):
         return False
     deadline, cause = generation.request.caller.deadline, generation.cancelled_by

@@ -1,6 +1,7 @@
-"""A request that another gateway or an earlier connection began: found by its id, told again from the start, gone on.
+"""A request that another gateway or an earlier connection began: it is found by its id, repeated from the start and
+continued.
 
-The renderer leaves out what the client has had already. It renders that all the same, since the next event depends on
+The renderer leaves out the events that the client has. It renders them all the same, since the next event depends on
 the state that rendering left.
 """
 
@@ -27,7 +28,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 def caller_of(found: Found, caller: Caller) -> Caller:
-    """The caller that resumes, on the terms of the request."""
+    """Caller that resumes, on the terms of the request."""
     context = found.context
     return dataclasses.replace(
         caller,
@@ -38,12 +39,13 @@ def caller_of(found: Found, caller: Caller) -> Caller:
 
 
 def bare_id(shown: str) -> str:
-    """The gateway's id of a request, given with or without the prefix that an answer's id has."""
+    """Gateway's id of a request, given with or without the prefix that an answer's id has."""
     return shown.rpartition("-")[2].rpartition("_")[2]
 
 
 async def find(cluster: Cluster, tenant: str, request_id: str) -> Found:
-    """Raises `StreamNotKept`, or `Unavailable` while an output processor that may have it is out of reach."""
+    """Finds a request. Raises `StreamNotKept`, or `Unavailable` while an output processor that may have it is out of
+    reach."""
     return await _ask_outputs(cluster, request_id, lambda session: session.find(request_id, tenant))
 
 
@@ -114,7 +116,7 @@ class ResumedDispatcher(Dispatcher):
             choice.attached(granted)
 
     def first_token(self, now: float) -> None:
-        """The first gateway has counted it."""
+        """Counts nothing: the first gateway has counted the first token."""
 
     def started(self, start: engine_pb2.Start) -> None:
         if self._generation.timeline.attempts:

@@ -16,19 +16,19 @@ from .choice import Choice
 
 @dataclass(slots=True)
 class CallPiece:
-    """More of one call; `id` and `name` are empty unless it begins here."""
+    """Part of one call; `id` and `name` are empty unless the call begins here."""
 
     index: int
     id: str
     name: str
     arguments: list[str]
     is_text: bool = False
-    """It calls a custom tool; `arguments` is the text that this takes."""
+    """Whether it calls a custom tool; `arguments` is then the text that the tool takes."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """More of one choice."""
+    """Part of one choice."""
 
     choice: Choice
     texts: list[str] = field(default_factory=list)
@@ -86,7 +86,7 @@ class Gathered:
 
 
 class Held:
-    """Pieces that a reader has not taken yet: one merged piece a choice, as long as its credit allows."""
+    """Pieces that a reader has not taken yet: one merged piece a choice. The credit of the choice bounds it."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, Piece] = {}
@@ -99,11 +99,11 @@ class Held:
 
     @property
     def waits_for_scores(self) -> bool:
-        """The pieces belong behind the prompt's log probabilities, and these are still coming."""
+        """Whether the pieces have to wait for the prompt's log probabilities, which are still coming."""
         return any(piece.choice.prompt.awaits_scores for piece in self._pieces.values())
 
     def pop(self, choice: Choice | None = None) -> Piece | None:
-        """The oldest piece, or the one of a choice; its tokens count as taken."""
+        """Removes and returns the oldest piece, or the one of a choice; its tokens count as taken."""
         index = choice.index if choice is not None else next(iter(self._pieces), None)
         piece = self._pieces.pop(index, None) if index is not None else None
         if piece is not None:
@@ -112,7 +112,7 @@ class Held:
 
 
 class PieceQueue:
-    """A sink that is read by a loop: pieces merge while the reader is busy."""
+    """A sink that a loop reads: pieces merge while the reader is busy."""
 
     def __init__(self) -> None:
         self._held = Held()
@@ -129,7 +129,8 @@ class PieceQueue:
         self._news.set()
 
     async def read(self, work: asyncio.Task[None]) -> AsyncIterator[Piece | Choice]:
-        """Pieces, and choices that have ended behind their last piece, until `work` is done; raises what it raised."""
+        """Yields pieces, and choices that have ended behind their last piece, until `work` is done; raises the error of
+        `work`."""
         work.add_done_callback(lambda _: self._news.set())
         while True:
             self._news.clear()
@@ -147,7 +148,7 @@ class PieceQueue:
 
 
 class OrderedQueue:
-    """A sink that is read by a loop: every reader gets the same pieces, however slow. Credit bounds what waits."""
+    """A sink that a loop reads: every reader gets the same pieces, however slow. Credit bounds what waits."""
 
     def __init__(self) -> None:
         self._waiting: deque[Piece | Choice] = deque()
@@ -165,7 +166,8 @@ class OrderedQueue:
         self._news.set()
 
     async def read(self, work: asyncio.Task[None]) -> AsyncIterator[Piece | Choice]:
-        """Pieces, and choices that have ended, in their order until `work` is done; raises what it raised."""
+        """Yields pieces, and choices that have ended, in their order until `work` is done; raises the error of
+        `work`."""
         work.add_done_callback(lambda _: self._news.set())
         while True:
             self._news.clear()

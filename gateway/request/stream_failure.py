@@ -1,4 +1,4 @@
-"""Why a stream ended before its answer, and what follows for the request."""
+"""Causes for which a stream ends before its answer, and what follows for the request."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ENGINE_UNAVAILABLE = "engine_unavailable"
 OUTPUT_PROCESSOR_UNAVAILABLE = "output_processor_unavailable"
 BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
 DEADLINE = "deadline_exceeded"
-"""The reason of an engine that cancels by itself, which may be ahead of the gateway's own clock."""
+"""Reason of an engine that cancels a late request by itself, which may be ahead of the gateway's own clock."""
 
 
 class Cause(Enum):
-    """The value is the word in metrics and explanations."""
+    """Cause of a failure. The value is the word in metrics and explanations."""
 
     ENGINE_GONE = "engine_gone"
     HANDED_OVER = "handed_over"
@@ -28,17 +28,17 @@ class Cause(Enum):
 
     @property
     def is_of_engine(self) -> bool:
-        """The next attempt goes to another engine."""
+        """Whether the next attempt goes to another engine."""
         return self is not Cause.OUTPUT_PROCESSOR_GONE
 
     @property
     def is_outage(self) -> bool:
-        """Other requests avoid the engine too, for a while."""
+        """Whether other requests avoid the engine too, for a while."""
         return self in (Cause.ENGINE_GONE, Cause.REFUSED, Cause.FAULT, Cause.SILENT)
 
     @property
     def is_suspicion(self) -> bool:
-        """No stage has died. Too many of these at once would be the gateway's doing."""
+        """Whether no stage has died. Too many of these at once would be the gateway's doing."""
         return self in (Cause.MISSING, Cause.FAULT)
 
 
@@ -54,7 +54,7 @@ _CAUSES = {
 
 
 class StreamLost(errors.Unavailable):
-    """The answer has not ended; another replica may go on with it."""
+    """A stream ended and the answer has not; another replica may go on with it."""
 
     def __init__(self, message: str, cause: Cause) -> None:
         super().__init__(message, code=ENGINE_UNAVAILABLE if cause.is_of_engine else OUTPUT_PROCESSOR_UNAVAILABLE)

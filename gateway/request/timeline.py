@@ -1,4 +1,4 @@
-"""The timeline of one prompt: when it reached which stage, what was decided there, how long that took.
+"""The timeline of one prompt: the time at which it reached each stage, the decisions there, and how long they took.
 
 Shown in three ways: plain data to explain a request, spans for a collector, a receipt for the client. Times are seconds
 of `time.perf_counter`.
@@ -19,23 +19,23 @@ from ..router.decision import Decision
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One dispatch."""
+    """One dispatch of a generation."""
 
     decision: Decision
     asked_at: float
-    """When the router was asked."""
+    """Time at which the router was asked."""
     dispatched_at: float
     ended_at: float | None = None
     start: engine_pb2.Start | None = None
-    """From the engine, when the prompt is computed."""
+    """Time at which the engine began to compute the prompt, as the engine reports it."""
     error: str = ""
     was_alone: bool = False
-    """When it was lost, no other suspect of an engine's death was being tried."""
+    """Whether no other suspect of an engine's death was being tried when the attempt was lost."""
     cause: str = ""
-    """Why it was lost, where the request went on elsewhere or might have."""
+    """Cause of the loss, where the request went on elsewhere or might have."""
 
     def explained(self) -> dict[str, Any]:
-        """Plain data."""
+        """The attempt as plain data."""
         return {
             "decision": self.decision.receipt,
             "route_seconds": self.dispatched_at - self.asked_at,
@@ -47,12 +47,12 @@ class Attempt:
 
 @dataclass(slots=True)
 class Timeline:
-    """`None`: not reached, or not yet."""
+    """Times of one prompt. `None`: not reached, or not yet."""
 
     arrived_at: float = field(default_factory=time.perf_counter)
     prepared_at: float | None = None
     queued_at: float | None = None
-    """A replica of the model is there."""
+    """Time at which a replica of the model was there."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -61,7 +61,7 @@ class Timeline:
 
     @property
     def is_exact(self) -> bool:
-        """Every attempt computed with the same bits, so the answer is that of an undisturbed one."""
+        """Whether every attempt computed with the same bits, so that the answer is that of an undisturbed one."""
         return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
 
     @property
@@ -70,7 +70,7 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """So far, or to its end."""
+        """Seconds so far, or to its end."""
         return (self.ended_at or time.perf_counter()) - self.arrived_at
 
     @property
@@ -79,7 +79,7 @@ class Timeline:
         return _between(self.queued_at, self.admitted_at)
 
     def to_spans(self, span: Span) -> None:
-        """Adds the stretches as parts of the request's span."""
+        """Adds the timeline's sections as parts of the request's span."""
         if self.prepared_at is not None:
             span.part("prepare", self.arrived_at, self.prepared_at)
         if self.prepared_at is not None and self.queued_at is not None:
@@ -95,7 +95,7 @@ class Timeline:
                 span.part("stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **told)
 
     def stretches(self) -> dict[str, float | None]:
-        """Seconds of each stretch, in their order; `engine_` ones are by the engine's clock."""
+        """Seconds of each section, in their order; `engine_` ones are by the engine's clock."""
         last = self.attempts[-1] if self.attempts else None
         start = last.start if last is not None else None
         return {
@@ -112,7 +112,7 @@ class Timeline:
 
 
 def told_work(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
-    """Plain data: what the last engine of each choice did, of those that said it, together."""
+    """Reported work of the last engine of each choice, added up, as plain data."""
     done = [work for work in works if work is not None]
     if not done:
         return None

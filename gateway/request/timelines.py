@@ -1,4 +1,4 @@
-"""The timelines of requests that have ended: the youngest, within a bound of memory, found on any gateway.
+"""The timelines of the requests that ended last, within a bound of memory. They are found on any gateway.
 
 A gateway that does not know a request asks the others over the bus. Knows nothing about HTTP.
 """
@@ -23,11 +23,11 @@ from ..tenancy.tenants import Tenant
 
 MAX_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 512
-"""Bytes of a request besides its prompts."""
+"""Estimated bytes of a request besides its prompts."""
 MAX_PROMPTS = 64
-"""Prompts of one request that are kept."""
+"""Largest number of prompts of one request that are kept."""
 MAX_ANSWER_BYTES = 512 * 1024
-"""Bytes of an answer, below what the bus takes in one message."""
+"""Largest answer in bytes, below the largest message of the bus."""
 ASK_SECONDS = 0.5
 encode = msgspec.json.Encoder().encode
 
@@ -62,7 +62,7 @@ _questions, _explanations = msgspec.msgpack.Decoder(_Question), msgspec.json.Dec
 
 
 class Timelines:
-    """Use within `running`, or alone where there is no bus."""
+    """Timelines of one gateway. Use within `running`, or alone where there is no bus."""
 
     def __init__(self, bus: Bus, gateway_id: str, *, max_bytes: int = MAX_BYTES) -> None:
         self.gateway_id = gateway_id
@@ -90,12 +90,12 @@ class Timelines:
         )
 
     def has_room(self, request_id: str) -> bool:
-        """One more prompt of the request would be kept."""
+        """Whether one more prompt of the request would be kept."""
         known = self._kept.get(request_id)
         return known is None or len(known.prompts) < MAX_PROMPTS
 
     def keep(self, explanation: Explanation, prompt: dict[str, Any]) -> None:
-        """One prompt of a request has ended; `has_room` for it."""
+        """Keeps the timeline of a prompt that has ended. To be called where `has_room` is true."""
         known = self._kept.setdefault(explanation.id, explanation)
         self.num_bytes += len(raw := encode(prompt)) + (0 if known.prompts else _OVERHEAD_BYTES)
         known.prompts.append(msgspec.Raw(raw))
@@ -108,7 +108,7 @@ class Timelines:
         return list(itertools.islice(reversed(self._kept.values()), count))
 
     def find(self, request_id: str, tenant: str) -> Explanation | None:
-        """None also for a request of another tenant."""
+        """The request's explanation; None where there is none, also for a request of another tenant."""
         known = self._kept.get(request_id)
         return known if known is not None and known.tenant_key == tenant else None
 
@@ -118,7 +118,7 @@ class Timelines:
         return _explanations.decode(answer) if answer is not None else None
 
     async def _answer(self, questions: Subscription) -> None:
-        """A gateway that does not know a request does not answer."""
+        """Answers other gateways. A gateway that does not know a request does not answer."""
         async for message in questions:
             with contextlib.suppress(msgspec.DecodeError):
                 question = _questions.decode(message.payload)

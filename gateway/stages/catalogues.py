@@ -1,4 +1,4 @@
-"""The models that supervisors say they serve: which are starting, and why a replica cannot start.
+"""The models that supervisors announce, with their states and the problems for which a replica cannot start.
 
 Knows nothing about requests. Without a supervisor it is empty.
 """
@@ -20,11 +20,11 @@ from headwater.services.runtime.bus import Bus, Subscription
 from headwater.services.runtime.tasks import owned_task
 
 EXPIRY_SECONDS = 4.0
-"""Silence after which a supervisor is gone."""
+"""Seconds of silence after which a supervisor is gone."""
 SETTLE_SECONDS = 1.5
 """Seconds in which each supervisor publishes at least once."""
 AWAITED = (CatalogueEntry.STATE_LOADING, CatalogueEntry.STATE_SERVING)
-"""States of a model whose requests are worth waiting."""
+"""States of a model for which a request waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Heard:
 
 
 class Catalogues:
-    """Use within `running`."""
+    """Catalogues of the supervisors on the bus. Use within `running`."""
 
     def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
         self.on_change: Callable[[], None] = lambda: None
@@ -50,12 +50,12 @@ class Catalogues:
             yield self
 
     def supervisors(self) -> list[str]:
-        """Those who are there, in the order of their names."""
+        """Catalogues of the supervisors that are there, in the order of their names."""
         since = self._clock() - EXPIRY_SECONDS
         return sorted(name for name, heard in self._heard.items() if heard.at > since)
 
     async def settled(self) -> None:
-        """Returns when a supervisor is there, or would have been heard by now."""
+        """Returns when a supervisor is there, or would have published by now."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self.supervisors() else SETTLE_SECONDS):
                 while not self.supervisors():
@@ -63,7 +63,7 @@ class Catalogues:
                     self._is_heard.clear()
 
     def owners(self, model: str) -> list[str]:
-        """Supervisors that serve a model."""
+        """Names of the supervisors that serve a model."""
         return [name for name in self.supervisors() if model in self._heard[name].entries]
 
     def entries(self, model: str) -> list[CatalogueEntry]:

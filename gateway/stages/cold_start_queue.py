@@ -1,4 +1,4 @@
-"""Requests that wait for the first replica of their model, and the message that tells supervisors so.
+"""Requests that wait for the first replica of their model, and the message that reports them to supervisors.
 
 Bounded in number and in time. Knows nothing about how replicas are started.
 """
@@ -22,13 +22,13 @@ from .catalogues import AWAITED, Catalogues
 TELL_SECONDS = 0.5
 """Seconds between two messages while requests wait."""
 PAUSE_SECONDS = 0.02
-"""Seconds between two messages at least, however many requests come and go."""
+"""Least number of seconds between two messages, however many requests come and go."""
 RETRY_SECONDS = 5.0
-"""Seconds after which a client whose wait ran out should ask again."""
+"""Seconds after which a client whose wait ran out should try again."""
 
 
 class ColdStartQueue:
-    """Use within `running`, or alone where there is no bus."""
+    """Waiting requests of one gateway. Use within `running`, or alone where there is no bus."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class ColdStartQueue:
         is_served: Callable[[str], bool],
         has_replica: Callable[[str], bool],
     ) -> None:
-        """`patience` is in seconds, 0: no supervisor starts replicas, so no request waits. `is_served` says of a model
-        by name whether its text stages are there, `has_replica` whether an engine is."""
+        """`patience` is in seconds; 0: no supervisor starts replicas, so no request waits. `is_served` tells whether
+        the text stages of a model, by name, are there; `has_replica` whether an engine is."""
         self.patience = patience
         self._bus, self._gateway_id, self._catalogues = bus, gateway_id, catalogues
         self._max_waiting, self._is_served, self._has_replica = max_waiting, is_served, has_replica
@@ -53,13 +53,13 @@ class ColdStartQueue:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ColdStartQueue]:
-        """Tells the bus for the length of a scope."""
+        """Publishes to the bus for the length of a scope."""
         async with owned_task(self._tell()):
             yield self
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """Requests that wait, by model."""
+        """Number of waiting requests, by model."""
         return self._waiting
 
     async def text_stages(self, model: str) -> None:
@@ -80,7 +80,7 @@ class ColdStartQueue:
             await self._until(model, lambda: self._has_replica(model))
 
     def look_again(self) -> None:
-        """Wakes the requests that wait: what they look at has changed."""
+        """Wakes the requests that wait: the state that they wait for has changed."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -109,7 +109,7 @@ class ColdStartQueue:
             self._count(model, -1)
 
     def _problem(self, model: str) -> errors.Unavailable | None:
-        """The problem of the model's supervisors, where each of them has one."""
+        """Problem of the model's supervisors, where each of them has one."""
         entries = self._catalogues.entries(model)
         if not entries or not all(entry.problem for entry in entries):
             return None

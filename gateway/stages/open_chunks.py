@@ -11,11 +11,11 @@ from headwater.proto.output_processor_pb2 import Open
 from headwater.services.runtime import errors
 
 CHUNK_TOKENS = 16_384
-"""Tokens of a prompt in one frame: at most 5 bytes each, so far below the 256 KiB that a frame may have."""
+"""Number of a prompt's tokens in one frame: at most 5 bytes each, so far below the 256 KiB that a frame may have."""
 CHUNK_BYTES = 64 * 1024
-"""Bytes of a grammar in one frame."""
+"""Number of a grammar's bytes in one frame."""
 MAX_HEAD_BYTES = 128 * 1024
-"""Bytes of a request without its prompt."""
+"""Largest number of bytes of a request without its prompt."""
 
 
 def parts_of(request: Open) -> Iterator[Open | AddPart]:
@@ -52,6 +52,6 @@ def parts_of(request: Open) -> Iterator[Open | AddPart]:
 
 
 def _longest(sampling: common_pb2.Sampling) -> tuple[str, int]:
-    """A parameter's name and its number of entries."""
+    """Name of the longest parameter and its number of entries."""
     names = ("allowed_token_ids", "logit_bias", "stop_token_ids", "stop", "bad_words")
     return max(((name, len(getattr(sampling, name))) for name in names), key=itemgetter(1))

@@ -23,13 +23,13 @@ from headwater.services.runtime.tasks import owned_task
 
 ASK_SECONDS = 1.0
 NUM_LATE = 3
-"""Late answers in a row: one alone may be this process's own fault."""
+"""Number of late answers in a row that count as an outage: one alone may be this process's own fault."""
 NATS, REDIS, REDIS_IN_TIME, EVENTS = "nats", "redis", "redis in time", "events"
 WHAT = (NATS, REDIS, REDIS_IN_TIME, EVENTS)
 
 
 class Outages(Collector):
-    """Use within `running`. A service that is not configured is not missed."""
+    """Outages of the services of one gateway. Use within `running`. A service that is not configured is not missed."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Outages(Collector):
     ) -> None:
         self._bus, self._store, self._feed, self._clock = bus, store, feed, clock
         self._answers: deque[float | None] = deque(maxlen=NUM_LATE)
-        """Seconds that Redis took; None: it did not answer."""
+        """Seconds that each answer of Redis took; None: it did not answer."""
         registry.register(self)
 
     @contextlib.asynccontextmanager

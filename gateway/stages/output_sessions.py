@@ -1,4 +1,4 @@
-"""The output processors within reach, and which one a request goes through. Knows nothing about frames."""
+"""The output processors within reach, and the choice of one for a request. Knows nothing about frames."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class OutputSessions:
     def __init__(self, gateway_id: str = "") -> None:
         self._gateway = Gateway(gateway_id, secrets.token_hex(8))
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a session stands."""
+        """Called when a session is connected."""
         self._sessions: dict[str, OutputSession] = {}
         self._tasks: dict[OutputSession, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
 
     def join(self, address: str, model: str = ANY_MODEL) -> None:
-        """An output processor for a model; for several it joins several times."""
+        """Adds an output processor for a model; one that serves several models joins several times."""
         if address not in self._sessions:
             session = self._sessions[address] = OutputSession(address, self._stands, self._gateway)
             task = self._tasks[session] = asyncio.create_task(session.run())
@@ -37,8 +37,8 @@ class OutputSessions:
         self._sessions[address].models.add(model)
 
     def leave(self, address: str, model: str = ANY_MODEL) -> None:
-        """Takes a model away from an output processor. Without models it gets no new streams; those that run end in
-        their own time, or with the connection."""
+        """Takes a model away from an output processor. Without models it gets no new streams; its running streams end
+        by themselves, or with the connection."""
         if (session := self._sessions.get(address)) is not None:
             session.models.discard(model)
             if session.models:
@@ -49,7 +49,7 @@ class OutputSessions:
                 task.cancel()
 
     def pick(self, engine: str, model: str = ANY_MODEL) -> OutputSession:
-        """Picks by rendezvous hash among those that have the model, so that an engine speaks to one of them.
+        """Picks an output processor with the model by rendezvous hash, so that an engine talks to one of them.
 
         Raises `Unavailable` when there is none.
         """
@@ -59,7 +59,7 @@ class OutputSessions:
         return max(connected, key=lambda session: _weight(session.address, engine))
 
     async def wait_for(self, model: str) -> None:
-        """Returns when one that has the model is within reach."""
+        """Returns when an output processor with the model is within reach."""
         while not self.serves(model):
             self._news.clear()
             await self._news.wait()
@@ -75,19 +75,19 @@ class OutputSessions:
         return [each for each in self._sessions.values() if each.takes_streams and model in each.models]
 
     def in_order_for(self, request_id: str) -> list[OutputSession]:
-        """Those within reach, in the order in which they would be picked for a resumable request."""
+        """Output processors within reach, in the order in which they would be picked for a resumable request."""
         connected = [session for session in self._sessions.values() if session.connected.is_set()]
         return sorted(connected, key=lambda session: _weight(session.address, request_id), reverse=True)
 
     def at(self, address: str) -> OutputSession:
-        """Raises `Unavailable`."""
+        """Session with the output processor at an address. Raises `Unavailable`."""
         if (session := self._sessions.get(address)) is None:
             raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
         return session
 
     @property
     def is_whole(self) -> bool:
-        """All known output processors are within reach: a stream that none of them has is not kept."""
+        """Whether all known output processors are within reach: a stream that none of them has is not kept."""
         return bool(self._sessions) and all(session.connected.is_set() for session in self._sessions.values())
 
     @property

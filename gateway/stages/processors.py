@@ -1,4 +1,5 @@
-"""The processors that are there and what they serve. Any of them does: they keep nothing between calls."""
+"""The processors within reach, and the models that they serve. Any of them serves a call: they keep nothing between
+calls."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ from .prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 
 CALL_SECONDS = 30.0
 RETURN_SECONDS = 10.0
-"""Seconds that a request waits for a processor that was there: one that died is started again, unseen by clients."""
+"""Seconds that a request waits for a processor that was there: one that died is restarted, unseen by clients."""
 GONE = ("unavailable", "processor_unavailable", "draining")
-"""Codes of failures that speak of the processor, not of what it was asked."""
+"""Status codes of failures of the processor, not of the request."""
 MOST_LOST = 2
-"""Processors that may be lost with one request: it may be what they die of."""
+"""Number of processors that may be lost with one request: it may be the cause of their death."""
 ASK_SECONDS = 2.0
 IMPOSTOR_SECONDS = 1.0
-"""Before a process that has not proven itself is asked again."""
+"""Seconds before a process that has not proven itself is asked again."""
 ReplyT = TypeVar("ReplyT")
 
 
@@ -50,16 +51,17 @@ class Processor:
 
 
 class Processors:
-    """A pool: the least busy one that serves the model, another one if it is out of reach."""
+    """Pool of processors: calls go to the least busy one that serves the model, or to another one if that is out of
+    reach."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a processor has said what it serves."""
+        """Called when a processor has reported its models."""
         self._pool: dict[str, Processor] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], ...]] = {}
-        """Tasks that ask a processor what it serves, and that run its session."""
+        """Tasks that ask a processor for its models, and that run its session."""
         self._news = asyncio.Event()
-        """Set, and another one put in its place, when a processor came within reach."""
+        """Set, and replaced by another event, when a processor came within reach."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def join(self, address: str) -> None:
@@ -83,7 +85,7 @@ class Processors:
             closing.add_done_callback(self._closing.discard)
 
     def models(self) -> dict[str, tuple[ServedModel, int]]:
-        """Models that are served by name, and since when (seconds since 1970)."""
+        """Models by name, each with the time since which it is served (seconds since 1970)."""
         served: dict[str, tuple[ServedModel, int]] = {}
         for processor in self._pool.values():
             for name, model in processor.models.items():
@@ -94,7 +96,7 @@ class Processors:
         return any(name in processor.models for processor in self._pool.values())
 
     def model(self, name: str) -> ServedModel:
-        """Raises `NotFound`, or `Unavailable` while no processor is known to ask."""
+        """Model by name. Raises `NotFound`, or `Unavailable` while no processor is known."""
         for processor in self._pool.values():
             if name in processor.models:
                 return processor.models[name]
@@ -107,8 +109,8 @@ class Processors:
         return errors.NotFound("model", name, sorted(self.models()))
 
     def only_model(self) -> str:
-        """The name of the model that a client need not name. Raises `BadRequest` where there are several, `Unavailable`
-        while no processor is known to ask."""
+        """Name of the model that a client need not name. Raises `BadRequest` where there are several, `Unavailable`
+        while no processor is known."""
         served = sorted(self.models())
         if not served:
             raise errors.Unavailable("no processor is within reach", code="processor_unavailable")
@@ -128,7 +130,8 @@ class Processors:
     async def detokenize(
         self, request: processor_pb2.ProcessorDetokenizeRequest
     ) -> processor_pb2.ProcessorDetokenizeReply:
-        """Raises `BadRequest` for more ids than the model's context holds, which no answer can have."""
+        """Text of token ids. Raises `BadRequest` for more ids than the model's context holds, which no answer can
+        have."""
         num_ids, allowed = len(request.token_ids), self.model(request.model).max_model_len
         if num_ids > allowed:
             raise errors.BadRequest(
@@ -139,14 +142,14 @@ class Processors:
         )
 
     async def tokenizer_info(self, model: str) -> bytes:
-        """JSON."""
+        """Configuration of the model's tokenizer as JSON."""
         request = processor_pb2.ProcessorTokenizerInfoRequest(model=model)
         reply = await self._call(model, lambda processor: processor.stub.TokenizerInfo(request, timeout=CALL_SECONDS))
         return reply.info_json.encode()
 
     async def _call(self, model: str, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
-        """The named error of the stage; one that is out of reach is followed by another, since calls keep nothing, and
-        where there is none, by whichever comes next."""
+        """Calls a processor. Raises the named error of the stage. A processor out of reach is followed by another,
+        since calls keep nothing, and where there is none, by the next one that comes."""
         self.model(model)
         end, num_lost = time.monotonic() + RETURN_SECONDS, 0
         while True:
@@ -190,7 +193,7 @@ class Processors:
 
 
 async def _set_until(news: asyncio.Event, end: float) -> bool:
-    """The event was set before that time of the monotonic clock."""
+    """Waits for the event until that time of the monotonic clock; returns whether it was set."""
     try:
         async with asyncio.timeout(end - time.monotonic()):
             return await news.wait()
@@ -214,7 +217,7 @@ async def _prepared(
 
 
 async def _named(reply: Awaitable[ReplyT]) -> ReplyT:
-    """Its failure is the stage's named error."""
+    """The reply; a failed call raises the stage's named error."""
     try:
         return await reply
     except grpc.aio.AioRpcError as failure:
@@ -222,7 +225,7 @@ async def _named(reply: Awaitable[ReplyT]) -> ReplyT:
 
 
 async def _ask_models(processor: Processor) -> None:
-    """Until it answers: a seed may start after the gateway."""
+    """Asks a processor for its models until it answers: a seed may start after the gateway."""
     while not processor.models:
         try:
             call = processor.stub.ListModels(
@@ -243,7 +246,7 @@ async def _ask_models(processor: Processor) -> None:
 
 
 async def _close(processor: Processor, carrier: asyncio.Task[None]) -> None:
-    """After what runs, in its session too."""
+    """Closes a processor's connection after its running calls and its session have ended."""
     await processor.session.answered(CALL_SECONDS)
     await end(carrier)
     await processor.channel.close(grace=CALL_SECONDS if processor.num_running else None)
