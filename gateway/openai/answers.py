@@ -1,4 +1,4 @@
-"""An answer on its way to JSON: whole, or as a stream of chunks. What chat and completions write alike is here."""
+"""Renders an answer as JSON: whole, or as a stream of chunks. Holds the parts that chat and completions share."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _HOLE = "\x00text\x00"
 
 
 class Renderer(Protocol):
-    """What tells chat and completions apart in JSON."""
+    """Differences between chat and completions in JSON."""
 
     object: str
     chunk_object: str
     renamed: dict[str, str]
-    """The client's name of fields that the contract knows under another."""
+    """Client's names of fields by the contract's names, where they differ."""
 
     scores_prompt: bool
-    """A stream begins with the prompt's log probabilities."""
+    """Whether a stream begins with the prompt's log probabilities."""
 
     def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
-        """The prompts to answer. Raises `BadRequest`, also for more than `max_choices` answers."""
+        """Prompts to answer. Raises `BadRequest`, also for more than `max_choices` answers."""
         ...
 
     async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
-        """Called between preparing and running, for what the shape needs of the prompt."""
+        """Called between preparing and running, for renderers that need more of the prompt."""
         ...
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
@@ -55,7 +55,7 @@ class Renderer(Protocol):
         ...
 
     def delta_of(self, piece: Piece) -> dict[str, Any]:
-        """Fields of a chunk with whatever a piece has; none where it has nothing."""
+        """Fields of a chunk with the content of a piece; none where the piece has nothing to show."""
         ...
 
     def ending(self) -> dict[str, Any]:
@@ -63,11 +63,11 @@ class Renderer(Protocol):
         ...
 
     def finish_reason(self, choice: Choice) -> str | None:
-        """Why a choice has ended, in the client's words."""
+        """Reason for a choice's end, in the client's words."""
         ...
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        """Fields of a choice that is answered at once."""
+        """Fields of a choice that is answered whole."""
         ...
 
     def beside(self, prompt: PreparedPrompt) -> dict[str, Any]:
@@ -79,14 +79,14 @@ class Renderer(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Answer:
-    """One request's answer: its prompts, its shape, and what was asked to come with it."""
+    """One request's answer: its prompts, its renderer, and the extras that the client asked for."""
 
     id: str
     asked: Answering
     shape: Renderer
     wants_receipt: bool
     created: int = field(default_factory=lambda: int(time.time()))
-    """Seconds since 1970."""
+    """Time of creation, seconds since 1970."""
     generations: Sequence[Generation] = ()
 
     def usage(self) -> dict[str, Any]:
@@ -101,14 +101,14 @@ class Answer:
         }
 
     def _reasoning_usage(self) -> dict[str, Any]:
-        """Where thoughts are told from the answer, how many tokens they took."""
+        """Number of reasoning tokens, where reasoning is separated from the answer."""
         if not any(generation.prepared.answer_format.reasoning_parser for generation in self.generations):
             return {}
         num_tokens = sum(generation.num_reasoning_tokens for generation in self.generations)
         return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
 
     def receipt(self) -> dict[str, Any]:
-        """One prompt's, or under `prompts` one for each."""
+        """Receipt of the prompt, or under `prompts` one for each prompt."""
         receipts = [generation.receipt() for generation in self.generations]
         return receipts[0] if len(receipts) == 1 else {"prompts": receipts}
 
@@ -191,7 +191,7 @@ class EventStream:
             self.out.write(KEEP_ALIVE)
 
     def last_events(self) -> bytes:
-        """Usage and receipt, where they were asked for, and the end mark."""
+        """Usage and receipt, where they were requested, and the end mark."""
         answer, events = self.answer, b""
         if self._include_usage or answer.wants_receipt:
             last = answer.chunk([], usage=answer.usage())
@@ -214,7 +214,8 @@ class EventStream:
         return head, tail
 
     def _write_held(self, choice: Choice | None = None) -> bool:
-        """Writes what is held of a choice, or of the one that waits longest, as one event; False: there is nothing."""
+        """Writes the held piece of a choice, or of the one that waits longest, as one event; False where nothing is
+        held."""
         piece = self._held.pop(choice)
         if piece is None:
             return False
@@ -248,15 +249,15 @@ class EventStream:
         return {"usage": None} if self._include_usage else {}
 
     def _flush(self) -> None:
-        """The client takes more: what was held goes out merged, one event a choice."""
+        """Writes what was held, merged, one event a choice: the client takes more."""
         while not self.out.blocked and self._write_held():
             pass
 
 
 def _apart_from_end(piece: Piece) -> list[Piece]:
-    """The piece without the token that ended the answer, and that token.
+    """Splits a piece into the part before the token that ended the answer, and that token.
 
-    Where an event has several tokens guidance takes them for its text; the one that ends an answer has none in it.
+    The guidance library takes all tokens of an event for its text; the token that ends an answer has no text there.
     """
     ends = piece.choice.prompt.prepared.eos_token_ids
     if not piece.text or len(piece.logprobs) < 2 or piece.logprobs[-1].chosen.token_id not in ends:

@@ -6,7 +6,7 @@ from .body import Body
 
 
 class NewBatch(Body, kw_only=True):
-    """POST /v1/batches"""
+    """The body of POST /v1/batches."""
 
     input_file_id: str
     endpoint: str

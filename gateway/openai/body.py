@@ -1,7 +1,7 @@
-"""What bodies of requests are made of, and what in them is no part of it, wherever it stands.
+"""Base of request bodies, and the search for unknown fields in them, at any depth.
 
-Decoding a `Body` fails at the first field that nobody knows, so that a body without such fields costs nothing more.
-`known_part` is for the others: what is left of a body without them, and where they stood.
+Decoding a `Body` fails at the first unknown field, so that a body without such fields costs nothing more. For the
+others `known_part` returns the body without the unknown fields, and their places.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from headwater.services.runtime.errors import BadRequest
 MAX_UNKNOWN = 16_384
 MAX_NAME_CHARS = 80
 Unknown = list[tuple[str, Any]]
-"""Places, as `messages[1].content[0].foo`, and values."""
+"""Places of unknown fields, as `messages[1].content[0].foo`, and their values."""
 Copy = Callable[[Any, str, Unknown], Any]
-"""A value at a place, without its unknown fields."""
+"""Function that copies a value at a place, without its unknown fields."""
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A request, or an object in it. Other structs that forbid unknown fields mean it: they are no bodies."""
+    """A request, or an object in it. Other structs that forbid unknown fields are no bodies: there the decoder's error
+    stands."""
 
 
 def known_part(value: Any, kind: Any, unknown: Unknown) -> Any:
-    """A copy of parsed JSON without the fields that `kind`, a type, does not have; these are added to `unknown`."""
+    """Copies parsed JSON without the fields that `kind`, a type, does not have; these are added to `unknown`."""
     copy = _copy_of_kind(kind)
     return value if copy is None else copy(value, "", unknown)
 
@@ -39,7 +40,7 @@ def _copy_of_kind(kind: Any) -> Copy | None:
 
 
 def _copy_of(kind: inspect.Type) -> Copy | None:
-    """None: no body stands in it."""
+    """Copying function for a type; None: no body occurs in it."""
     match kind:
         case inspect.Metadata(type=inner):
             return _copy_of(inner)
@@ -54,7 +55,7 @@ def _copy_of(kind: inspect.Type) -> Copy | None:
 
 
 def _copy_of_union(members: list[Copy]) -> Copy | None:
-    """Each leaves alone what it is not about."""
+    """Copying function for a union; the function of each member leaves values of other types alone."""
 
     def copy(value: Any, path: str, unknown: Unknown) -> Any:
         for member in members:

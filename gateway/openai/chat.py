@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation to a job, and its answer to OpenAI's chat JSON."""
+"""POST /v1/chat/completions: a conversation to a generation request, and its answer to OpenAI's chat JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 
 
 class ChatRenderer:
-    """Messages and deltas."""
+    """Renders messages and deltas."""
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -38,7 +38,7 @@ class ChatRenderer:
         self.renamed |= old_names(asked)
 
     def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
-        """One: a conversation is one prompt. Raises `BadRequest`."""
+        """One prompt: the conversation. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
         sampling = sampling_to_pb(asked)
@@ -62,7 +62,7 @@ class ChatRenderer:
         ]
 
     async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
-        """A chat needs nothing more of its prompt."""
+        """Does nothing: a chat needs nothing more of its prompt."""
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         # As with OpenAI: clients show a part of the message for an empty text, and none for null.
@@ -77,7 +77,7 @@ class ChatRenderer:
 
     @property
     def _echoed(self) -> str:
-        """What the answer goes on with, where it is to be told with it."""
+        """Text of the last message, where the answer goes on with it and is to repeat it."""
         final = self._asked.messages[-1]
         if not (self._asked.echo and final.role == "assistant"):
             return ""

@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts to jobs, and their answers to OpenAI's completion JSON."""
+"""POST /v1/completions: prompts to generation requests, and their answers to OpenAI's completion JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of 
 
 
 class CompletionRenderer:
-    """Texts, with the prompt before them on echo."""
+    """Renders texts, with the prompt before them on echo."""
 
     object = "text_completion"
     chunk_object = "text_completion"
@@ -37,14 +37,14 @@ class CompletionRenderer:
         self._asked = asked
         self._as_ids = bool(asked.return_tokens_as_token_ids)
         self._echoes: dict[PreparedPrompt, tuple[str, list[common_pb2.TokenLogprob]]] = {}
-        """The prompt's text, and its tokens' log probabilities, the first one's standing for none."""
+        """Text of each prompt with its tokens' log probabilities; the first token has none."""
         self._offsets: dict[Choice, int] = {}
-        """Characters of a choice whose log probabilities were told."""
+        """Number of characters of each choice whose log probabilities were sent."""
         self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
 
     def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
-        """One a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
+        """One generation request a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
         sampling = sampling_to_pb(asked)
@@ -74,7 +74,7 @@ class CompletionRenderer:
         ]
 
     async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
-        """Finds the prompts' texts, where they are to be echoed."""
+        """Finds the texts of prompts that are to be echoed."""
         if self._asked.echo:
             await for_each_prompt(line, generations, partial(self._echo, line))
 
@@ -117,7 +117,7 @@ class CompletionRenderer:
         return {}
 
     def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None:
-        """Of the next tokens of a choice; the first time with the prompt's before them, on echo."""
+        """Log probabilities of the next tokens of a choice; the first time with the prompt's before them, on echo."""
         if self._asked.logprobs is None:
             return None
         is_first, offset = choice not in self._offsets, self._offsets.get(choice, 0)
@@ -137,8 +137,8 @@ class CompletionRenderer:
 def prompts_of(
     name: str, given: str | Sequence[Any], check: Callable[[int], None], *, add_special_tokens: bool | None
 ) -> list[processor_pb2.Prompt]:
-    """Each way in which clients give prompts, told apart by what the list holds; `check` is told how many they are.
-    Raises `BadRequest`, naming `name`."""
+    """Prompts in each of the forms that clients send, distinguished by the contents of the list; `check` gets their
+    number. Raises `BadRequest`, naming `name`."""
     prompts: Sequence[Any] = [given] if isinstance(given, str) else given
     kinds = {type(item) for item in prompts}
     if kinds == {int}:

@@ -10,25 +10,25 @@ from .body import Body
 from .response_schema import InputItem
 
 MAX_ADDED = 20
-"""Items in one request."""
+"""Largest number of items in one request."""
 Metadata = Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")]
 Items = Annotated[list[InputItem], Meta(max_length=MAX_ADDED, description=f"up to {MAX_ADDED} items")]
 
 
 class NewConversation(Body, kw_only=True):
-    """POST /v1/conversations"""
+    """The body of POST /v1/conversations."""
 
     items: Items | None = None
     metadata: Metadata | None = None
 
 
 class ConversationChange(Body, kw_only=True):
-    """POST /v1/conversations/{id}"""
+    """The body of POST /v1/conversations/{id}."""
 
     metadata: Metadata
 
 
 class NewItems(Body, kw_only=True):
-    """POST /v1/conversations/{id}/items"""
+    """The body of POST /v1/conversations/{id}/items."""
 
     items: Items

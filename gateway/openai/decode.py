@@ -35,7 +35,7 @@ _warned: set[str] = set()
 
 
 def _fields_of_others(kind: type[msgspec.Struct], *others: tuple[type[msgspec.Struct], str]) -> dict[str, str]:
-    """Fields that another endpoint has, with what is said to who uses them here."""
+    """Fields that another endpoint has, each with the sentence for a client that uses it here."""
     own = kind.__struct_fields__
     return {name: said for other, said in others for name in other.__struct_fields__ if name not in own}
 
@@ -51,7 +51,7 @@ _ANSWERING = {
 
 
 def decode(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Raises `BadRequest`. Fields that nobody knows are accepted, wherever they stand, and named in the log once."""
+    """Decodes a body. Raises `BadRequest`. Unknown fields are accepted at any depth, and named in the log once."""
     try:
         try:
             with without_collector(len(body)):
@@ -69,14 +69,14 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
 
 
 def build_decoders(*kinds: type[msgspec.Struct]) -> None:
-    """To be called before threads decode these kinds. NOTE: two threads in which msgspec (0.22) looks at a type for the
-    first time at the same moment end the process by a segmentation fault."""
+    """Builds decoders. To be called before threads decode these kinds. NOTE: two threads in which msgspec (0.22) looks
+    at a type for the first time at the same moment end the process by a segmentation fault."""
     for kind in kinds:
         _decoder(kind)
 
 
 def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
-    """What stands at a place of a body that was decoded. Raises `BadRequest`, also for fields that nobody knows."""
+    """Converts the value at a place of a body that was decoded. Raises `BadRequest`, also for unknown fields."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as fault:
@@ -100,7 +100,8 @@ def _decoder(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
 
 
 def _is_of_other(name: str, value: Any, kind: type[msgspec.Struct]) -> bool:
-    """Whether it is a field of another endpoint, with a value that asks for nothing. Raises `UnsupportedField`."""
+    """Whether it is a field of another endpoint. Raises `UnsupportedField` where its value would have an effect
+    there."""
     of_others = _ANSWERING.get(kind, {})
     if name in of_others:
         check_misplaced(name, value, of_others[name])
@@ -115,13 +116,13 @@ def _warn(everywhere: str, path: str, kind: type[msgspec.Struct]) -> None:
 
 
 def _is_short(body: bytes) -> bool:
-    """Whether a value at fault is shown: to find it the whole body is parsed again, more slowly."""
+    """Whether the value at fault is shown: to find it, the whole body is parsed again, more slowly."""
     return len(body) < LONG_BODY_BYTES
 
 
 def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] | None, at: str = "") -> BadRequest:
-    """`read` gives what the decoder was given as plain data, of which `at` is the place; None: it is too long for
-    that."""
+    """Error for a value that the decoder refused. `read` returns the decoder's input as plain data, of which `at` is
+    the place; None: it is too long for that."""
     where = _WHERE.search(fault)
     path = where.group(1) if where is not None else ""
     if (missing := _MISSING.search(fault)) is not None:
@@ -152,7 +153,8 @@ def _no_json(fault: Exception) -> BadRequest:
 
 
 def _half_character(body: bytes) -> BadRequest | None:
-    """Where half of an escaped pair stands alone: JSON has it, Unicode has not, and the decoder calls it cut off."""
+    """Place of half an escaped pair that stands alone: JSON allows it, Unicode does not, and the decoder calls it
+    truncated."""
     try:
         places: list[tuple[_Place, Any]] = [(None, json.loads(body))]
     except (ValueError, RecursionError):
@@ -172,7 +174,7 @@ def _half_character(body: bytes) -> BadRequest | None:
 
 
 _Place = tuple["_Place", str] | None
-"""Where a value stands, from the innermost name outwards: written out for the one place that is told."""
+"""Place of a value, from the innermost name outwards: it is written out only for the place that an error names."""
 
 
 def _written(place: _Place) -> str:
@@ -184,7 +186,7 @@ def _written(place: _Place) -> str:
 
 
 def _look_up(value: Any, path: str) -> tuple[str, Any]:
-    """The path in names and the value there; an entry that the path leaves open ([...]) is the whole object's."""
+    """Path in names, and the value there; an entry that the path leaves open ([...]) stands for the whole object."""
     param = ""
     for key, index in _KEY.findall(path):
         if index == "...":
@@ -195,12 +197,12 @@ def _look_up(value: Any, path: str) -> tuple[str, Any]:
 
 
 def _allowed(kind: type[msgspec.Struct], field: str, otherwise: str) -> str:
-    """The sentence beside the field's type, where the field itself is meant and not something inside it."""
+    """Sentence beside the field's type, where the error is about the field itself and not something inside it."""
     return _description(_hint_at(kind, field)) or otherwise
 
 
 def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:
-    """The type of what stands at a path, where it has one."""
+    """Type of the value at a path, where it is known."""
     hint: Any = kind
     for key, index in _KEY.findall(path):
         hint = _fields(hint).get(key) if key else _item(hint) if index else None
@@ -208,18 +210,18 @@ def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:
 
 
 def _fields(hint: Any) -> Mapping[str, Any]:
-    """The types of an object's fields."""
+    """Types of an object's fields."""
     structs = [each for each in _members(hint) if isinstance(each, type) and issubclass(each, msgspec.Struct)]
     return _hints(structs[0]) if structs else {}
 
 
 def _item(hint: Any) -> Any:
-    """The type of a list's items."""
+    """Type of a list's items."""
     return next((typing.get_args(each)[0] for each in _members(hint) if typing.get_origin(each) is list), None)
 
 
 def _members(hint: Any) -> list[Any]:
-    """What a type may be, without what is said beside it."""
+    """Members of a type that may be a union, without annotations."""
     if typing.get_origin(hint) is typing.Annotated:
         return _members(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
@@ -253,7 +255,7 @@ _WORDS = {
 
 
 def _expected(fault: str) -> str:
-    """What is left of the decoder's own sentence: its types, in words."""
+    """Expected types in words, from the decoder's own sentence."""
     words = fault.split(", got", maxsplit=1)[0].split(" - at ", maxsplit=1)[0].removeprefix("Expected ")
     for name, said in _WORDS.items():
         words = words.replace(name, said)

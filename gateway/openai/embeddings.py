@@ -24,7 +24,7 @@ ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of t
 
 
 class EmbeddingRequest(Body, kw_only=True):
-    """POST /v1/embeddings"""
+    """The body of POST /v1/embeddings."""
 
     model: Annotated[str, Meta(description="a served model's name")]
     input: Annotated[str | list[str | TokenId | list[TokenId]], Meta(description=ALLOWED_INPUT)]
@@ -42,7 +42,7 @@ class EmbeddingRequest(Body, kw_only=True):
 
 
 def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
-    """Raises `BadRequest`."""
+    """Converts a body. Raises `BadRequest`."""
     check = partial(check_num_choices, "input", sampling=common_pb2.Sampling(), allowed=max_choices)
     return Embedding(
         model=asked.model,
@@ -78,7 +78,7 @@ def reply_of(asked: EmbeddingRequest, embedding: Embedding, request_id: str) -> 
 
 
 def _base64(vector: list[float]) -> str:
-    """Little-endian float32, as OpenAI's clients read it."""
+    """Vector as little-endian float32 in base64, as OpenAI's clients read it."""
     values = array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()

@@ -1,4 +1,4 @@
-"""Named errors to HTTP status and OpenAI's envelope, in one table."""
+"""Maps named errors to HTTP status and OpenAI's envelope, in one table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HTTP: dict[type[errors.HeadwaterError], tuple[int, str]] = {
 
 
 class MethodNotAllowed(errors.HeadwaterError):
-    """A path that exists, asked with a verb that it has not. Only HTTP knows it."""
+    """A path that exists, requested with a method that it does not have. Only HTTP knows this error."""
 
     code = "method_not_allowed"
 
@@ -41,7 +41,7 @@ def status_of(error: errors.HeadwaterError) -> int:
 
 
 def envelope(error: errors.HeadwaterError) -> dict[str, Any]:
-    """`{"error": {message, type, param, code}}`, as OpenAI's clients read it."""
+    """The error as `{"error": {message, type, param, code}}`, as OpenAI's clients read it."""
     kind = "invalid_request_error" if isinstance(error, MethodNotAllowed) else _row(error)[1]
     return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 

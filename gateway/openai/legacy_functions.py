@@ -1,4 +1,4 @@
-"""`functions` and `function_call`, which have become `tools` and `tool_choice`: into these, and answers back.
+"""Converts `functions` and `function_call`, the predecessors of `tools` and `tool_choice`, to these, and answers back.
 
 OpenAI still serves them, and older clients still send them. An answer has one call at most.
 """
@@ -20,12 +20,12 @@ _NEWER = {"functions": "tools", "function_call": "tool_choice"}
 
 
 def is_legacy(asked: ChatCompletionRequest) -> bool:
-    """Whether calls are asked for, and so answered, in the old words."""
+    """Whether calls are requested, and so answered, under the old names."""
     return asked.functions is not None or asked.function_call is not None
 
 
 def with_tools(asked: ChatCompletionRequest) -> ChatCompletionRequest:
-    """The request in today's words. Raises `BadRequest` for both kinds at once."""
+    """The request with today's fields. Raises `BadRequest` for both kinds at once."""
     if not is_legacy(asked):
         return asked
     for old, new in _NEWER.items():
@@ -49,7 +49,7 @@ def with_tools(asked: ChatCompletionRequest) -> ChatCompletionRequest:
 
 
 def with_tool_calls(messages: Sequence[Message]) -> Sequence[Message]:
-    """The messages in today's words: calls of the past have ids, by which their results are found."""
+    """The messages with today's fields: earlier calls have ids, by which their results are found."""
     if not any(message.function_call is not None or message.role == "function" for message in messages):
         return messages
     ids: dict[str, str] = {}
@@ -78,7 +78,7 @@ def _tool_call(call: LegacyCall, message: Message, i: int) -> ToolCall:
 
 
 def old_names(asked: ChatCompletionRequest) -> dict[str, str]:
-    """The client's names of fields that the contract knows under today's."""
+    """Client's old names of fields, by the contract's names."""
     names = {
         f"messages[{i}].tool_calls[0].function.arguments": f"messages[{i}].function_call.arguments"
         for i, message in enumerate(asked.messages)
@@ -92,7 +92,7 @@ def old_names(asked: ChatCompletionRequest) -> dict[str, str]:
 
 
 def legacy_call(calls: Sequence[CallPiece]) -> dict[str, Any]:
-    """`function_call` of a message or a delta: a call's first delta names it."""
+    """`function_call` of a message or a delta: a call's first delta has its name."""
     call = calls[0]
     return {**({"name": call.name} if call.name else {}), "arguments": "".join(call.arguments)}
 

@@ -8,7 +8,7 @@ from typing import Any
 from headwater.proto.common_pb2 import TokenLogprob, TopLogprob
 
 LOWEST = -9999.0
-"""Stands for minus infinity, which JSON has not."""
+"""Stands for minus infinity, which JSON does not have."""
 
 
 def token_text(entry: TopLogprob, *, as_id: bool) -> str:

@@ -1,4 +1,4 @@
-"""GET /v1/models, POST /tokenize and /detokenize: what is asked of the processors alone."""
+"""GET /v1/models, POST /tokenize and /detokenize: requests that processors alone answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .to_pb import conversation_to_pb
 
 
 class TokenizerNotTold(NotFound):
-    """What operators have to allow, since the chat template is in it."""
+    """The tokenizer is not shown. Names the setting by which operators allow it, since it contains the chat
+    template."""
 
     def __init__(self, path: str) -> None:
         super().__init__("path", path)
@@ -27,7 +28,7 @@ def list_models(cluster: Cluster) -> dict[str, Any]:
 
 
 def get_model(cluster: Cluster, name: str) -> dict[str, Any]:
-    """Raises `NotFound`."""
+    """Model by name. Raises `NotFound`."""
     served = cluster.processors.models()
     if name not in served:
         raise cluster.processors.unknown(name)

@@ -1,6 +1,7 @@
 """Fields that would change the answer if they were served, and are not: refused by name rather than ignored.
 
-OpenAI's, and those of vLLM's and SGLang's servers. What changes nothing is not here: it is accepted.
+They are OpenAI's fields, and those of vLLM's and SGLang's servers. Fields without effect on the answer are accepted and
+not listed.
 """
 
 from __future__ import annotations
@@ -57,19 +58,19 @@ HARMLESS: Mapping[str, Any] = {
     "separate_reasoning": True,
     "stream_reasoning": True,
 }
-"""Values of these that ask for nothing, beside those that are empty or false."""
+"""Values of these fields that have no effect, besides those that are empty or false."""
 MATTERS_ELSEWHERE = {
     "parallel_tool_calls": True,
     "include_reasoning": True,
     "add_generation_prompt": True,
     "verbosity": "medium",
 }
-"""Of fields that one endpoint has and another has not: values that ask for nothing."""
+"""Fields that one endpoint has and another has not, with the values that have no effect."""
 
 
 def check_served(name: str, path: str, value: Any) -> bool:
-    """Whether the field is one of these, with a value that asks for nothing. Raises `UnsupportedField` for the one at
-    `path`, of which `name` leaves out the numbers."""
+    """Whether the field is one of these, with a value that has no effect. Raises `UnsupportedField` for another value
+    of the field at `path`, of which `name` leaves out the numbers."""
     if name not in NOT_SERVED:
         return False
     # Whether a flag was asked to be off matters only where it is on by default.
@@ -80,6 +81,6 @@ def check_served(name: str, path: str, value: Any) -> bool:
 
 
 def check_misplaced(name: str, value: Any, where: str) -> None:
-    """For a field of another endpoint. Raises `UnsupportedField`."""
+    """Checks a field of another endpoint. Raises `UnsupportedField`."""
     if value and value != MATTERS_ELSEWHERE.get(name) and value not in ("auto", "none"):
         raise UnsupportedField(name, where)

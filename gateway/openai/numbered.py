@@ -1,7 +1,7 @@
-"""A stream of events that have numbers, so that a client can come back for the rest of them.
+"""A stream of numbered events, which a client can resume behind the last one that it has.
 
-What a client has had is left out. Nothing is merged: which events there are depends on the answer alone, not on how
-fast it is read. What the socket does not take waits in order, and the tokens' credit with it.
+Events that the client has are left out. Nothing is merged: the events depend on the answer alone, not on how fast it is
+read. Events that the socket does not take wait in order, and the tokens' credit with them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from .sse import KEEP_ALIVE, SseStream
 
 
 class NumberedStream:
-    """Writes where an `SseStream` would; `after` is the number of the last event that is not wanted any more."""
+    """Replaces an `SseStream` as the target of a sink; `after` is the number of the last event that the client has."""
 
     blocked = False
-    """Whoever writes may go on: it is asked to hold back credit instead."""
+    """Always False: the writer is not blocked but asked to hold back credit."""
 
     def __init__(self, open_stream: Callable[[Callable[[], None]], SseStream], after: int = 0) -> None:
         self._out = open_stream(self._on_writable)
@@ -35,11 +35,11 @@ class NumberedStream:
         return self._out.num_events
 
     def opened_by(self, on_writable: Callable[[], None]) -> NumberedStream:
-        """For a sink that opens its stream itself; nothing is ever kept for it."""
+        """Returns this stream. `on_writable` is not called, since nothing is kept for the sink."""
         return self
 
     def begin(self) -> None:
-        """The response begins, whatever comes of it."""
+        """Begins the response."""
         self._out.write(KEEP_ALIVE)
 
     def write(self, data: bytes) -> None:
@@ -50,7 +50,7 @@ class NumberedStream:
             self._out.write(numbered)
 
     def numbered(self, data: bytes) -> bytes:
-        """Events with their numbers, without those that are not wanted."""
+        """Adds numbers to events, and leaves out those that the client has."""
         events = []
         # JSON has no empty lines.
         for event in data.split(b"\n\n")[:-1]:
@@ -60,7 +60,7 @@ class NumberedStream:
         return b"".join(events)
 
     def hold_back(self, choice: Choice) -> None:
-        """While the socket takes nothing, the engine is given no more credit."""
+        """Gives the engine no more credit for a choice while the socket takes nothing."""
         if self._out.blocked and not choice.is_held_back:
             choice.is_held_back = True
             self._waiting.append(choice)

@@ -1,4 +1,4 @@
-"""Lists as OpenAI's clients page through them."""
+"""Pages of lists, as OpenAI's clients request them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.services.runtime.errors import BadRequest
 
 
 def page_of(query: Mapping[str, str], youngest_first: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The items after `after`, youngest first unless `order` says otherwise. Raises `BadRequest`."""
+    """The page of items behind `after`, youngest first unless `order` says otherwise. Raises `BadRequest`."""
     ordered = list(youngest_first)
     if query.get("order", "desc") == "asc":
         ordered.reverse()

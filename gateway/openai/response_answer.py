@@ -1,4 +1,4 @@
-"""A response on its way to JSON: whole, or as a stream of OpenAI's events in their order."""
+"""Renders a response as JSON: whole, or as a stream of OpenAI's events in their order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True, kw_only=True)
 class ResponseAnswer:
-    """One response: what was asked, what has come of it so far."""
+    """One response: the request, and the answer so far."""
 
     request_id: str
     asked: ResponsesRequest
@@ -48,7 +48,7 @@ class ResponseAnswer:
         return f"resp_{self.request_id}"
 
     def response(self, status: str, generation: Generation | None = None, **more: Any) -> dict[str, Any]:
-        """The object as it stands; sampling as the contract completed it, once it has."""
+        """The object as it is now; sampling as the contract completed it, once it has."""
         asked = self.asked
         sampling = generation.prepared.sampling if generation is not None else None
         return {
@@ -86,7 +86,7 @@ class ResponseAnswer:
         }
 
     def ended(self, generation: Generation) -> dict[str, Any]:
-        """The object of an answer that has come to its end."""
+        """The object of an answer that has ended."""
         is_cut = generation.choices[0].finish_reason == "length"
         more: dict[str, Any] = {"usage": _usage(generation)}
         if is_cut:
@@ -121,7 +121,7 @@ class ResponseEvents:
         self._write_all(self._answer.items.end("incomplete" if choice.finish_reason == "length" else "completed"))
 
     def keep_alive(self) -> None:
-        """A comment, if nothing was said since the last time."""
+        """Writes a comment, if nothing was written since the last call."""
         if self.out.num_events == self._num_at_tick and not self.out.blocked:
             self._begin()
             self.out.write(KEEP_ALIVE)
@@ -132,7 +132,7 @@ class ResponseEvents:
         return self.out.numbered(event) if isinstance(self.out, NumberedStream) else event
 
     def failure(self, error: errors.HeadwaterError) -> bytes:
-        """The events of a stream that breaks: what is wrong, and the response as it failed."""
+        """Events of a stream that breaks: the error, and the failed response."""
         told = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
         first = self._event({"type": "error", **told})
         return first + self._event({"type": "response.failed", "response": self._answer.failed(error)})
@@ -156,7 +156,7 @@ class ResponseEvents:
         return b"event: " + name.encode() + b"\ndata: " + encode(numbered) + b"\n\n"
 
     def _flush(self) -> None:
-        """The client takes more: what was held goes out merged."""
+        """Writes what was held, merged: the client takes more."""
         while not self.out.blocked and (piece := self._held.pop()) is not None:
             self._write_all(self._answer.items.add(piece))
 

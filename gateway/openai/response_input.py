@@ -1,4 +1,4 @@
-"""The items of a response's conversation to messages, and the rest of the request to the line's words."""
+"""Converts the items of a response's conversation to messages, and the rest of the request to the stages' contract."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ CALLS, OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output",
 LOGPROBS = "message.output_text.logprobs"
 STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
-"""What a client may ask to be included; thoughts are never encrypted here, so that asking for it changes nothing."""
+"""Values of `include` that clients may ask for; reasoning is never encrypted here, so that asking for it changes
+nothing."""
 
 
 def check(asked: ResponsesRequest) -> None:
-    """Raises `BadRequest` for what needs no processor to be refused."""
+    """Checks a request as far as no processor is needed. Raises `BadRequest`."""
     if asked.prompt:
         raise UnsupportedField("prompt", "there are no stored prompts")
     if asked.background and asked.store is False:
@@ -60,7 +61,7 @@ def check(asked: ResponsesRequest) -> None:
 
 
 def names_of(asked: ResponsesRequest) -> dict[str, str]:
-    """How a client knows the fields that the contract has under other names."""
+    """Client's names of fields that the contract has under other names."""
     renamed = {"messages": "input", "max_tokens": "max_output_tokens"}
     renamed |= {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
     if asked.structured_outputs is None:
@@ -82,21 +83,21 @@ def names_of(asked: ResponsesRequest) -> dict[str, str]:
 
 
 def items_of(asked: ResponsesRequest) -> list[InputItem]:
-    """What the client says in this turn, as items."""
+    """Items that the client sent in this turn."""
     if isinstance(asked.input, str):
         return [InputItem(role="user", content=asked.input)]
     return asked.input
 
 
 def check_items(items: Sequence[InputItem], name: str) -> None:
-    """Raises `BadRequest` for what no conversation can have; `name` is the list's."""
+    """Checks items of a conversation; `name` is the list's. Raises `BadRequest`."""
     messages: list[ChatMessage] = []
     for position, item in enumerate(items):
         _add(messages, item, f"{name}[{position}]")
 
 
 def as_item(item: InputItem, fallback_id: str) -> dict[str, Any]:
-    """As it is listed: with an id, and text in parts."""
+    """An item as it is listed: with an id, and text in parts."""
     fields: dict[str, Any] = _said_fields(msgspec.to_builtins(item))
     for name in ("content", "output", "summary"):
         if isinstance(fields.get(name), list):
@@ -115,14 +116,14 @@ def _said_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored_items(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
-    """What was kept of turns before, as it was listed."""
+    """Stored items of earlier turns, as they were listed."""
     return msgspec.convert(known_part(list(items), list[InputItem], []), list[InputItem])
 
 
 def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
-    """The conversation without its oldest item, and without results whose call is gone; what operators said stays.
+    """The conversation without its oldest item, and without results whose call is gone; messages of operators stay.
 
-    Empty where nothing would be left to answer.
+    It is empty where nothing would be left to answer.
     """
     oldest = next((i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items))
     kept = [*items[:oldest], *items[oldest + 1 :]]
@@ -132,7 +133,8 @@ def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
 
 
 def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int) -> processor_pb2.Prompt:
-    """`items` is the whole conversation, of which the client gave those from `first` on in this turn."""
+    """Prompt of the conversation. `items` is the whole conversation; the client sent those from `first` on in this
+    turn."""
     messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
     for position, item in enumerate(items):
         _add(messages, item, f"input[{position - first}]")
@@ -178,7 +180,8 @@ def _of_text_format(text: TextOptions | None) -> Iterator[Asked]:
 
 
 def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
-    """What the assistant thought, said and called without a word of others in between is one message."""
+    """Adds an item to the messages. Reasoning, text and calls of the assistant without other messages in between become
+    one message."""
     match item.type:
         case "message":
             text = _text(item.content, f"{at}.content")
@@ -204,7 +207,7 @@ def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
 
 
 def _said(item: InputItem, at: str) -> dict[str, str]:
-    """What a call of the past was called with."""
+    """Arguments of an earlier call."""
     if item.type == "custom_tool_call":
         return {"input": given(f"{at}.input", item.input)}
     try:
@@ -242,7 +245,7 @@ def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:
 
 
 def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
-    """A function's name, or a word, with the functions that it is about where these are not all."""
+    """Tool choice by a function's name, or by a word with the functions that it allows where these are not all."""
     choice = asked.tool_choice
     if isinstance(choice, str) or choice is None:
         # Clients say `auto` whether or not they have tools.
@@ -256,7 +259,7 @@ def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
 
 
 def offered_as(kind: str, name: str, at: str, tools: Sequence[ResponseTool]) -> str:
-    """The name of a tool that was offered, as what it is named as; an unknown name is for the contract to refuse."""
+    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse."""
     for tool in tools:
         if tool.name == name and tool.type != kind:
             raise BadRequest.of(f"{at}.type", kind, f"{tool.type}, which {name!r} is")

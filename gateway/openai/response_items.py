@@ -1,4 +1,4 @@
-"""What a response puts out: thoughts, messages and calls as items, and the events that tell of them as they grow."""
+"""Output items of a response (reasoning, messages and calls), and the events that report them as they grow."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ CALLS = {
     "function_call": ("function_call_arguments", "arguments"),
     "custom_tool_call": ("custom_tool_call_input", "input"),
 }
-"""How events call what a call is called with, and the item's field for it."""
+"""Events that carry the arguments of a call, and the item's field for them."""
 
 
 class ResponseItems:
-    """Grows by pieces of the one choice. Events are without their sequence number, which the stream knows.
+    """Items of the one choice, which grow by pieces. Events have no sequence number yet; the stream adds it.
 
-    Where a summary of the thoughts is wanted they are told a second time, as that: there is no shorter one.
+    A requested summary of the reasoning repeats the reasoning: there is no shorter one.
     """
 
     def __init__(self, request_id: str, *, wants_logprobs: bool, wants_summary: bool) -> None:
         self.items: list[Item] = []
         self._request_id, self._wants_logprobs, self._wants_summary = request_id, wants_logprobs, wants_summary
         self._texts: list[str] = []
-        """Of the open item's text or arguments."""
+        """Pieces of the open item's text or arguments."""
         self._logprobs: list[dict[str, Any]] = []
 
     @property
     def text(self) -> str:
-        """Of all messages."""
+        """Text of all messages."""
         parts = [part for item in self.items if item["type"] == "message" for part in item["content"]]
         return "".join(part["text"] for part in parts)
 
     def add(self, piece: Piece) -> list[Event]:
-        """Thoughts come before text and text before calls, as parsers find them."""
+        """Adds a piece. Reasoning comes before text and text before calls, as parsers find them."""
         events: list[Event] = []
         if reasoning := piece.reasoning:
             events += self._grow("reasoning", reasoning, [])
@@ -49,7 +49,7 @@ class ResponseItems:
         return events
 
     def end(self, status: str) -> list[Event]:
-        """Closes the item that is open; an answer of nothing is an empty message."""
+        """Closes the open item; an answer without output gets an empty message."""
         opened = [] if self.items else self._open(self._message())
         return opened + self._close(status)
 

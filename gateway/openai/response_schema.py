@@ -15,7 +15,7 @@ ALLOWED_INPUT = f"a string or a list of up to {MAX_MESSAGE_PARTS} items"
 
 
 class InputItem(Body, kw_only=True):
-    """Something that was said, called or thought. Which fields count depends on its type."""
+    """A message, a call, its result or reasoning, by type. The type decides which fields count."""
 
     type: str = "message"
     role: str | None = None
@@ -42,7 +42,7 @@ class InputPart(Body, kw_only=True):
 
 
 class ResponseFormatOfTool(Body, kw_only=True):
-    """What text a custom tool takes."""
+    """Text that a custom tool takes."""
 
     type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
     definition: Annotated[str, Meta(description="a Lark grammar or a regular expression")] | None = None
@@ -81,7 +81,7 @@ class ResponseToolChoice(Body, kw_only=True):
 
 
 class TextFormat(Body, kw_only=True):
-    """What the text of the answer must match."""
+    """Constraint on the text of the answer."""
 
     type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="text, json_object or json_schema")]
     name: str | None = None
@@ -91,14 +91,14 @@ class TextFormat(Body, kw_only=True):
 
 
 class TextOptions(Body, kw_only=True):
-    """How the text is written."""
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class Reasoning(Body, kw_only=True):
-    """How much is thought."""
+    """Amount of reasoning."""
 
     effort: str | None = None
     summary: (
@@ -110,7 +110,7 @@ class Reasoning(Body, kw_only=True):
 
 
 class ResponseStreamOptions(Body, kw_only=True):
-    """What a stream carries besides."""
+    """Extras of a stream."""
 
     include_obfuscation: Flag | None = None
     resumable: Flag | None = None
@@ -123,7 +123,7 @@ class ConversationId(Body, kw_only=True):
 
 
 class ResponsesRequest(Sampling, kw_only=True):
-    """POST /v1/responses"""
+    """The body of POST /v1/responses."""
 
     model: Annotated[str, Meta(description="a served model's name")]
     input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGE_PARTS, description=ALLOWED_INPUT)]
@@ -153,7 +153,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     prompt_cache_key: str | None = None
     service_tier: str | None = None
     max_tool_calls: Annotated[Whole, Meta(description="a whole number")] | None = None
-    """Of the tools that OpenAI runs itself; here all calls are the client's."""
+    """Limit on calls of the tools that OpenAI runs itself. It has no effect: all calls here are the client's."""
     background: Flag | None = None
     conversation: Annotated[str | ConversationId, Meta(description="the id of a conversation")] | None = None
     prompt: Any = None

@@ -1,4 +1,4 @@
-"""The work behind an answer of chat or completions, and what is said while it is silent."""
+"""Runs the prompts behind an answer of chat or completions, and writes comments while the stream is silent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .answers import Answer, EventStream
 
 
 async def run_answer(cluster: Cluster, answer: Answer, sink: Sink) -> None:
-    """Every prompt is checked before any is computed."""
+    """Runs the prompts of an answer. Every prompt is checked before any is computed."""
     try:
         await prepare_all(cluster, answer.generations)
         await answer.shape.prepared(cluster, answer.generations)
@@ -22,7 +22,7 @@ async def run_answer(cluster: Cluster, answer: Answer, sink: Sink) -> None:
 
 
 class Silence:
-    """Comments in a stream that said nothing since the last tick."""
+    """Writes comments to a stream that wrote nothing since the last tick."""
 
     def __init__(self, stream: EventStream | None) -> None:
         self._stream, self._num_events = stream, -1

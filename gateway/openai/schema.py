@@ -21,7 +21,7 @@ Truncation = Annotated[int, Meta(ge=-1, le=U32, description="a whole number, at 
 
 
 class Speculative(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How the tokens of an answer may be drafted."""
+    """Drafting of an answer's tokens."""
 
     mode: Annotated[Literal["auto", "off"], Meta(description="auto or off")] | None = None
     drafter: Annotated[str, Meta(description=" or ".join(NAMES))] | None = None
@@ -29,7 +29,7 @@ class Speculative(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sampling(Body, kw_only=True):
-    """How tokens are chosen: fields that chat and completions share. Absent ones take the model's defaults."""
+    """Sampling fields that chat and completions share. Absent ones take the model's defaults."""
 
     n: Annotated[Whole, Meta(description="a whole number, 1…128")] | None = None
     temperature: Annotated[float, Meta(description="a number, 0…2")] | None = None
@@ -76,17 +76,17 @@ class Sampling(Body, kw_only=True):
 
 
 class StreamOptions(Body, kw_only=True):
-    """What a stream carries besides text."""
+    """Extras of a stream."""
 
     include_obfuscation: Flag | None = None
-    """Nothing is padded here."""
+    """Accepted without effect: nothing is padded."""
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
     resumable: Flag | None = None
 
 
 class JsonSchemaFormat(Body, kw_only=True):
-    """A schema and its name. Answers are held to it, whatever `strict` says; with it objects are closed unless the
+    """A schema and its name. Answers match it, whatever `strict` says; with `strict`, objects are closed unless the
     schema opens them."""
 
     schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
@@ -96,7 +96,7 @@ class JsonSchemaFormat(Body, kw_only=True):
 
 
 class ResponseFormat(Body, kw_only=True):
-    """What an answer must match, by its type."""
+    """Constraint on an answer, by its type."""
 
     type: Annotated[str, Meta(description="text, json_object, json_schema, regex, grammar or structural_tag")]
     json_schema: Annotated[JsonSchemaFormat, Meta(description="an object with a schema")] | None = None
@@ -109,7 +109,7 @@ class ResponseFormat(Body, kw_only=True):
 
 
 class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
-    """What an answer must match: one of the first six."""
+    """Constraint on an answer: one of the first six fields."""
 
     json: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     json_object: Flag | None = None
@@ -120,12 +120,12 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
     disable_any_whitespace: Flag | None = None
     disable_fallback: Flag | None = None
-    """As vLLM's clients send it; there is nothing to fall back to."""
+    """Accepted from vLLM's clients without effect: there is nothing to fall back to."""
     disable_additional_properties: Flag | None = None
 
 
 class Answering(Sampling, kw_only=True):
-    """What chat and completions have in common beyond sampling."""
+    """Fields that chat and completions share besides sampling."""
 
     model: Annotated[str, Meta(description="a served model's name")]
     stream: Flag | None = None
@@ -143,20 +143,20 @@ class Answering(Sampling, kw_only=True):
     guided_grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
     guided_whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
     guided_decoding_backend: Any = None
-    """The name of a grammar library. It has no effect: there is one."""
+    """Name of a grammar library. It has no effect: there is one."""
     structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
     regex: Annotated[str, Meta(description="a regular expression")] | None = None
     ebnf: Annotated[str, Meta(description="a grammar in GBNF")] | None = None
     json_schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     no_stop_trim: Flag | None = None
-    """As SGLang's clients say `include_stop_str_in_output`, and the three before it."""
+    """SGLang's name for `include_stop_str_in_output`; the three fields before it are SGLang's as well."""
     user: Any = None
     metadata: Any = None
     service_tier: Any = None
     store: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
-    """Without effect on the answer, as are OpenAI's other words about users and prices."""
+    """Without effect on the answer, as OpenAI's other fields about users and prices."""
 
 
 class ContentPart(Body, kw_only=True):
@@ -176,7 +176,7 @@ class FunctionCall(Body, kw_only=True):
 
 
 class LegacyCall(Body, kw_only=True):
-    """A call as it was before there were tools; clients send back empty ones as well."""
+    """A call as it was before there were tools; clients also send back empty ones."""
 
     name: str = ""
     arguments: str = ""
@@ -190,7 +190,7 @@ class CustomCall(Body, kw_only=True):
 
 
 class ToolCall(Body, kw_only=True):
-    """A call in an assistant's message of the past."""
+    """A call in an assistant's earlier message."""
 
     function: Annotated[FunctionCall, Meta(description="an object with name and arguments")] | None = None
     custom: Annotated[CustomCall, Meta(description="an object with name and input")] | None = None
@@ -208,17 +208,17 @@ class Message(Body, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """The same under another name."""
+    """The same as the field before, under another name."""
     refusal: str | None = None
-    """What an assistant said in place of content."""
+    """Text in which an assistant refused to answer."""
     annotations: Any = None
     audio: Any = None
-    """As clients send answers back: null, or empty."""
+    """Accepted as clients send answers back: null, or empty."""
     function_call: Annotated[LegacyCall, Meta(description="an object with name and arguments")] | None = None
 
 
 class Function(Body, kw_only=True):
-    """What a tool does."""
+    """Function of a tool."""
 
     name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
     description: str | None = None
@@ -227,14 +227,14 @@ class Function(Body, kw_only=True):
 
 
 class TextGrammar(Body, kw_only=True):
-    """What the text that a custom tool takes must match."""
+    """Constraint on the text that a custom tool takes."""
 
     definition: Annotated[str, Meta(description="a Lark grammar or a regular expression")]
     syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")]
 
 
 class CustomFormat(Body, kw_only=True):
-    """What text a custom tool takes."""
+    """Text that a custom tool takes."""
 
     type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
     grammar: Annotated[TextGrammar, Meta(description="an object with definition and syntax")] | None = None
@@ -279,7 +279,7 @@ class NamedTool(Body, kw_only=True):
 
 
 class AllowedTools(Body, kw_only=True):
-    """The tools of which some may be called, or must be."""
+    """Tools of which some may, or must, be called."""
 
     mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")]
     tools: Annotated[list[NamedTool], Meta(min_length=1, description="at least one tool, by its name")]
@@ -297,7 +297,7 @@ class ToolChoice(Body, kw_only=True):
 
 
 class ChatCompletionRequest(Answering, kw_only=True):
-    """POST /v1/chat/completions"""
+    """The body of POST /v1/chat/completions."""
 
     messages: Messages
     tools: Tools | None = None
@@ -317,7 +317,7 @@ class ChatCompletionRequest(Answering, kw_only=True):
         ]
         | None
     ) = None
-    """What has become `tools`, and the next one `tool_choice`."""
+    """Predecessor of `tools`; the next field is that of `tool_choice`."""
     function_call: Annotated[str | ToolName, Meta(description="auto, none, or an object with a name")] | None = None
     include_reasoning: Flag | None = None
     reasoning_effort: str | None = None
@@ -328,7 +328,7 @@ class ChatCompletionRequest(Answering, kw_only=True):
 
 
 class CompletionRequest(Answering, kw_only=True):
-    """POST /v1/completions"""
+    """The body of POST /v1/completions."""
 
     prompt: Annotated[
         str | list[str | TokenId | list[TokenId]],
@@ -340,10 +340,10 @@ class CompletionRequest(Answering, kw_only=True):
 
 
 class TokenizeRequest(Body, kw_only=True):
-    """POST /tokenize: a prompt or messages."""
+    """The body of POST /tokenize: a prompt or messages."""
 
     model: Annotated[str, Meta(description="a served model's name")] | None = None
-    """None: the only one that is served."""
+    """Name of the model; None: the only one that is served."""
     prompt: Annotated[str, Meta(description="a string")] | None = None
     messages: Messages | None = None
     tools: Tools | None = None
@@ -355,8 +355,8 @@ class TokenizeRequest(Body, kw_only=True):
 
 
 class DetokenizeRequest(Body, kw_only=True):
-    """POST /detokenize"""
+    """The body of POST /detokenize."""
 
     model: Annotated[str, Meta(description="a served model's name")] | None = None
-    """None: the only one that is served."""
+    """Name of the model; None: the only one that is served."""
     tokens: Annotated[list[TokenId], Meta(description="token ids")]

@@ -1,4 +1,4 @@
-"""Server-sent events over ASGI without a task a piece. Knows nothing about what the events say."""
+"""Server-sent events over ASGI without a task a piece. Knows nothing about the contents of events."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class SseStream:
     def __init__(
         self, send: Send, headers: Callable[[], Headers], on_writable: Callable[[], None], patience: float
     ) -> None:
-        """`headers` are asked for when the response begins; `patience` is in seconds, with a client that reads nothing
-        of an answer that has ended."""
+        """`headers` is called when the response begins; `patience` is the number of seconds to wait for a client that
+        reads nothing of an answer that has ended."""
         self._send, self._headers, self._patience = send, headers, patience
         self._on_writable = on_writable
         self._queue: deque[Message] = deque()
@@ -43,13 +43,15 @@ class SseStream:
         self.num_events = 0
 
     def write(self, data: bytes) -> None:
-        """One event or several. While `blocked` it is kept: whoever writes much asks first."""
+        """Writes one event or several. While `blocked` they are kept: a caller with much to write checks `blocked`
+        first."""
         self._begin()
         self.num_events += 1
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close(self, data: bytes) -> None:
-        """The last events; returns when the server has them. Raises `SlowReader` for a client that reads nothing."""
+        """Writes the last events; returns when the server has them. Raises `SlowReader` for a client that reads
+        nothing."""
         self._begin()
         self.num_events += 1
         await self._taken()
@@ -70,7 +72,7 @@ class SseStream:
             raise errors.SlowReader(self._patience) from None
 
     async def abandon(self) -> None:
-        """Nothing more is written: the client is gone, or the answer is given up."""
+        """Drops everything that is not written: the client is gone, or the answer is given up."""
         self._queue.clear()
         # NOTE: who is told knows the stream: what the collector of cycles need not find costs less.
         self._on_writable = _nobody
@@ -104,12 +106,12 @@ class SseStream:
 
 
 def _nobody() -> None:
-    """Is told that there is room."""
+    """Ignores the news that there is room."""
 
 
 @types.coroutine
 def _rest_of(coroutine: Coroutine[Any, Any, None], waits_for: object) -> Generator[object, None, None]:
-    """Lets a task finish a coroutine that was begun outside one and waits for `waits_for`."""
+    """Finishes in a task a coroutine that was begun outside one and waits for `waits_for`."""
     try:
         while True:
             yield waits_for

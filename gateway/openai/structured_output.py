@@ -1,4 +1,4 @@
-"""The ways in which clients say what an answer must match, to the one that the line knows.
+"""Converts the fields by which clients constrain answers to the contract's structured output.
 
 OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's clients send them, and SGLang's fields.
 """
@@ -18,13 +18,13 @@ from headwater.services.runtime.errors import BadRequest
 from .schema import Answering, ResponseFormat, StructuredOutputs
 
 Asked = tuple[str, StructuredOutput]
-"""The field's name to the client, and what it says."""
+"""Client's name of the field, and its constraint."""
 FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
 
 
 def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str]:
-    """Into the sampling; returns the client's name of the field by the contract's, if there is one. Raises
-    `BadRequest` for more than one kind."""
+    """Sets the constraint in the sampling message; returns the client's name of the field by the contract's, if there
+    is one. Raises `BadRequest` for constraints of more than one kind."""
     found = [*_of_response_format(asked.response_format), *structured_outputs_to_pb(asked.structured_outputs)]
     found += [*_of_guided(asked), *_of_sglang(asked)]
     if not found:
@@ -38,7 +38,7 @@ def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str
 
 
 def only_constraint(found: Sequence[Asked]) -> Asked:
-    """The one constraint among those that were found: clients of old and new servers spell it in two fields. Raises
+    """The one constraint among those that were found: clients of old and new servers write it in two fields. Raises
     `BadRequest` for two that differ."""
     (name, output), *others = found
     for other_name, other in others:
@@ -52,7 +52,7 @@ def only_constraint(found: Sequence[Asked]) -> Asked:
 
 
 def _meaning(output: StructuredOutput) -> tuple[str, Any]:
-    """What tells two constraints apart: JSON by its value, however it is written."""
+    """Value by which two constraints are compared: JSON by its value, however it is written."""
     kind = output.WhichOneof("kind") or ""
     value = getattr(output, kind)
     if kind in ("json_schema", "structural_tag"):
@@ -65,7 +65,7 @@ def _meaning(output: StructuredOutput) -> tuple[str, Any]:
 
 
 def format_to_pb(form: ResponseFormat, at: str) -> Asked | None:
-    """None: text. `at` is the field's name."""
+    """Constraint of a response format; None: text. `at` is the field's name."""
     match form.type:
         case "text":
             return None
@@ -131,7 +131,7 @@ def _of_guided(asked: Answering) -> Iterator[Asked]:
 
 
 def _of_sglang(asked: Answering) -> Iterator[Asked]:
-    """As SGLang's clients name them."""
+    """Constraints in SGLang's fields."""
     values = {
         "regex": ("regex", asked.regex),
         "ebnf": ("grammar", asked.ebnf),
@@ -155,12 +155,12 @@ def _to_pb(kind: str, value: Any) -> StructuredOutput:
 
 
 def _json(value: Any) -> str:
-    """A schema may come as JSON or as the text of it."""
+    """Text of a schema, which may come as JSON or as text."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def whitespace_of(given: StructuredOutputs | None) -> str | None:
-    """What may stand between the tokens of JSON, where that is said."""
+    """Whitespace that may stand between the tokens of JSON, where the client says so."""
     if given is None:
         return None
     return "" if given.disable_any_whitespace else given.whitespace_pattern

@@ -1,4 +1,4 @@
-"""OpenAI's fields to the line's messages. What a client left out stays absent."""
+"""OpenAI's fields to the stages' messages. Fields that a client left out stay absent."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budge
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
 MAX_TOKEN_ID = 2**32 - 1
 WHAT_FITS = 2**32 - 1
-"""Tokens that a prompt is cut to: as many as the context has room for."""
+"""Stands for a prompt that is cut to as many tokens as the context has room for."""
 UNLIMITED = -1
 TOOL_CHOICES = ("auto", "none", "required")
 FieldT = TypeVar("FieldT")
 
 
 def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
-    """The fields that chat and completions share."""
+    """Converts the fields that chat and completions share."""
     given = {name: value for name in _SCALARS if (value := getattr(asked, name)) is not None}
     sampling = common_pb2.Sampling(**given)
     if asked.stop is not None:
@@ -72,7 +72,7 @@ def _speculative_to_pb(asked: str | Speculative) -> common_pb2.Speculative:
 
 
 def truncation_to_pb(given: int) -> int:
-    """Clients say −1 for as much as fits."""
+    """Truncation of the prompt; clients write −1 for as much as fits."""
     return WHAT_FITS if given == UNLIMITED else given
 
 
@@ -96,13 +96,13 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
 
 
 def _num_parts(messages: Sequence[Message]) -> int:
-    """Of a conversation: messages, parts of their content and calls in them."""
+    """Number of parts of a conversation: messages, parts of their content and calls in them."""
     lists = [each for message in messages for each in (message.content, message.tool_calls) if isinstance(each, list)]
     return len(messages) + sum(map(len, lists))
 
 
 def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
-    """How the conversation is to be answered."""
+    """Converts the fields that say how the conversation is to be answered."""
     choice, allowed = _tool_choice(asked)
     return processor_pb2.Conversation(
         tool_choice=choice,
@@ -115,7 +115,7 @@ def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation
 
 
 def _tool_choice(asked: ChatCompletionRequest) -> tuple[str | None, list[str]]:
-    """A function's name, or a word, with the functions that it is about where these are not all."""
+    """Tool choice by a function's name, or by a word with the functions that it allows where these are not all."""
     choice = asked.tool_choice
     if not isinstance(choice, ToolChoice):
         return tool_choice_word(choice), []
@@ -128,7 +128,7 @@ def _tool_choice(asked: ChatCompletionRequest) -> tuple[str | None, list[str]]:
 
 
 def _offered_name(named: NamedTool | ToolChoice, at: str, kinds: Mapping[str, str]) -> str:
-    """Of a tool that was offered, as what it is named as; an unknown name is for the contract to refuse."""
+    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse."""
     name = _name_of(named, at)
     if kinds.get(name, named.type) != named.type:
         raise BadRequest.of(f"{at}.type", named.type, f"{kinds[name]}, which {name!r} is")
@@ -141,14 +141,14 @@ def _name_of(tool: Tool | NamedTool | ToolChoice, at: str) -> str:
 
 
 def tool_choice_word(choice: str | None) -> str | None:
-    """The contract tells words from names, so a word must be one of its own."""
+    """Word of a tool choice. The contract takes words and names, so a word must be one of its own."""
     if choice is not None and choice not in TOOL_CHOICES:
         raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names functions")
     return choice
 
 
 def given(param: str, value: FieldT | None) -> FieldT:
-    """A field that another one asks for."""
+    """Value of a field that another field requires."""
     if value is None:
         raise BadRequest(param, f"{param} is missing; allowed: a value", code="missing_field")
     return value
@@ -181,7 +181,7 @@ def _grammar_of(form: CustomFormat | None, at: str) -> TextGrammar | None:
 
 
 def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:
-    """What a custom tool takes; without a grammar any text."""
+    """Text that a custom tool takes; without a grammar any text."""
     return common_pb2.CustomInput(**({} if grammar is None else {grammar.syntax: grammar.definition}))
 
 

@@ -28,7 +28,7 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class GrpcListener:
-    """The public service; `address` from the start."""
+    """The public service's listener; `address` is known from the start."""
 
     def __init__(
         self,
@@ -56,6 +56,6 @@ class GrpcListener:
             await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
 
     async def stop(self, grace: float) -> None:
-        """Health says so first; calls that run get `grace` seconds."""
+        """Stops the service. Health reports it first; running calls get `grace` seconds."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace)

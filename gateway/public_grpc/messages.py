@@ -16,7 +16,7 @@ from ..request.sinks import CallPiece, Piece
 
 Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
 SCORES_PER_CHUNK = 256
-"""Prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
+"""Number of prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
 _FINISH = {
     "stop": common_pb2.FINISH_REASON_STOP,
     "length": common_pb2.FINISH_REASON_LENGTH,
@@ -26,7 +26,7 @@ _FINISH = {
 
 
 def prompt_of(request: Asked) -> processor_pb2.Prompt:
-    """Raises `BadRequest`."""
+    """Prompt of a request. Raises `BadRequest`."""
     if isinstance(request, inference_pb2.ChatRequest):
         return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
     if request.WhichOneof("prompt") == "token_ids":

@@ -43,7 +43,7 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Answers by the cluster. Errors leave as named errors, which the interceptor turns into status."""
+    """Serves the API by the cluster. Methods raise named errors, which the interceptor turns into status."""
 
     def __init__(self, cluster: Cluster, max_text_bytes: int) -> None:
         self._cluster, self._max_text_bytes = cluster, max_text_bytes
@@ -200,7 +200,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.CancelReply(cancelled=self._cluster.cancel(self._caller(context), request.request_id))
 
     async def _whole(self, request: Asked, context: Context) -> tuple[Generation, Gathered]:
-        """A request, run to its end."""
+        """Runs a request to its end."""
         caller, gathered = self._admit(request, context), Gathered()
         generation = self._generation(request, caller, None, stream=False)
         async with caller.within_deadline():
@@ -209,7 +209,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return generation, gathered
 
     async def _pieces(self, request: Asked, caller: Caller, found: Found | None = None) -> Pieces:
-        """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
+        """Yields pieces of choices, choices that have ended, and last None. Leaving the loop ends the request."""
         queue = OrderedQueue() if request.resumable else PieceQueue()
         generation = self._generation(request, caller, found, stream=True)
         async with caller.within_deadline():
@@ -261,7 +261,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _count(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
     ) -> tuple[Caller, str]:
-        """Who makes a request that no engine computes, and the model. Raises `LimitExceeded`, `BodyTooLarge`."""
+        """Caller and model of a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
@@ -278,7 +278,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
-    """The chunks of a resumable stream with their numbers, behind those that the client has."""
+    """Chunks of a resumable stream with their numbers, behind those that the client has."""
     number = 0
     async for chunk in chunks:
         if request.resumable:
@@ -288,7 +288,7 @@ async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 
 
 
 def _context(request: Asked, caller: Caller) -> StreamContext | None:
-    """Raises `BadRequest` for a stream that cannot be told twice in the same order."""
+    """Context of a resumable stream. Raises `BadRequest` for a stream that cannot be repeated in the same order."""
     if not request.resumable:
         return None
     sampling = request.sampling
