@@ -1,6 +1,6 @@
-"""Conversations that clients keep here and add to, in Redis for a time after the last turn.
+"""Conversations that clients store and extend, kept in Redis for a time after the last turn.
 
-One list each: first what is said of it, then its items in order, so that a turn is added as one step.
+Each is one list: first its head, then its items in order, so that a turn is added as one step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from .stored_bytes import StoredBytes
 
 PATIENCE_SECONDS = 2.0
 MAX_ITEMS = 2000
-"""Items of one conversation."""
+"""Largest number of items of one conversation."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Bytes of one conversation, as of a response with all that led to it: more does not fit into a model's context."""
+"""Largest number of bytes of one conversation, as of a response with its input: more does not fit into a model's
+context."""
 Item = dict[str, Any]
 ReplyT = TypeVar("ReplyT")
 _NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
@@ -52,7 +53,7 @@ class Head(msgspec.Struct, kw_only=True):
 
 
 class Conversation(msgspec.Struct, kw_only=True):
-    """A conversation as it stands."""
+    """A conversation with its items."""
 
     id: str
     head: Head
@@ -93,7 +94,7 @@ class ConversationStore:
         return Conversation(id=conversation_id, head=head, items=[_items.decode(value) for value in values[1:]])
 
     async def add(self, tenant: str, conversation_id: str, items: list[Item]) -> None:
-        """Adds all items, side by side, also while other requests add some."""
+        """Adds all items together, also while other requests add some."""
         key = _key(tenant, conversation_id)
         added = [msgspec.json.encode(item) for item in items]
         if not await self._command("LLEN", key):
@@ -111,7 +112,7 @@ class ConversationStore:
         await self._extend(key)
 
     async def tell(self, tenant: str, conversation: Conversation) -> None:
-        """Keeps what is said of it, which was changed."""
+        """Stores the head of a conversation, which was changed."""
         key, value = _key(tenant, conversation.id), msgspec.json.encode(conversation.head)
         before = await self._command("LINDEX", key, 0)
         await self._claim(tenant, key, [value], instead_of=len(before or b""))
@@ -136,14 +137,14 @@ class ConversationStore:
         await self._command("PEXPIRE", key, int(self._seconds * 1e3))
 
     async def _claim(self, tenant: str, key: str, values: Sequence[bytes], *, instead_of: int = 0) -> None:
-        """Room for values, one of which may replace another. Raises `StorageLimitExceeded`."""
+        """Claims room for values, one of which may replace another. Raises `StorageLimitExceeded`."""
         num_bytes, limit = sum(map(len, values)) - instead_of, self._limits.response_bytes(tenant)
         claim = self._bytes.claim_more(tenant, key, num_bytes, seconds=self._seconds, limit=limit)
         if (used := await _patiently(claim)) is not None:
             raise errors.StorageLimitExceeded("response_bytes", used, num_bytes, limit)
 
     async def _unclaim(self, tenant: str, key: str, num_bytes: int) -> None:
-        """Gives room back. Where that fails it is counted until its time is over."""
+        """Gives room back. Room that cannot be given back counts until the value's time is over."""
         with contextlib.suppress(errors.Unavailable):
             await self._claim(tenant, key, [], instead_of=num_bytes)
 

@@ -1,6 +1,6 @@
-"""Buckets and work queues on NATS JetStream, which outlive every process. They are made where they are missing.
+"""Buckets and work queues on NATS JetStream, which outlive every process. Missing ones are created.
 
-Knows their names and limits; knows nothing about what lies in them.
+Knows their names and limits; knows nothing about their contents.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ KEPT_SECONDS = 30 * 86_400
 """Seconds that files and ended batches are kept."""
 RUNNERS = "runners"
 MAX_UNDONE = 100_000
-"""Pieces of work that are held or rest: more than there may be of batches that all must wait."""
+"""Number of pieces of work that are held or rest: more than the number of batches of which all must wait."""
 HOLD_SECONDS = 6.0
-"""A batch or a range of lines whose holder says nothing for so long goes to another."""
+"""Seconds of silence of its holder after which a batch or a range of lines goes to another process."""
 FILES, CONTENTS = "headwater_files", "headwater_file_contents"
 BATCHES = "headwater_batches"
 RESULTS = "headwater_batch_results"
@@ -46,9 +46,9 @@ LINES_QUEUE = "headwater_batch_lines"
 BACKGROUND_QUEUE = "headwater_background_queue"
 BACKGROUND_LOG = "headwater_background_events"
 BACKGROUND_SECONDS = 86_400.0
-"""Seconds that background responses are kept, from when they were asked for."""
+"""Seconds that background responses are kept, from their request on."""
 EVENTS_SECONDS = 3_600.0
-"""Seconds that their events are kept, each from when it came."""
+"""Seconds that their events are kept, each from its arrival on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class Rooms:
 
 
 class Durable:
-    """`rooms` opens on first use, and again on a server that has lost them."""
+    """Connection to the buckets and queues. `rooms` opens on first use, and again on a server that has lost them."""
 
     def __init__(self, bus: Bus, *, adopts_unsigned: bool = False) -> None:
-        """`adopts_unsigned`: values without a seal are believed; an earlier version wrote them."""
+        """`adopts_unsigned`: values without a seal are trusted; an earlier version wrote them."""
         self._bus = bus
         names = (FILES, BATCHES, RESULTS, BACKGROUND)
         self._seals = {name: RecordSeals(name, adopts_unsigned=adopts_unsigned) for name in names}
@@ -78,11 +78,11 @@ class Durable:
 
     @property
     def is_there(self) -> bool:
-        """There is a NATS to ask. Whether it answers is not known."""
+        """Whether there is a NATS to ask. Its reachability is not known."""
         return self._bus.jetstream() is not None
 
     async def rooms(self) -> Rooms:
-        """Raises `Unavailable` without NATS, and what JetStream raises."""
+        """The buckets and queues. Raises `Unavailable` without NATS, and what JetStream raises."""
         if self._rooms is None:
             js = self._bus.jetstream()
             if js is None:
@@ -91,13 +91,13 @@ class Durable:
         return self._rooms
 
     async def sign_all(self) -> None:
-        """Seals the values that have no seal yet, but for results: lines without a sealed one are answered again."""
+        """Seals the values that have no seal yet, except results: lines without a sealed result are answered again."""
         rooms = await self.rooms()
         for bucket in (rooms.files, rooms.batches, rooms.background):
             await bucket.sign_all()
 
     def forget(self) -> None:
-        """Opens everything anew at the next use: something was missing."""
+        """Makes the next use open everything anew: something was missing."""
         self._rooms = None
 
     async def _open(self, js: JetStreamContext) -> Rooms:
@@ -159,7 +159,7 @@ async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
 
 
 async def drop_object(rooms: Rooms, name: str) -> None:
-    """Takes content out of the object store, if it is there. It writes nothing, as `drop_keys`."""
+    """Deletes content from the object store, if it is there. It writes nothing, as `drop_keys`."""
     try:
         info = await rooms.contents.get_info(name, show_deleted=True)
     except nats.js.errors.NotFoundError:

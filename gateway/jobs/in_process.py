@@ -1,4 +1,4 @@
-"""Calls the gateway's own REST surface without a socket, on behalf of a tenant that is known."""
+"""Calls the gateway's own REST surface without a socket, on behalf of an identified tenant."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..tenancy.tenants import KnownTenant, Tenant
 Message = MutableMapping[str, Any]
 KNOWN_TENANT = "headwater.known_tenant"
 KNOWN_REQUEST = "headwater.known_request"
-"""Keys of the ASGI scope."""
+"""Keys of the ASGI scope that hold the identified tenant and a `KnownRequest`."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRequest:
-    """A request of the gateway's own whose id its client knows already."""
+    """A request of the gateway itself whose id its client knows already."""
 
     id: str
     created: int
@@ -45,7 +45,8 @@ async def call(
     known: KnownRequest | None = None,
     on_body: Callable[[bytes], None] | None = None,
 ) -> Reply:
-    """A JSON body or none. Cancelling it is a client that leaves. `on_body` gets a good answer as it comes."""
+    """Sends a JSON body or none, and returns the answer. Cancelling the call counts as the client's disconnect.
+    `on_body` gets a good answer as it comes."""
     reply, asked = Reply(), [body]
     for_ever = asyncio.Event()
 

@@ -1,6 +1,6 @@
-"""Responses that clients may come back to, kept in Redis for a time. Knows nothing about how they are made.
+"""Responses that clients may retrieve, kept in Redis for a time. Knows nothing about computing them.
 
-Redis keeps what can be lost: without it answers go out all the same and say that they were not kept.
+Redis keeps data that may be lost: without Redis answers are sent all the same and say that they were not kept.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from .stored_bytes import StoredBytes
 
 PATIENCE_SECONDS = 2.0
 MAX_BYTES = 4 * 1024 * 1024
-"""Bytes of one response with the conversation that led to it."""
+"""Largest number of bytes of one response with the conversation that led to it."""
 DROP_SECONDS = 60.0
-"""Seconds to drop everything of a tenant."""
+"""Seconds to drop all data of a tenant."""
 Item = dict[str, Any]
 ReplyT = TypeVar("ReplyT")
 
 
 class KeptResponse(msgspec.Struct, kw_only=True):
-    """A response and what the next one needs of it."""
+    """A response, and the data that the next one needs of it."""
 
     response: dict[str, Any]
     input: list[Item]
-    """Items that the client gave, of this turn alone."""
+    """Items that the client sent in this turn."""
     conversation: list[Item]
-    """Everything up to and with this response's output; instructions are each turn's own."""
+    """All items up to and with this response's output; instructions belong to one turn only."""
 
 
 class ResponseStore:
@@ -48,7 +48,7 @@ class ResponseStore:
         self.conversations = ConversationStore(store, seconds, self._limits, self._bytes)
 
     async def keep(self, tenant: str, kept: KeptResponse) -> bool:
-        """Keeps a response. False where it cannot be found later."""
+        """Keeps a response. Returns False where it cannot be found later."""
         value, key = msgspec.json.encode(kept), _key(tenant, kept.response["id"])
         if len(value) > MAX_BYTES:
             return False
@@ -64,14 +64,14 @@ class ResponseStore:
         return True
 
     async def find(self, tenant: str, response_id: str) -> KeptResponse:
-        """Raises `NotFound`, or `Unavailable` while Redis is out of reach."""
+        """Stored response. Raises `NotFound`, or `Unavailable` while Redis is out of reach."""
         value = await _patiently(self._store.command("GET", _key(tenant, response_id)))
         if value is None:
             raise errors.NotFound("response", response_id)
         return msgspec.json.decode(value, type=KeptResponse)
 
     async def drop(self, tenant: str, response_id: str) -> None:
-        """Raises `NotFound`, `Unavailable`."""
+        """Drops a response. Raises `NotFound`, `Unavailable`."""
         key = _key(tenant, response_id)
         is_gone = await _patiently(self._store.command("DEL", key))
         # Where that fails its bytes are counted until its time is over.
@@ -81,7 +81,7 @@ class ResponseStore:
             raise errors.NotFound("response", response_id)
 
     async def drop_all(self, tenant: str) -> None:
-        """Drops all responses and conversations of a tenant that is gone. Raises `Unavailable`."""
+        """Drops all responses and conversations of a tenant that was removed. Raises `Unavailable`."""
         if self._store.url is not None:
             await _patiently(self._bytes.drop_all(tenant), seconds=DROP_SECONDS)
 

@@ -16,7 +16,7 @@ ReplyT = TypeVar("ReplyT")
 
 
 async def retry(call: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
-    """Returns or raises what the last call does. Earlier failures of storage are tried again."""
+    """Returns or raises what the last call does. Earlier storage failures are tried again."""
     for pause in PAUSES:
         try:
             return await call()

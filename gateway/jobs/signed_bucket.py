@@ -1,6 +1,6 @@
-"""A bucket of JetStream whose values are sealed: what a stranger writes there is as if it were not there.
+"""A bucket of JetStream whose values are sealed: a value that a process without the key wrote is ignored.
 
-Knows nothing about what the values say. A value that was there before is believed again when it is put back.
+Knows nothing about the contents of values. An earlier value that is put back is trusted again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..buckets import Missing, entries, put_once, value_of
 
 
 class SignedBucket:
-    """Everything here raises what JetStream raises."""
+    """Values by key. Every method raises what JetStream raises."""
 
     def __init__(self, js: JetStreamContext, bucket: KeyValue, seals: RecordSeals) -> None:
         self._js, self._bucket, self.seals = js, bucket, seals
@@ -27,18 +27,18 @@ class SignedBucket:
         await self._bucket.put(key, self.seals.seal(key, value))
 
     async def create(self, key: str, value: bytes) -> None:
-        """Raises `KeyWrongLastSequenceError` where there is something."""
+        """Writes a new value. Raises `KeyWrongLastSequenceError` where the key has one."""
         await self._bucket.create(key, self.seals.seal(key, value))
 
     async def update(self, key: str, value: bytes, *, last: int) -> None:
-        """Raises `KeyWrongLastSequenceError` where that is not the last revision any longer."""
+        """Replaces a value. Raises `KeyWrongLastSequenceError` where that is not the last revision any longer."""
         await self._bucket.update(key, self.seals.seal(key, value), last=last)
 
     async def delete(self, key: str, *, last: int) -> None:
         await self._bucket.delete(key, last=last)
 
     async def put_once(self, key: str, value: bytes, headers: dict[str, str]) -> bool:
-        """False where there is a value that is believed. One that is not makes room."""
+        """Writes a value once. Returns False where there is a trusted value. One that is not trusted is replaced."""
         subject, sealed = f"$KV.{self._bucket._name}.{key}", self.seals.seal(key, value)
         if await put_once(self._js, subject, sealed, headers):
             return True
@@ -59,13 +59,13 @@ class SignedBucket:
         return opened.value, revision
 
     async def all(self, pattern: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Keys and values that match now."""
+        """Keys and values that match the filter now."""
         async for entry in entries(self._bucket, pattern):
             if (opened := self.seals.open(entry.key, entry.value or b"")) is not None:
                 yield entry.key, opened.value
 
     async def sign_all(self) -> None:
-        """Signs what is believed though it has no seal, or one of an earlier token; unless it changes meanwhile."""
+        """Signs trusted values without a seal, or with that of an earlier token, unless they change meanwhile."""
         found = [entry async for entry in entries(self._bucket, ">")]
         for entry in found:
             opened = self.seals.open(entry.key, entry.value or b"")

@@ -1,6 +1,6 @@
-"""How much of NATS JetStream each stream may take: parts of one number, so that what fills one leaves room in others.
+"""Divides the storage of NATS JetStream among streams, so that a full stream leaves room for the others.
 
-Tenants, keys, usage and the audit record have room that nothing else can take.
+Tenants, keys, usage and the audit log have room of their own.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ PERCENT = {
     AUDIT_STREAM: 4,
     STREAM: 16,
 }
-"""Shares of all bytes, by stream. The largest is the first: a NATS that has not that much refuses that one."""
+"""Shares of all bytes, by stream. The largest is the first: a NATS with less storage refuses that one."""
 OLDEST_GO = (AUDIT_STREAM, STREAM)
-"""Streams that, when full, let go of their oldest records; others refuse new ones."""
+"""Streams that delete their oldest records when full; others refuse new ones."""
 RETRY_SECONDS = 10.0
 _NO_ROOM = 10047
-"""JetStream's number for a bound that is more than the server has left."""
+"""JetStream's error number for a bound above the server's free storage."""
 Make = Callable[[], Awaitable[object]]
 
 
 class StorageBounds:
-    """Use within `running`. `make` makes the streams that are missing."""
+    """Storage bounds of all streams. Use within `running`. `make` makes the streams that are missing."""
 
     def __init__(self, bus: Bus, num_bytes: int, make: Make) -> None:
         self._bus, self._num_bytes, self._make = bus, num_bytes, make
@@ -66,7 +66,7 @@ class StorageBounds:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[StorageBounds]:
-        """Sets the bounds whenever NATS is there again: it may be another one, or empty."""
+        """Sets the bounds whenever NATS is reachable again: it may be another one, or empty."""
         self._bus.on_connected(self._connected.set)
         if self._bus.connected:
             self._connected.set()
@@ -94,7 +94,8 @@ class StorageBounds:
 
 
 async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
-    """The bytes that were divided: as many as were asked for, or as many quarters less as the server needs.
+    """Sets the bounds and returns the number of bytes that were divided: those requested, or less by as many quarters
+    as the server needs.
 
     Raises what NATS raises, also where it has less than `MIN_STORAGE_BYTES`.
     """
@@ -114,7 +115,7 @@ async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
 
 
 async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int) -> None:
-    """A stream that is not there, as that of tenants where none are kept, has none."""
+    """Sets the bound of a stream. A stream that is not there, as that of tenants where none are kept, gets none."""
     try:
         config = (await js.stream_info(stream)).config
     except nats.js.errors.NotFoundError:

@@ -1,4 +1,4 @@
-"""The bytes that each tenant keeps in Redis, by key, and until when. Knows nothing about the values."""
+"""The bytes that each tenant keeps in Redis, by key, with their expiry. Knows nothing about the values."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ class StoredBytes:
         self._store = store
 
     async def claim(self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int) -> int | None:
-        """Before a value of that size is written. Where the tenant would have more than `limit`, the bytes that it has;
-        else None."""
+        """Claims room before a value of that size is written. Returns None, or, where the tenant would have more than
+        `limit`, the bytes that it has."""
         return await self._claim(tenant, key, num_bytes, "all", seconds, limit)
 
     async def claim_more(self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int) -> int | None:
-        """As `claim`, for a value that grows by so much, or shrinks, which is always granted."""
+        """As `claim`, for a value that grows by `num_bytes`, or shrinks, which is always granted."""
         return await self._claim(tenant, key, num_bytes, "more", seconds, limit)
 
     async def release(self, tenant: str, key: str) -> None:
-        """The value is gone."""
+        """Releases the room of a value that is gone."""
         await self._store.run(_RELEASE, _keys(tenant), [key])
 
     async def drop_all(self, tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""How many bytes tenants keep in NATS, and that they keep no more than they may."""
+"""Counts the bytes that tenants keep in NATS, and enforces their limits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from .batches.ledger import Ledger
 from .durable import BACKGROUND, BACKGROUND_LOG, BATCHES, RESULTS, Durable
 
 MAX_BACKGROUND = 1000
-"""Responses in the background of a tenant, waiting, running or kept in NATS."""
+"""Largest number of a tenant's background responses, waiting, running or kept in NATS."""
 CACHE_SECONDS = 5.0
 """Greatest age of a cached `_OtherStorage`."""
 MAX_CACHED_TENANTS = 4096
 NUM_BYTES = "Headwater-Bytes"
-"""Header of a message of events: bytes of the events of that response so far, those in the message included."""
+"""Header of a message of events: number of bytes of that response's events so far, those in the message included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _OtherStorage:
     """The bytes of a tenant besides its events, as read from NATS."""
 
     num_bytes: int
-    """Bytes of files, batches, results and background records."""
+    """Number of bytes of files, batches, results and background records."""
     stream_bound: int
     """Bound in bytes of the stream of all tenants' events; 0 or less: none."""
     read_at: float
@@ -41,7 +41,8 @@ class _OtherStorage:
 class TenantStorage:
     """Bytes of files, batches with their results, and background responses with their events, by `Tenant.key`.
 
-    One for a gateway. What several gateways add at the same moment may pass a limit, by one request of each.
+    There is one for a gateway. Additions of several gateways at the same moment may exceed a limit, by one request of
+    each.
     """
 
     def __init__(self, durable: Durable, limits: StorageLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +55,7 @@ class TenantStorage:
 
     @contextlib.asynccontextmanager
     async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
-        """Scopes the adding of so many bytes. Raises `StorageLimitExceeded`, and what NATS raises."""
+        """Scope that adds that many bytes. Raises `StorageLimitExceeded`, and what NATS raises."""
         lock = self._adding.setdefault(tenant, asyncio.Lock())
         async with lock:
             kept, limit = await self.of(tenant), self._limits.file_bytes(tenant)
@@ -99,7 +100,7 @@ class TenantStorage:
             raise StorageLimitExceeded("events of streams in the background", events, num_bytes, bound // 2)
 
     async def _cached_other(self, tenant: str) -> _OtherStorage:
-        """At most `CACHE_SECONDS` old. Concurrent callers wait for one reading."""
+        """Bytes besides events, at most `CACHE_SECONDS` old. Concurrent callers wait for one reading."""
         lock = self._reading.setdefault(tenant, asyncio.Lock())
         async with lock:
             other = self._cached.get(tenant)
@@ -124,7 +125,7 @@ class TenantStorage:
         return sum([_number(headers.get(NUM_BYTES, "")) async for headers in found])
 
     async def of(self, tenant: str, *, without: str = "") -> int:
-        """Bytes that a tenant keeps; results of one batch may be left out. Raises what NATS raises."""
+        """Number of bytes that a tenant keeps; results of one batch may be left out. Raises what NATS raises."""
         return await self._other_bytes(tenant, without=without) + await self.event_bytes(tenant)
 
     async def _other_bytes(self, tenant: str, *, without: str = "") -> int:
@@ -135,7 +136,7 @@ class TenantStorage:
         return files + results + sum(records)
 
     async def left(self, tenant: str, *, without: str) -> int:
-        """Bytes that the results of one batch may take."""
+        """Number of bytes that the results of one batch may take."""
         of_tenant = self._limits.file_bytes(tenant) - await self.of(tenant, without=without)
         rooms = await self.durable.rooms()
         bound = (await rooms.js.stream_info(f"KV_{RESULTS}")).config.max_bytes or 0

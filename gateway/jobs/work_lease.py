@@ -19,12 +19,12 @@ from ..buckets import FAILURES
 from .durable import HOLD_SECONDS
 
 FETCH_SECONDS = 4.0
-"""Seconds of one request for work: a server that restarts forgets what it was asked."""
+"""Seconds of one request for work: a server that restarts forgets the request."""
 LeaseT = TypeVar("LeaseT", bound="WorkLease")
 
 
 class WorkLease:
-    """Made of a message; raises `msgspec.MsgspecError` for one that names no work."""
+    """Lease of a message's work. Raises `msgspec.MsgspecError` for a message that names no work."""
 
     def __init__(self, message: Msg) -> None:
         self.num_deliveries = message.metadata.num_delivered
@@ -47,14 +47,14 @@ class WorkLease:
         await self._message.ack_sync()
 
     async def give_back(self, seconds: float = 0.0) -> None:
-        """Gives the work to the next process that asks, after so many seconds. Without a server its time runs out."""
+        """Gives the work to the next process that asks, after that many seconds. Without a server the lease expires."""
         with contextlib.suppress(*FAILURES):
             await self._message.nak(delay=seconds or None)
 
 
 async def next_of(queue: JetStreamContext.PullSubscription, kind: type[LeaseT]) -> LeaseT:
-    """Waits for one. What names no work that this version knows is told in the log and taken out. Raises what NATS
-    raises."""
+    """Waits for the next work. A message that names no work known to this version is logged and removed. Raises what
+    NATS raises."""
     while True:
         try:
             (message,) = await queue.fetch(1, timeout=FETCH_SECONDS)

@@ -1,4 +1,4 @@
-"""Takes work from a queue and does it, so much at a time. Knows nothing about what the work is."""
+"""Takes work from a queue and does it, a bounded amount at a time. Knows nothing about the work."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..buckets import FAILURES
 from .durable import Durable
 
 PAUSE_SECONDS = 1.0
-"""Before storage that failed is asked again."""
+"""Seconds before storage that failed is tried again."""
 WorkT = TypeVar("WorkT")
 
 
 class Workers(Generic[WorkT]):
-    """Use within `running`."""
+    """Workers of one queue. Use within `running`."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Workers(Generic[WorkT]):
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Takes work for the length of a scope; leaving it cancels what is not done."""
+        """Takes work for the length of a scope; leaving it cancels unfinished work."""
         taking = asyncio.create_task(self._run())
         try:
             yield

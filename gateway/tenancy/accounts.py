@@ -30,18 +30,18 @@ from .tenants import Tenant
 from .token_counts import ResumedRequest, TokenNeed, TokenUse
 
 REBUILD_SECONDS = 5.0
-"""Seconds to count a scope's records again. A request waits for it once."""
+"""Seconds to count a scope's records again. A request waits for the count once."""
 UNCOUNTED = "what was spent is not known"
 ScopesOf = Callable[[Tenant, str], list[Scope]]
 
 
 def unlimited(tenant: Tenant, model: str) -> list[Scope]:
-    """The limits where no tenants are kept: none."""
+    """Limits where no tenants are kept: none."""
     return []
 
 
 class Accounts:
-    """Use within `running`."""
+    """The accounts of a gateway's requests. Use within `running`."""
 
     def __init__(
         self,
@@ -70,15 +70,15 @@ class Accounts:
     def paid(
         self, caller: Caller, model: str, need: TokenNeed, use: Callable[[], TokenUse]
     ) -> AbstractAsyncContextManager[Grant]:
-        """Scopes the run of a request, which `use` is asked about at its end. Raises `LimitExceeded` where limits do
-        not hold what it needs, `Unavailable` where limits cannot be checked."""
+        """Scope of the run of a request; `use` is called at its end. Raises `LimitExceeded` where limits leave less
+        than the request needs, `Unavailable` where limits cannot be checked."""
         return self._charged(caller, model, self._reserve(caller, model, need), use)
 
     @contextlib.asynccontextmanager
     async def resumed(
         self, caller: Caller, model: str, request: ResumedRequest, use: Callable[[], TokenUse]
     ) -> AsyncIterator[Grant]:
-        """Scopes the rest of a request. What was charged for it is not charged again."""
+        """Scope of the rest of a request. Tokens that were charged for it are not charged again."""
         if request.is_charged:
             yield Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             return
@@ -111,7 +111,7 @@ class Accounts:
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
-        """A request that computes nothing: it counts among those of the minute. Raises as `paid` does."""
+        """Counts a request that computes nothing among those of the minute. Raises as `paid` does."""
         scopes = [each for each in self._scopes_of(tenant, model) if each.limits.requests_per_minute is not None]
         if not scopes:
             return
@@ -184,8 +184,8 @@ class Accounts:
         return grant
 
     async def _take_over(self, caller: Caller, model: str, request: ResumedRequest) -> Grant:
-        """The reservation of a gateway that charged nothing goes on here: that gateway died. Otherwise what may still
-        come is reserved anew."""
+        """Continues the reservation of a gateway that charged nothing, because it died. Otherwise reserves the tokens
+        that may still come anew."""
         scopes, is_charged = self._scopes_of(caller.tenant, model), bool(request.charged_prompt_tokens)
         grant = Grant(
             tenant=caller.tenant,
@@ -289,7 +289,8 @@ class Accounts:
             self._without_redis(failure)
 
     async def _rebuild(self, tenant: str, scopes: Sequence[Scope], name: str) -> bool:
-        """Counts what a scope has spent, once for all requests that wait. False where that cannot be found out."""
+        """Counts what a scope has spent, once for all requests that wait. Returns False where that cannot be found
+        out."""
         scope = next(scope for scope in scopes if scope.name == name)
         key = (tenant, name)
         if key not in self._rebuilding:

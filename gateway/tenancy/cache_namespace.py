@@ -1,4 +1,5 @@
-"""The root of a request's hash chain: who may hit whose cached prefixes. Knows nothing about blocks."""
+"""The root of a request's hash chain, which decides whose cached prefixes a tenant may hit. Knows nothing about
+blocks."""
 
 from __future__ import annotations
 
@@ -22,14 +23,15 @@ NAMESPACE_LEN = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheNamespaces:
-    """Derives namespaces from a master key, or, where tenants share, from a word that everyone knows."""
+    """Derives namespaces from a master key, or, where all tenants share, from a fixed word."""
 
     master_key: bytes | None = field(repr=False)
     """None: all tenants share."""
 
     @classmethod
     def read(cls, master_key: str, master_key_file: str, *, shared: bool) -> CacheNamespaces:
-        """The key as given, or of a file; with neither a random one, so that this gateway's namespaces are its own."""
+        """Reads the key as given, or from a file; with neither it is random, so that this gateway's namespaces are its
+        own."""
         if shared:
             return cls(None)
         if not (master_key or master_key_file):
@@ -43,7 +45,7 @@ class CacheNamespaces:
     def of(
         self, tenant_id: str, model: ServedModel, *, lora: str = "", cache_salt: str = "", shared: bool = False
     ) -> bytes:
-        """16 bytes: equal for equal words, and telling nothing about them without the tenant's secret.
+        """Namespace of 16 bytes: equal for equal words, and no one can derive them from it without the tenant's secret.
 
         `shared`: the tenant shares with all others that do.
         """
@@ -60,11 +62,11 @@ def _derived(master_key: bytes | None, tenant_id: str, model: ServedModel, lora:
 
 @lru_cache(maxsize=4096)
 def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
-    """HKDF-SHA-256 (RFC 5869) of one block, the tenant being the info."""
+    """HKDF-SHA-256 (RFC 5869) of one block; the tenant is the info."""
     extracted = hmac.digest(b"headwater cache namespace", master_key, "sha256")
     return hmac.digest(extracted, tenant_id.encode() + b"\x01", "sha256")
 
 
 def _framed(*texts: str) -> bytes:
-    """One after another, each behind its length, so that no two rows of words are the same bytes."""
+    """Words one after another, each behind its length, so that no two rows of words have the same bytes."""
     return b"".join(len(data).to_bytes(4, "little") + data for data in map(str.encode, texts))

@@ -21,7 +21,7 @@ MAX_STATE_LEN = 512
 MAX_DEADLINE_MS = 2**31 - 1
 MAX_PRIORITY = 1000
 UNTRACED = NoSpan()
-"""The span until the request's own begins."""
+"""Span until the request's own begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +30,11 @@ class Caller:
 
     tenant: Tenant
     request_id: str = field(default_factory=lambda: secrets.token_hex(12))
-    """The gateway's id, under which everything of the request is kept."""
+    """The gateway's id, under which the request's data is kept."""
     client_request_id: str = ""
-    """The client's id: echoed, nothing is kept under it."""
+    """The client's id, which is only echoed."""
     priority: int = 0
-    """Added to the tenant's tier, so that it can only lower."""
+    """Offset that is added to the tenant's tier, so that it can only lower the request."""
     deadline: float | None = None
     """Time on the monotonic clock."""
     traceparent: str = ""
@@ -43,13 +43,13 @@ class Caller:
     span: Span = UNTRACED
     wants_receipt: bool = False
     is_counted: bool = False
-    """It was counted among the requests of its tenant's minute before it came here."""
+    """Whether it was counted among the requests of its tenant's minute before it came here."""
     standing: Standing = field(default_factory=Standing)
-    """Filled in when the request is charged."""
+    """State of the tenant's limits; set when the request is charged."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str], tenants: Identity, *, remaining: float | None = None) -> Caller:
-        """From lower-case header names; `remaining` is a deadline that the transport itself carries, in seconds."""
+        """Reads lower-case header names; `remaining` is a deadline that the transport itself carries, in seconds."""
         tenant = tenants.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
         asked = headers.get("x-headwater-deadline-ms")
         if asked is not None:
@@ -65,7 +65,7 @@ class Caller:
         )
 
     def with_body(self, request_id: str | None, priority: int | None) -> Caller:
-        """The caller with what the body says: an id if the headers gave none, a priority that only lowers."""
+        """The caller with the values of the body: an id if the headers have none, a priority that only lowers."""
         if not (request_id or priority):
             return self
         return dataclasses.replace(
@@ -81,7 +81,8 @@ class Caller:
 
     @contextlib.asynccontextmanager
     async def within_deadline(self) -> AsyncIterator[None]:
-        """The request's work: raises `DeadlineExceeded` once the deadline has passed; its span ends with it."""
+        """Scope of the request's work: raises `DeadlineExceeded` once the deadline has passed; its span ends with the
+        scope."""
         fault = "cancelled"
         try:
             async with _until(self.deadline):
@@ -109,12 +110,13 @@ def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[obj
 
 
 def _printable(text: str) -> str:
-    """The characters that may go back into a header and into the log."""
+    """Characters that may go back into a header and into the log."""
     return "".join(char for char in text[:MAX_ID_LEN] if " " < char <= "~")
 
 
 def _whole_entries(tracestate: str) -> str:
-    """The header as it came. Of one longer than W3C asks to pass on, the entries that changed last."""
+    """The tracestate header as it came. Of one that is longer than W3C asks to pass on, the entries that changed
+    last."""
     if not tracestate.isascii() or not tracestate.isprintable():
         return ""
     return tracestate if len(tracestate) <= MAX_STATE_LEN else tracestate[: MAX_STATE_LEN + 1].rpartition(",")[0]

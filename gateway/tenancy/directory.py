@@ -1,7 +1,7 @@
 """The tenants as one gateway knows them: read when it starts, when something changes, and once a minute in any case.
 
-What was read stays while NATS is away; who starts then goes by what a gateway here read last. Knows who has which key;
-knows nothing about what they may use.
+The tenants that were read stay while NATS is away; a gateway that starts then uses those that a gateway of this machine
+read last. Knows the owners of keys; knows nothing about limits.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"
 READ_AGAIN_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 _NOBODY = secrets.token_bytes(32)
-"""Digest that a key with an unknown name is compared with, so that it takes as long as another."""
+"""Digest that a key with an unknown name is compared with, so that the comparison takes as long as another."""
 
 
 def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
-    """A key as it is kept, and the secret that only its owner is ever shown."""
+    """A key as it is kept, and its secret, which is shown to its owner only once."""
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     text = f"{PREFIX}-{key_id}-{secret}"
     return Key(id=key_id, digest=_digest(text), created_at=time.time(), expires_at=expires_at), text
@@ -53,7 +53,7 @@ class TenantDirectory:
         file: KeyedTenants | None = None,
         snapshot: Snapshot | None = None,
     ) -> None:
-        """`file`: tenants without limits, whose keys lie in a file."""
+        """`file` holds tenants without limits and their keys."""
         self.tenant_store, self._admins, self._file = tenant_store, admins, file
         self._snapshot = snapshot or Snapshot("")
         self._records: dict[str, TenantRecord] = {}
@@ -72,7 +72,8 @@ class TenantDirectory:
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
-        """Follows the book for the length of a scope; entered with what is there, if it can be had."""
+        """Follows the tenant store for the length of a scope; the scope begins with the tenants that are there, if they
+        can be read."""
         changed = asyncio.Event()
         bus.on_connected(changed.set)
         async with bus.subscribe(subjects.TENANTS_CHANGED) as words:
@@ -105,7 +106,7 @@ class TenantDirectory:
         self._is_read = True
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
-        """Raises `Unauthenticated`; `Unavailable` while the records cannot be read."""
+        """Identifies a tenant by key. Raises `Unauthenticated`; `Unavailable` while the records cannot be read."""
         key = key_of(authorization)
         _, _, rest = key.partition("-")
         key_id, _, _ = rest.partition("-")
@@ -122,12 +123,12 @@ class TenantDirectory:
         raise errors.Unauthenticated("the API key is not known")
 
     def check(self, tenant: Tenant) -> None:
-        """Raises `KeyRevoked` for a tenant, or a key of one, that is not there any longer; `Unavailable` while the
-        records cannot be read."""
+        """Raises `KeyRevoked` for a tenant, or a key of one, that was removed; `Unavailable` while the records cannot
+        be read."""
         self._record_of(tenant)
 
     def scopes(self, tenant: Tenant, model: str) -> list[Scope]:
-        """Whose limits count; none for a tenant that is not kept in the book. Raises as `check` does."""
+        """Scopes whose limits count; none for a tenant that is not in the tenant store. Raises as `check` does."""
         record = self._record_of(tenant)
         return record.scopes(tenant.key_id, model) if record is not None else []
 
@@ -144,12 +145,12 @@ class TenantDirectory:
         return self._by_key.get(tenant.key)
 
     def storage(self, key: str) -> tuple[int | None, int | None]:
-        """Limits of its own that a tenant has to what it keeps, by its key: of files, and of responses."""
+        """Storage limits of a tenant's own, by its key: of files, and of responses."""
         record = self._by_key.get(key)
         return (record.file_bytes, record.response_bytes) if record is not None else (None, None)
 
     def _record_of(self, tenant: Tenant) -> TenantRecord | None:
-        """None for administrators and tenants of the key file."""
+        """Record of a tenant; None for administrators and tenants of the key file."""
         record = self._by_key.get(tenant.key)
         if record is not None:
             if tenant.key_id and not any(key.id == tenant.key_id and key.is_valid(time.time()) for key in record.keys):
@@ -173,8 +174,8 @@ class TenantDirectory:
         return Tenant(id=tenant_name, uid=_NAMED_BY_ADMIN + tenant_name)
 
     def _apart(self, tenant: Tenant) -> Tenant:
-        """A tenant of the key file. Its name is its key, but where that is, was, or may be the key of a tenant of the
-        book, whose record is of before there were ids."""
+        """A tenant of the key file. Its name is its key, except where that is, was, or may be the key of a tenant of
+        the tenant store whose record was made before there were ids."""
         is_free = self._is_read and tenant.id not in self._by_key and tenant.id not in self._retired
         return tenant if is_free else dataclasses.replace(tenant, uid=_OF_FILE + tenant.id)
 
@@ -194,7 +195,7 @@ class TenantDirectory:
             changed.set()
 
     def _seconds_to_expiry(self) -> float:
-        """Until the next key expires."""
+        """Seconds until the next key expires."""
         now = time.time()
         ends = [key.expires_at - now for key, _ in self._keys.values() if key.expires_at is not None]
         return min((seconds for seconds in ends if seconds > 0), default=READ_AGAIN_SECONDS)

@@ -1,4 +1,4 @@
-"""The bound on how many choices of one request run at once."""
+"""Bounds the number of choices of one request that run at once."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ NO_BOUND = sys.maxsize
 
 
 class Entrance:
-    """The entrance of one request's prompts to the gateway's queue: one prompt is let in at a time, and no more than
-    `most` choices of the request run at once."""
+    """Entrance of one request's prompts to the gateway's queue: one prompt enters at a time, and at most `most` choices
+    of the request run at once."""
 
     def __init__(self, most: int = NO_BOUND, num_prompts: int = 1) -> None:
         self.most = most
         self._num_inside = 0
         self._door = asyncio.Lock() if num_prompts > 1 else None
-        """None where a prompt has the entrance for itself."""
+        """Lock of the prompt that enters; None where the request has one prompt."""
         self._room: asyncio.Future[None] | None = None
-        """Pending while the prompt in the door waits for others to leave."""
+        """Pending while the entering prompt waits for others to leave."""
 
     async def enter(self, num_choices: int) -> None:
         """Returns when `num_choices` that begin together may go to the queue. Call `let_next` when they are past it,
@@ -41,14 +41,14 @@ class Entrance:
             asyncio.get_running_loop().call_soon(self._door.release)
 
     def come_along(self) -> None:
-        """One more choice of the prompt that is inside."""
+        """Counts one more choice of the prompt that has entered."""
         self._num_inside += 1
 
     def has_room(self, num_choices: int) -> bool:
         return not self._num_inside or self._num_inside + num_choices <= self.most
 
     def left(self, num_choices: int) -> None:
-        """So many choices have ended."""
+        """Counts `num_choices` that have ended."""
         self._num_inside -= num_choices
         if self._room is not None and not self._room.done():
             self._room.set_result(None)

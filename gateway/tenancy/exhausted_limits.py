@@ -1,6 +1,6 @@
 """Tenants that have used up their requests of the minute, refused before anything of a request is read.
 
-A minute's requests do not come back before their time, so that what is said here is what Redis would say. It is said
+A minute's requests do not come back before their time, so a refusal here is the one that Redis would give. It stands
 for a second at most: limits may be raised.
 """
 
@@ -23,7 +23,7 @@ class ExhaustedLimits:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refusals: dict[tuple[str, str], tuple[float, Verdict]] = {}
-        """Refusals, and when they were made."""
+        """Refusals with their times."""
 
     def note(self, tenant: Tenant, verdict: Verdict) -> None:
         """Notes the verdict on a request of the tenant."""
@@ -34,7 +34,7 @@ class ExhaustedLimits:
             self._refusals[tenant.key, tenant.key_id] = self._clock(), verdict
 
     def reject_early(self, tenant: Tenant, standing: Standing) -> None:
-        """Raises `LimitExceeded`."""
+        """Raises `LimitExceeded` for a tenant whose refusal stands."""
         if (known := self._refusals.get((tenant.key, tenant.key_id))) is None:
             return
         (made_at, verdict), refusal = known, known[1].refusal

@@ -1,4 +1,4 @@
-"""One request's right to use tokens: as many as its tenant's limits hold, a lease at a time, enforced to the token.
+"""One request's right to use tokens: as many as its tenant's limits allow, a lease at a time, exact to the token.
 
 An engine computes no token of an answer without credit, and credit is given against a lease only.
 """
@@ -17,22 +17,22 @@ from .records import Scope
 from .tenants import Tenant
 
 LEASE_TOKENS = 1024
-"""Tokens that an answer is leased at first: the credit that a choice has on its way."""
+"""Number of tokens that an answer is leased at first: the credit that a choice has on its way."""
 MAX_WAIT_SECONDS = 20.0
 """Seconds that an answer waits for the minute's tokens: less than an engine holds a stream without credit."""
 END_SECONDS = 0.5
-"""Seconds in which an answer whose tokens are all out says that it has ended."""
+"""Seconds within which an answer that got all its tokens has to end."""
 
 
 class Credited(Protocol):
     """An answer whose engine computes as many tokens as it has credit for."""
 
     credit_left: int
-    """Tokens that may still come."""
+    """Number of tokens that may still come."""
 
     @property
     def num_unleased(self) -> int:
-        """Tokens of the longest possible answer that it has no credit for yet."""
+        """Number of tokens of the longest possible answer that it has no credit for yet."""
 
     def give(self, num_tokens: int) -> None:
         """Adds credit."""
@@ -42,20 +42,20 @@ class Credited(Protocol):
 
 
 class Counts(Protocol):
-    """A stage that also counts what is used, in case this gateway dies before it has stored the usage record."""
+    """A stage that also counts the used tokens, in case this gateway dies before it has stored the usage record."""
 
     def recorded(self, record_id: str) -> None: ...
 
 
 class More(Protocol):
-    """The source of more tokens."""
+    """Source of more tokens."""
 
     async def extend(self, grant: Grant, tokens: int) -> Verdict: ...
 
 
 @dataclass(slots=True)
 class Standing:
-    """What a tenant's tightest limits leave it, for the headers of an answer."""
+    """The rest of a tenant's tightest limits, for the headers of an answer."""
 
     requests: Left | None = None
     tokens: Left | None = None
@@ -71,35 +71,35 @@ class Standing:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Grant:
-    """`granted` tokens for prompts and answers."""
+    """Grant of `granted` tokens for prompts and answers."""
 
     tenant: Tenant
     request_id: str
     scopes: list[Scope]
     more: More | None = None
-    """None: the tenant has no limits."""
+    """Source of more tokens; None: the tenant has no limits."""
     granted: int = 0
     is_local: bool = False
-    """Given without Redis."""
+    """Whether it was given without Redis."""
     num_requests: int = 1
-    """Requests that it takes of the minute's. 0: it was counted before."""
+    """Number of requests that it takes of the minute's. 0: it was counted before."""
     num_choices: int = 1
-    """Choices that may run at once."""
+    """Largest number of choices that may run at once."""
     first_credit: int = LEASE_TOKENS
-    """Credit of each choice."""
+    """Credit that each choice begins with, in tokens."""
     used_before: int = 0
-    """Tokens of prompts, and of answers that were charged before (negative)."""
+    """Number of tokens of prompts, less those of answers that were charged before."""
     num_output_tokens: int = 0
     charged_prompt_tokens: int = 0
-    """Prompt tokens that earlier gateways have charged."""
+    """Number of prompt tokens that earlier gateways have charged."""
     charged_output_tokens: int = 0
-    """Output tokens that earlier gateways have charged."""
+    """Number of output tokens that earlier gateways have charged."""
     num_prompts: int = 1
     entrance: Entrance = field(init=False)
-    """Its choices' way to the queue; no more of them run at once than its tenant's limits let."""
+    """Entrance of its choices to the queue; no more of them run at once than its tenant's limits allow."""
     counted_by: set[Counts] = field(default_factory=set)
     refusal: errors.LimitExceeded | None = None
-    """Set once no more is given."""
+    """Error of the tenant's limits. Set once no more is given."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ends: list[asyncio.TimerHandle] = field(default_factory=list)
 
@@ -111,14 +111,14 @@ class Grant:
         return self.used_before + self.num_output_tokens
 
     def received(self, choice: Credited, num_tokens: int) -> None:
-        """A step's tokens of a choice; the last ones that were granted end it, unless it ends by itself."""
+        """Counts a step's tokens of a choice; the last ones that were granted end it, unless it ends by itself."""
         self.num_output_tokens += num_tokens
         choice.credit_left -= num_tokens
         if choice.credit_left <= 0 and self.refusal is not None:
             self._end_soon(choice)
 
     def taken(self, choice: Credited, num_tokens: int) -> None:
-        """The client has read so many: the engine may go on, as far as limits allow."""
+        """Counts tokens that the client has read: the engine may go on, as far as limits allow."""
         if self.more is None:
             choice.give(num_tokens)
         elif self.refusal is None and (wanted := min(num_tokens, choice.num_unleased)) > 0:
@@ -127,7 +127,7 @@ class Grant:
             task.add_done_callback(self._tasks.discard)
 
     def recorded(self, seq: int) -> None:
-        """Its record is stored."""
+        """Notes that its usage record is stored."""
         for each in self.counted_by:
             each.recorded(self.request_id)
 
@@ -175,7 +175,7 @@ _LONG_SECONDS = 3600.0
 
 
 def refused(refusal: Refusal, tenant: str) -> errors.LimitExceeded:
-    """Names whose limit it is and which."""
+    """Error that names the owner of the limit and the limit."""
     owner = f"tenant {tenant}" if refusal.scope == "tenant" else f"{refusal.scope} of tenant {tenant}"
     seconds = refusal.seconds if refusal.seconds != NEVER else _LONG_SECONDS
     error = errors.LimitExceeded(f"{owner}: {_SENTENCES[refusal.limit]}", retry_after=seconds)

@@ -1,8 +1,8 @@
-"""When each tenant's record was last written or removed, so that an older one that is put back is refused.
+"""Times at which tenants' records were last written or removed, so that an older record that is put back is refused.
 
-NATS cannot tell: its passwords are enough to take everything back to how it was. So the times are kept where they do
-not reach, in a file of this machine and in Redis, and gateways tell each other of them in messages that are sealed.
-What was known in none of these places is what NATS says.
+NATS cannot prove it: its passwords suffice to restore any earlier state. So the times are kept out of their reach, in a
+file of this machine and in Redis, and gateways send them to each other in sealed messages. A record with no time in any
+of these places is taken from NATS as it is.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _times = msgspec.json.Decoder(dict[str, int])
 
 
 class LastWritten:
-    """Milliseconds since 1970 by the record's key in the bucket; times only grow. Without a cluster key it stays empty:
-    nothing there has a time that could be believed."""
+    """Times of records, in milliseconds since 1970, by the record's key in the bucket; times only grow. Without a
+    cluster key it stays empty: no time there could be trusted."""
 
     def __init__(self, path: str = "", store: Store | None = None) -> None:
-        """`path`: a file that gateways of one machine may share; empty: none."""
+        """`path` is a file that gateways of one machine may share; empty: none."""
         self._path = Path(path) if path else None
         self._store = store or Store(None)
         self._seals = RecordSeals(HASH)
@@ -41,7 +41,7 @@ class LastWritten:
         self._in_redis: dict[str, int] = {}
 
     def of(self, key: str) -> int:
-        """0 for a record that is not known."""
+        """Time of a record; 0 for one that is not known."""
         return self._times.get(key, 0)
 
     def note(self, times: Mapping[str, int]) -> None:
@@ -49,13 +49,13 @@ class LastWritten:
             self._times[key] = max(at, self.of(key))
 
     async def read(self) -> None:
-        """Reads what this machine and other gateways have kept."""
+        """Reads the times that this machine and other gateways have kept."""
         self._on_disk = await asyncio.to_thread(self._load)
         self.note(self._on_disk)
         await self._fetch()
 
     async def keep(self) -> None:
-        """Keeps what is known where it is not kept yet. A place out of reach gets it the next time."""
+        """Writes the known times to the places that lack them. A place out of reach gets them the next time."""
         if self._path is not None and any(self._newer_than(self._on_disk)):
             await asyncio.to_thread(self._save, self._path)
         # A copy: others are noted while Redis is asked.
@@ -75,7 +75,8 @@ class LastWritten:
         return ((key, at) for key, at in self._times.items() if at > kept.get(key, 0))
 
     async def _fetch(self) -> None:
-        """Nothing where Redis is away or has lost it, or holds what is none of ours: running gateways tell it again."""
+        """Times in Redis; none where Redis is away, has lost them, or holds foreign values: running gateways write them
+        again."""
         if not self._seals.are_made:
             return
         try:
@@ -102,7 +103,7 @@ class LastWritten:
             return {}
 
     def _save(self, path: Path) -> None:
-        """Writes the file, with what another gateway has written meanwhile."""
+        """Writes the file, merged with what another gateway has written meanwhile."""
         merged = self._load()
         merged |= {key: at for key, at in dict(self._times).items() if at > merged.get(key, 0)}
         try:

@@ -1,10 +1,10 @@
-"""What Redis does with the counters of a tenant's limits, in one step for each change; see `limiter`.
+"""The script by which Redis changes the counters of a tenant's limits, in one step for each change; see `limiter`.
 
 KEYS are the packed counters, the open reservations and their leases. ARGV are the operation (reserve, count, extend,
-settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, for
-how many ms all of it is kept without a request, how many choices the request would run at most and has to at least,
-and 1 where it counts among the requests of the minute. Returns tokens granted, what stands in the way, the tightest
-limits, and how many choices may run.
+settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, the
+milliseconds for which the keys are kept without a request, the largest and the least number of choices that the request
+runs, and 1 where it counts among the requests of the minute. Returns the tokens granted, the limit that refuses, the
+tightest limits, and the number of choices that may run.
 """
 
 from __future__ import annotations

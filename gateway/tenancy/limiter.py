@@ -1,10 +1,10 @@
 """Limits of tenants, exact over all gateways: checked and reserved in one step on Redis's clock.
 
 All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open reservations, a
-sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that are let go whole. A reservation
-that is not renewed is given back but for what it is known to have used, sooner where it is known how much that was;
-one that is settled is remembered for a lease, so that a renewal which was on its way does not bring it back. Knows
-nothing about where tenants come from.
+sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that expire whole. A reservation that is
+not renewed is given back except for the tokens that it is known to have used, sooner where their number is known; one
+that is settled is remembered for a lease, so that a renewal which was on its way does not bring it back. Knows nothing
+about the source of tenants.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .records import Limits, Scope
 
 LEASE_MS = 20_000
 KEEP_MS = 86_400_000
-"""Without a request; then the records tell what was spent."""
+"""Milliseconds for which counters are kept without a request; afterwards they are counted from the usage records."""
 PATIENCE_SECONDS = 1.0
-"""A limit is worth more waiting than a hint where to route."""
+"""Seconds to wait for Redis: a limit is worth more waiting than a routing hint."""
 MAX_CALLS = 4
-"""At once; each takes a connection."""
+"""Largest number of calls at once; each takes a connection."""
 NEVER = -1.0
-"""Seconds to wait for what no waiting gives."""
+"""Seconds to wait where no waiting helps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,15 @@ class Refusal:
 
     scope: str
     limit: str
-    """requests, tokens, concurrency, budget; unknown: what was spent is to be counted first."""
+    """Limit that refuses: requests, tokens, concurrency or budget; unknown: the spent tokens have to be counted
+    first."""
     seconds: float
-    """Until it does not any longer; `NEVER` where time alone does not help."""
+    """Seconds until the limit allows it; `NEVER` where time alone does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What is left of one limit."""
+    """Rest of one limit."""
 
     limit: int
     remaining: int
@@ -55,7 +56,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Choices of one request: how many would run at once, and without how many it cannot begin."""
+    """Choices of one request: the number that would run at once, and the number without which it cannot begin."""
 
     most: int
     least: int
@@ -66,18 +67,19 @@ NO_CHOICE, ONE_CHOICE = Choices(0, 0), Choices(1, 1)
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Tokens that may be used, or why none."""
+    """Number of tokens that may be used, or the reason for none."""
 
     granted: int
     refusal: Refusal | None = None
     requests: Left | None = None
     tokens: Left | None = None
     num_choices: int = 0
-    """Choices that may run at once, of a reservation that was granted."""
+    """Number of choices that may run at once, for a reservation that was granted."""
 
 
 class Limiter:
-    """Speaks for one Redis; any number of gateways have one each. Raises `StoreUnavailable` where that says nothing."""
+    """Client of the limits in one Redis; any number of gateways have one each. Raises `StoreUnavailable` where Redis
+    does not answer."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._turn = store, asyncio.Semaphore(MAX_CALLS)
@@ -94,14 +96,14 @@ class Limiter:
         choices: Choices = ONE_CHOICE,
         requests: int = 1,
     ) -> Verdict:
-        """A request, with as many tokens as there are between `least` and `most`, `used` of them in any case, and with
-        as many of its choices at once as the limits leave room for. `requests` is 0 for one that was counted before."""
+        """Reserves for a request between `least` and `most` tokens, of which `used` are used in any case, and as many
+        of its choices as the limits have room for. `requests` is 0 for one that was counted before."""
         return await self._change(
             "reserve", tenant, id, scopes, most=most, least=least, used=used, choices=choices, requests=requests
         )
 
     async def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
-        """A request that computes nothing: the requests of the minute are all that it takes."""
+        """Counts a request that computes nothing: it takes only one of the minute's requests."""
         return await self._change("count", tenant, "", [requests_alone(scope) for scope in scopes])
 
     async def extend(
@@ -115,8 +117,8 @@ class Limiter:
         used: int,
         num_choices: int = 1,
     ) -> Verdict:
-        """Renews a reservation that holds `held` tokens, of which `used` are used, and `num_choices`; up to `more`
-        tokens come on top."""
+        """Renews a reservation that holds `held` tokens, of which `used` are used, and `num_choices`, and adds up to
+        `more` tokens."""
         choices = Choices(num_choices, num_choices)
         return await self._change("extend", tenant, id, scopes, most=more, least=held, used=used, choices=choices)
 
@@ -125,7 +127,8 @@ class Limiter:
         await self._change("settle", tenant, id, scopes, used=used, seq=seq)
 
     async def lapse(self, tenant: str, id: str, *, used: int, seq: int) -> None:
-        """Ends a reservation that has used so much, as if it had not been renewed. Ignores one that is not there."""
+        """Ends a reservation that has used `used` tokens as if it had not been renewed. Ignores one that is not
+        there."""
         await self._change("lapse", tenant, id, [], used=used, seq=seq)
 
     async def begin_rebuild(self, tenant: str, scope: Scope) -> None:
@@ -185,7 +188,7 @@ def _left(found: Sequence[float]) -> Left | None:
 
 
 def period_of(kind: str, at: datetime.datetime) -> tuple[datetime.datetime, datetime.datetime]:
-    """The first moment of the period that `at` (UTC) is in, and of the next one."""
+    """First moment of the period that `at` (UTC) is in, and of the next one."""
     begin = at.replace(hour=0, minute=0, second=0, microsecond=0)
     if kind == "day":
         return begin, begin + datetime.timedelta(days=1)

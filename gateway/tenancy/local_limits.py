@@ -1,6 +1,6 @@
-"""Limits while Redis says nothing: each gateway grants a declared share of every limit by itself.
+"""Limits while Redis does not answer: each gateway grants a declared share of every limit by itself.
 
-Forgets what it granted when Redis is back: settling tells it what was used. Knows one gateway.
+Forgets its grants when Redis is back: settlements report the used tokens to Redis. Knows one gateway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WINDOW_SECONDS = 60.0
 @dataclass(slots=True)
 class _Counts:
     taken: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """When, requests, tokens; of the last minute."""
+    """(time, requests, tokens) of each grant of the last minute."""
     running: int = 0
     spent: int = 0
 
@@ -29,14 +29,14 @@ class _Counts:
 
 
 class LocalLimits:
-    """`share` of each limit; 0 grants nothing that is limited."""
+    """Grants `share` of each limit; 0 grants nothing that is limited."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share, self._clock = share, clock
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
-        """As the limiter's method of the same name."""
+        """See `Limiter.count`."""
         return self.reserve(tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE)
 
     def reserve(
@@ -49,7 +49,7 @@ class LocalLimits:
         requests: int = 1,
         choices: Choices = ONE_CHOICE,
     ) -> Verdict:
-        """As the limiter's method of the same name. More for a request that runs takes no requests and choices."""
+        """See `Limiter.reserve`. More tokens for a running request take no requests and choices."""
         now, num_choices = self._clock(), choices.most
         requests_left: Left | None = None
         for scope in scopes:
@@ -93,14 +93,14 @@ class LocalLimits:
                 counts.taken.append((now, 0, -unused))
 
     def forget(self) -> None:
-        """Redis is back; the next outage begins anew."""
+        """Forgets all grants: Redis is back, and the next outage begins anew."""
         self._counts = {key: counts for key, counts in self._counts.items() if counts.running}
         for counts in self._counts.values():
             counts.taken.clear()
             counts.spent = 0
 
     def _part(self, limit: int) -> int:
-        """At least one of what is not forbidden altogether."""
+        """Share of a limit, at least one unless the limit is 0."""
         return max(1, int(limit * self._share)) if self._share and limit else 0
 
     def _wait(self, counts: _Counts, now: float) -> float:

@@ -1,4 +1,4 @@
-"""A tenant as it is kept: who it is, how it is weighed, what it may use, and digests of its keys. No secrets."""
+"""The stored record of a tenant: identity, weight, limits, and digests of its keys. It holds no secrets."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Period = Annotated[Literal["day", "month"], msgspec.Meta(description="day or mon
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Limits of a tenant, a key or a model. A limit that is absent does not exist."""
+    """Limits of a tenant, a key or a model. An absent limit does not restrict."""
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    """Tokens of prompts and answers."""
+    """Number of tokens of prompts and answers."""
     concurrency: Count | None = None
-    """Choices at once, over all requests."""
+    """Number of choices at once, over all requests."""
     budget: Count | None = None
-    """Tokens of prompts and answers in a calendar period, UTC."""
+    """Number of tokens of prompts and answers in a calendar period, UTC."""
     budget_period: Period = "month"
 
     @property
@@ -36,7 +36,7 @@ NO_LIMITS = Limits()
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One key; `hw-<id>-<secret>` is what its owner has, and only a digest of that is here."""
+    """One key. Its owner has `hw-<id>-<secret>`; only a digest of that is here."""
 
     id: str
     digest: bytes
@@ -54,20 +54,20 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     id: str
     uid: str = ""
-    """Drawn once, so that a tenant who gets the name later is another one. Empty in records of before there were
-    any: what those tenants have is kept under their names."""
+    """Id that is drawn once, so that a later tenant of the same name is another one. Empty in records from before there
+    were ids: the data of those tenants is kept under their names."""
     created_at: float = msgspec.field(default_factory=time.time)
     weight: float = 1.0
     tier: int = 0
     shared_cache: bool = False
-    """Its prompts hit, and are hit by, those of every other tenant that shares."""
+    """Whether its prompts hit, and are hit by, those of every other tenant that shares."""
     escape_special_tokens: bool = False
-    """Special tokens in its conversations are text, also where the model's processors read them as tokens."""
+    """Whether special tokens in its conversations are text, also where the model's processors read them as tokens."""
     limits: Limits = NO_LIMITS
     models: dict[str, Limits] = {}
-    """Limits on top, by model."""
+    """Additional limits by model."""
     file_bytes: int | None = None
-    """Bytes of files that it may keep, see `StorageLimits`. None: as many as every tenant."""
+    """Largest number of bytes of its files, see `StorageLimits`. None: the default of all tenants."""
     response_bytes: int | None = None
     keys: tuple[Key, ...] = ()
 
@@ -77,7 +77,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
     @property
     def key(self) -> str:
-        """As `Tenant.key`."""
+        """See `Tenant.key`."""
         return self.uid or (f"book{MARK}{self.id}" if self.id in RESERVED else self.id)
 
     def scopes(self, key_id: str, model: str) -> list[Scope]:
@@ -88,17 +88,19 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A tenant that was removed, until nothing of it is left."""
+    """A tenant that was removed, until none of its data is left."""
 
     key: str
-    """As `Tenant.key`."""
+    """See `Tenant.key`."""
     id: str = ""
-    """Its name; empty in removals of before that was kept."""
+    """Name of the tenant; empty in removals from before it was kept."""
     written_before: int = 0
-    """Milliseconds since 1970: what has that name and was written earlier is of the removed tenant, or an older one."""
+    """Milliseconds since 1970: a record under that name that was written earlier belongs to the removed tenant, or an
+    older one."""
     at: float = msgspec.field(default_factory=time.time)
     is_cleared: bool = False
-    """Nothing of it is left. Kept where the key is a name, so that no tenant of the key file gets that key."""
+    """Whether none of its data is left. Kept where the key is a name, so that no tenant of the key file gets that
+    key."""
 
     @property
     def is_name(self) -> bool:
@@ -110,7 +112,7 @@ def new_uid() -> str:
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Limits with the name that their counters have within a tenant."""
+    """Limits, with the name of their counters within a tenant."""
 
     name: str
     limits: Limits

@@ -1,6 +1,6 @@
-"""The tenants as last read, in a file of this machine, for a gateway that starts while NATS is away.
+"""The tenants that were read last, in a file of this machine, for a gateway that starts while NATS is away.
 
-It holds what the bucket holds: digests of keys, no keys; only its owner may read it. Gateways may share it.
+It has the contents of the bucket: digests of keys, no keys. Only its owner may read it. Gateways may share it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Snapshot:
         self._kept = b""
 
     def save(self, records: Sequence[TenantRecord]) -> None:
-        """Readers see the old list or the new one. A file that cannot be written costs only what it is for."""
+        """Writes the file; readers see the old list or the new one. Errors are logged and not raised."""
         text = msgspec.json.encode(records)
         if self._path is None or text == self._kept:
             return
@@ -38,7 +38,7 @@ class Snapshot:
         self._kept = text
 
     def load(self) -> list[TenantRecord] | None:
-        """None where there is no list that can be read."""
+        """The tenants of the file; None where there is no list that can be read."""
         if self._path is None or not self._path.exists():
             return None
         try:

@@ -1,7 +1,7 @@
-"""The truth of tenants: one value a tenant in a key-value bucket of JetStream. Raises `Unavailable` without NATS.
+"""The store of tenants: one value a tenant in a key-value bucket of JetStream. Raises `Unavailable` without NATS.
 
-Changes are told to every gateway over the bus. Records that the cluster's key did not sign, also those of removals, are
-not there, nor are those that are older than what was last written in their place. Knows nothing about keys' secrets.
+Changes are published to every gateway over the bus. Records and removals that the cluster's key did not sign are
+ignored, as are records that are older than the last one written in their place. Knows nothing about keys' secrets.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .records import Removed, TenantRecord
 
 BUCKET = "headwater_tenants"
 HISTORY = 8
-"""Versions of a tenant that the bucket keeps."""
+"""Number of versions of a tenant that the bucket keeps."""
 _REMOVED = "removed"
-"""Prefix of the keys of removed tenants; those of tenants have no dot."""
+"""Prefix of the keys of removed tenants; keys of tenants have no dot."""
 _records = msgspec.json.Decoder(TenantRecord)
 _removed = msgspec.json.Decoder(Removed)
 _times = msgspec.json.Decoder(dict[str, int])
@@ -42,10 +42,10 @@ class TenantStore:
         self._seals = RecordSeals(BUCKET, adopts_unsigned=adopts_unsigned)
         self._bucket: KeyValue | None = None
         self._to_sign: dict[str, tuple[bytes, int]] = {}
-        """Values that are believed, and whose seal is missing or old, with their revisions, by key."""
+        """Trusted values whose seal is missing or old, with their revisions, by key."""
 
     async def make(self) -> None:
-        """The bucket, unless it is there."""
+        """Makes the bucket, unless it is there."""
         with or_unavailable():
             await self._open()
 
@@ -60,18 +60,18 @@ class TenantStore:
         return sorted(found, key=lambda record: record.id)
 
     def heard(self, payload: bytes) -> None:
-        """Takes note of what another gateway told with a change, which NATS may have lost or been robbed of since."""
+        """Notes the times that another gateway published with a change, which NATS may have lost since."""
         try:
             self._last_written.note(_times.decode(payload or b"{}"))
         except msgspec.DecodeError as failure:
             structlog.get_logger().warning("a change of tenants is not understood", error=str(failure))
 
     async def get(self, tenant_id: str) -> TenantRecord:
-        """Raises `NotFound`."""
+        """Record of a tenant. Raises `NotFound`."""
         return (await self._find(tenant_id))[0]
 
     async def add(self, record: TenantRecord) -> None:
-        """Raises `BadRequest` when there is one of that name."""
+        """Adds a tenant. Raises `BadRequest` when there is one of that name."""
         # The record of an earlier tenant of that name says when that was removed.
         await self._last_written.read()
         await self.removed()
@@ -103,7 +103,7 @@ class TenantStore:
             return changed
 
     async def remove(self, tenant_id: str) -> Removed:
-        """Raises `NotFound`. What the tenant leaves behind is known from `removed` until it is cleared."""
+        """Removes a tenant. Raises `NotFound`. `removed` lists its remaining data until it is cleared."""
         record, _ = await self._find(tenant_id)
         key = _key(tenant_id)
         removed = Removed(key=record.key, id=tenant_id, written_before=max(now_ms(), self._last_written.of(key) + 1))
@@ -131,7 +131,7 @@ class TenantStore:
         return found
 
     async def cleared(self, removed: Removed) -> None:
-        """Nothing is left of that tenant."""
+        """Notes that none of that tenant's data is left."""
         with or_unavailable():
             if removed.is_name:
                 done = msgspec.structs.replace(removed, is_cleared=True)
@@ -154,7 +154,8 @@ class TenantStore:
         return self._seal(_key(record.id), msgspec.json.encode(record))
 
     def _sealed_removal(self, removed: Removed) -> tuple[str, bytes]:
-        """Key and value. Without a seal, any writer to the bucket could have any tenant's data deleted."""
+        """Key and value of a removal. It has a seal: without one, any writer to the bucket could have any tenant's data
+        deleted."""
         key = _removed_key(removed)
         return key, self._seal(key, msgspec.json.encode(removed))
 
@@ -162,12 +163,12 @@ class TenantStore:
         return self._seals.seal(key, value, after=self._last_written.of(key))
 
     def _read(self, entry: KeyValue.Entry) -> TenantRecord | None:
-        """None for a record that is not believed."""
+        """Record of a value; None for one that is not trusted."""
         value = self._opened(entry)
         return None if value is None else _records.decode(value)
 
     def _opened(self, entry: KeyValue.Entry) -> bytes | None:
-        """None for a value that is not believed."""
+        """Contents of a value; None for one that is not trusted."""
         opened = self._seals.open(entry.key, entry.value or b"", not_before=self._last_written.of(entry.key))
         if opened is None:
             return None
@@ -177,7 +178,7 @@ class TenantStore:
         return opened.value
 
     async def _sign_again(self) -> None:
-        """Signs what an earlier version, or an earlier token, left; unless it was changed meanwhile."""
+        """Signs values that an earlier version wrote or an earlier token signed, unless they were changed meanwhile."""
         bucket = await self._open()
         while self._to_sign:
             key, (value, revision) = self._to_sign.popitem()
@@ -191,7 +192,7 @@ class TenantStore:
                     raise
 
     async def _tell(self, key: str, at: int) -> None:
-        """Every gateway of a change of that record, and the places where it is remembered when they are gone."""
+        """Publishes a change of that record to every gateway, and keeps its time in the places that outlive them."""
         self._last_written.note({key: at})
         await self._bus.publish(subjects.TENANTS_CHANGED, msgspec.json.encode({key: at}))
         await self._last_written.keep()

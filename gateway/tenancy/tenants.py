@@ -16,9 +16,9 @@ from headwater.services.runtime.settings import SettingError
 
 OPEN_TENANT, ADMIN_TENANT = "open", "admin"
 RESERVED = (OPEN_TENANT, ADMIN_TENANT)
-"""Names that no tenant may have: what is kept under them is of callers without keys and of administrators."""
+"""Names that no tenant may have: data of callers without keys and of administrators is kept under them."""
 MARK = "~"
-"""Marks keys of tenants that are no names; no name has it."""
+"""Prefix of tenant keys that are no names; no name has it."""
 KEY_ID_LEN = 12
 MIN_ADMIN_KEY_LEN = 16
 FoundT = TypeVar("FoundT")
@@ -27,22 +27,22 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """The tenant that an answer is for, and its weight against others."""
+    """The tenant of a request, and its weight against others."""
 
     id: str
-    """Its name, as people and metrics know it."""
+    """Name of the tenant, for people and metrics."""
     uid: str = ""
-    """Id of its record, drawn when that was made; empty for a tenant that is no more than a name."""
+    """Id of its record, drawn when that was made; empty for a tenant without a record."""
     weight: float = 1.0
     tier: int = 0
     """Strict priority; lower runs first. A request may only lower itself."""
     key_id: str = ""
-    """Id of the key that it came with, where keys have names."""
+    """Id of the key that the request came with, where keys have names."""
     shared_cache: bool = False
-    """It hits the cached prefixes of all tenants that share theirs, and they its."""
+    """Whether it hits the cached prefixes of all tenants that share theirs, and they its."""
 
     key: str = field(init=False, repr=False, compare=False)
-    """The key under which everything of the tenant is kept and counted. A name that is given again has another one."""
+    """Key under which the tenant's data is kept and counted. A later tenant of the same name has another key."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.uid or self.id)
@@ -53,7 +53,7 @@ _OPEN = Tenant(id=OPEN_TENANT)
 
 @dataclass(frozen=True, slots=True)
 class OpenTenants:
-    """No keys: every caller is the open tenant, or the one that `x-tenant` names."""
+    """Tenants without keys: every caller is the open tenant, or the one that `x-tenant` names."""
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         if tenant_name == ADMIN_TENANT:
@@ -61,7 +61,7 @@ class OpenTenants:
         return Tenant(id=checked_name(tenant_name)) if tenant_name else _OPEN
 
     def check(self, tenant: Tenant) -> None:
-        """Any name is good."""
+        """Accepts every tenant: any name is valid."""
 
     def escapes_special_tokens(self, tenant: Tenant) -> bool:
         return False
@@ -72,11 +72,11 @@ class KeyedTenants:
     """Tenants by key. Only digests of the keys are kept."""
 
     tenants: dict[bytes, Tenant] = field(repr=False)
-    """Values by SHA-256 of the key."""
+    """Tenants by the SHA-256 of their key."""
 
     @classmethod
     def read(cls, path: Path) -> KeyedTenants:
-        """From a file with one `tenant key` a line; empty lines and those that begin with # are skipped."""
+        """Reads a file with one `tenant key` a line; empty lines and those that begin with # are skipped."""
         names = _names_by_key("api_key_file", path, "tenant")
         if taken := sorted(set(RESERVED) & set(names.values())):
             raise SettingError("api_key_file", f"{path}: {taken[0]}", f"names of tenants but {' and '.join(RESERVED)}")
@@ -103,7 +103,7 @@ class KeyedTenants:
         return Tenant(id=name) if any(each.id == name for each in self.tenants.values()) else None
 
     def has(self, tenant: Tenant) -> bool:
-        """The tenant is in the file, and so is the key that it came with, if that is known."""
+        """Whether the tenant is in the file, and so is the key that it came with, if that is known."""
         return any(each.id == tenant.id and tenant.key_id in ("", each.key_id) for each in self.tenants.values())
 
 
@@ -112,7 +112,7 @@ class AdminKeys:
     """Administrators, by key."""
 
     names: dict[bytes, str] = field(repr=False)
-    """Values by SHA-256 of the key."""
+    """Names by the SHA-256 of the key."""
 
     @classmethod
     def read(cls, key: str, path: str) -> AdminKeys:
@@ -123,7 +123,7 @@ class AdminKeys:
         return cls(names | (_names_by_key("admin_key_file", Path(path), "name") if path else {}))
 
     def name_of(self, authorization: str) -> str | None:
-        """Raises `Unauthenticated` when there is no key at all."""
+        """Name of the administrator. Raises `Unauthenticated` when there is no key at all."""
         return _found(self.names, key_of(authorization))
 
 
@@ -147,7 +147,7 @@ class Tenants(Identity, Protocol):
         ...
 
     def escapes_special_tokens(self, tenant: Tenant) -> bool:
-        """Special tokens in the tenant's conversations are text, in every request."""
+        """Whether special tokens in the tenant's conversations are text, in every request."""
         ...
 
 
@@ -156,7 +156,7 @@ def key_revoked(tenant: Tenant) -> errors.KeyRevoked:
 
 
 def key_of(authorization: str) -> str:
-    """Raises `Unauthenticated` when there is none."""
+    """Key in the headers. Raises `Unauthenticated` when there is none."""
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise errors.Unauthenticated("this API needs a key: send `authorization: Bearer KEY`")
@@ -164,7 +164,7 @@ def key_of(authorization: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Raises `BadRequest`."""
+    """The name, checked. Raises `BadRequest`."""
     if NAME.fullmatch(name) is None:
         raise errors.BadRequest.of("x-tenant", name, "1 to 64 letters, digits, '.', '_' and '-'")
     return name

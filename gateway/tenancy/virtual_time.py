@@ -1,7 +1,8 @@
-"""Fair shares: each tenant's virtual time, which runs ahead with what it is given, divided by its weight.
+"""Fair shares: each tenant's virtual time, which advances by the cost of its tokens divided by its weight.
 
-Whoever is behind goes first, here and in the engines. The counters of all gateways meet in Redis a few times a second;
-without it each gateway is fair by itself. See Sheng et al., Fairness in Serving Large Language Models (2024).
+The tenant with the least virtual time goes first, here and in the engines. The counters of all gateways meet in Redis a
+few times a second; without it each gateway is fair by itself. See Sheng et al., Fairness in Serving Large Language
+Models (2024).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from .tenants import Tenant
 
 SHARE_SECONDS = 0.1
 COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0
-"""Cost of a token."""
+"""Cost of an uncached prompt token, a cached one and an output token."""
 FIRST_GUESS = 128.0
-"""Tokens of a tenant's answer, before any is known."""
+"""Number of tokens that a tenant's first answer is assumed to have."""
 LEARNING = 0.2
 MAX_TENANTS = 10_000
-"""Tenants that are remembered without requests: where tenants name themselves, their number has no
+"""Largest number of tenants without requests that are remembered: where tenants name themselves, their number has no
 bound."""
 KEYS = ("fair:{tenants}", "fair:{tenants}:active")
 
@@ -56,12 +57,12 @@ return cmsgpack.pack(found)
 
 
 class Share:
-    """One prompt's part: its place in the queue, and what it costs once that is known. A context manager that releases
+    """One prompt's share: its place in the queue, and its cost once that is known. A context manager that releases
     it."""
 
     def __init__(self, clock: VirtualTime, tenant: Tenant, virtual_time: float, charged: float) -> None:
         self.virtual_time = virtual_time
-        """When it begins: smaller goes first."""
+        """Virtual time at which it begins; smaller goes first."""
         self._clock, self._tenant, self._charged = clock, tenant, charged
 
     def __enter__(self) -> Share:
@@ -71,22 +72,22 @@ class Share:
         self.release()
 
     def started(self) -> None:
-        """Its turn has come."""
+        """Notes that its turn has come."""
         self._clock.reached(self.virtual_time)
 
     def ended(self, *, uncached: int, cached: int, output: int) -> None:
-        """Corrects what was guessed."""
+        """Corrects the predicted cost by the true one."""
         cost = COST_UNCACHED * uncached + COST_CACHED * cached + COST_OUTPUT * output
         self._clock.advance(self._tenant, cost - self._charged)
         self._clock.learn(self._tenant, output)
 
     def release(self) -> None:
-        """The prompt has left. To be called once."""
+        """Notes that the prompt has left. To be called once."""
         self._clock.left(self._tenant)
 
 
 class VirtualTime:
-    """Use within `running`, or alone where nothing is shared."""
+    """Virtual times of the tenants at one gateway. Use within `running`, or alone where nothing is shared."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -95,9 +96,9 @@ class VirtualTime:
         self._floors: dict[str, float] = {}
         self._here: Counter[str] = Counter()
         self._now = 0.0
-        """The latest beginning of what is, or was, computed, on any gateway."""
+        """Latest beginning of a request that is or was computed, on any gateway."""
         self._elsewhere: Mapping[str, float] = {}
-        """Tenants that are active on any gateway, as last read."""
+        """Tenants that are active on any gateway, as read last."""
         self._answer_lens: dict[str, float] = {}
 
     @contextlib.asynccontextmanager
@@ -106,7 +107,7 @@ class VirtualTime:
             yield self
 
     def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Share:
-        """The share of a new prompt, charged at once for what it will probably cost: many at once stand in line."""
+        """The share of a new prompt, charged at once for its predicted cost: many prompts at once stand in line."""
         self._lift(tenant.key)
         begin = self._times[tenant.key]
         output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
@@ -116,7 +117,7 @@ class VirtualTime:
         return Share(self, tenant, begin, charged)
 
     def left(self, tenant: Tenant) -> None:
-        """A prompt of the tenant has left."""
+        """Notes that a prompt of the tenant has left."""
         self._here[tenant.key] -= 1
 
     def advance(self, tenant: Tenant, cost: float) -> None:
@@ -128,11 +129,12 @@ class VirtualTime:
         self._answer_lens[tenant.key] = before + LEARNING * (num_output_tokens - before)
 
     def reached(self, virtual_time: float) -> None:
-        """A request that began then is being computed."""
+        """Notes that a request with this beginning is being computed."""
         self._now = max(self._now, virtual_time)
 
     def _lift(self, name: str) -> None:
-        """A tenant that was away has saved up nothing: it begins where the tenants stand that are being served."""
+        """Raises the time of a tenant that was away, which has saved up nothing: it begins where the served tenants
+        are."""
         if self._times[name] < self._now:
             self._times[name] = self._floors[name] = self._now
 
@@ -143,7 +145,7 @@ class VirtualTime:
                 await self.share()
 
     async def share(self) -> None:
-        """Tells Redis what was given here and hears what was given elsewhere. Raises `StoreUnavailable`."""
+        """Writes to Redis what was given here and reads what was given elsewhere. Raises `StoreUnavailable`."""
         active = {name for name, count in self._here.items() if count}
         sent, floors = {name: self._unsent[name] for name in active | self._unsent.keys()}, self._floors
         if not sent and not self._elsewhere:

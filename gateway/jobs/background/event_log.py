@@ -1,6 +1,7 @@
-"""The events of a response in the background, several in a message, kept for an hour for their readers.
+"""The events of a background response, several in a message, kept for an hour for their readers.
 
-A run that goes on where another died says what that one had not: the text is the same, how it is cut may not be.
+A run that goes on where another died writes the events that are missing: the text is the same, its division into events
+may not be.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from ..tenant_storage import NUM_BYTES
 Event = dict[str, Any]
 FINAL = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 MAX_BYTES = 512 * 1024
-"""Bytes of the events in one message, but for one that is longer by itself."""
+"""Largest number of bytes of the events in one message; a longer event has a message of its own."""
 READ_SECONDS = 4.0
-"""Seconds of one request for more: a server that restarts forgets its readers."""
+"""Seconds that one request for more events waits: a server that restarts forgets its readers."""
 _events = msgspec.json.Decoder(list[Event])
 
 
 class Overtaken(Exception):
-    """Somebody else has written since."""
+    """Another writer has written since."""
 
 
 class EventWriter:
-    """Adds behind the last event, as long as no other writer does."""
+    """Appends behind the last event, as long as no other writer does."""
 
     def __init__(self, durable: Durable, tenant: str, response_id: str) -> None:
         self._durable, self._subject = durable, subjects.background_events(tenant, response_id)
         self._last_sequence = self._num_events = 0
         self.num_bytes = 0
-        """Bytes of the events that are there, and of those that wait to be written."""
+        """Number of bytes of the stored events and of those that wait to be written."""
         self._told: Counter[tuple[str, int]] = Counter()
-        """Characters of deltas, and other events, by type and item."""
+        """Number of characters of deltas, and of other events, by type and item."""
         self._waiting: list[bytes] = []
         self._flushing = asyncio.Lock()
 
@@ -79,7 +80,7 @@ class EventWriter:
 
     @property
     def num_waiting(self) -> int:
-        """Events that are not written yet."""
+        """Number of events that are not written yet."""
         return len(self._waiting)
 
     @property
@@ -87,14 +88,14 @@ class EventWriter:
         return sum(len(event) + 1 for event in self._waiting)
 
     async def discard(self) -> None:
-        """Drops what was added and is not written yet."""
+        """Drops the events that are not written yet."""
         async with self._flushing:
             self._num_events -= len(self._waiting)
             self.num_bytes -= self.num_waiting_bytes
             self._waiting.clear()
 
     async def flush(self, most: int = sys.maxsize) -> None:
-        """So many events, the oldest first. Raises `Overtaken`, and what NATS raises."""
+        """Writes that many events, the oldest first. Raises `Overtaken`, and what NATS raises."""
         rooms = await self._durable.rooms()
         # A second flush at the same time would write the same again, and find another writer's events.
         async with self._flushing:
@@ -117,14 +118,14 @@ class EventWriter:
                 most -= len(events)
 
     async def forget(self) -> None:
-        """Drops the events that are there. The numbers go on."""
+        """Drops the stored events. The numbers go on."""
         rooms = await self._durable.rooms()
         await rooms.js.purge_stream(BACKGROUND_LOG, subject=self._subject)
         self._last_sequence = self.num_bytes = 0
 
 
 async def drop(durable: Durable, tenant: str, response_id: str) -> None:
-    """Deletes the events of a response, or of all (`>`). It writes nothing: a full stream has room for it."""
+    """Deletes the events of a response, or of all (`>`). It writes nothing, so it works on a full stream."""
     rooms = await durable.rooms()
     await rooms.js.purge_stream(BACKGROUND_LOG, subject=subjects.background_events(tenant, response_id))
 
@@ -132,8 +133,8 @@ async def drop(durable: Durable, tenant: str, response_id: str) -> None:
 async def follow(
     durable: Durable, tenant: str, response_id: str, after: int, check: Callable[[], None]
 ) -> AsyncIterator[Event]:
-    """Events behind one that the reader has (−1: all), up to the last, or until they are deleted. `check` raises once
-    the reader may not have more."""
+    """Yields the events behind one that the reader has (−1: all), up to the last, or until they are deleted. `check`
+    raises once the reader may not have more."""
     subject, last_sequence = subjects.background_events(tenant, response_id), 0
     while True:
         rooms = await durable.rooms()
@@ -159,7 +160,7 @@ async def follow(
 async def _listening(
     js: JetStreamContext, subject: str, after: int
 ) -> AsyncIterator[JetStreamContext.PushSubscription]:
-    """Hears what comes behind a sequence."""
+    """Subscription to the messages behind a sequence number."""
     start = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
     listening = await js.subscribe(subject, stream=BACKGROUND_LOG, ordered_consumer=True, config=start)
     try:
@@ -178,7 +179,7 @@ async def _is_there(js: JetStreamContext, subject: str) -> bool:
 
 
 async def _written(js: JetStreamContext, subject: str) -> AsyncIterator[tuple[int, bytes]]:
-    """(sequence in the stream, events as JSON) of every message that is there now."""
+    """(sequence in the stream, events as JSON) of every message that is stored now."""
     after = 0
     while True:
         try:

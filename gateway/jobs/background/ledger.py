@@ -1,4 +1,4 @@
-"""Responses in the background, and the queue of those that wait for a gateway. Knows nothing of how they are made."""
+"""Background responses, and the queue of those that wait for a gateway. Knows nothing about computing them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Name(msgspec.Struct):
 
 
 class HeldResponse(WorkLease):
-    """One that this process computes."""
+    """A response that this process computes."""
 
     def __init__(self, message: Msg) -> None:
         super().__init__(message)
@@ -49,11 +49,12 @@ class BackgroundLedger:
         await rooms.js.publish(subjects.BACKGROUND_JOBS, msgspec.msgpack.encode(name))
 
     async def get(self, tenant: str, response_id: str) -> Record:
-        """Raises `NotFound`, also for another tenant's."""
+        """Record of a response. Raises `NotFound`, also for another tenant's."""
         return (await self._look_up(tenant, response_id))[0]
 
     async def change(self, tenant: str, response_id: str, change: Callable[[Record], None]) -> Record:
-        """Changes the current record, also while other processes change it. `change` may raise to leave it be."""
+        """Changes the current record, also while other processes change it. `change` may raise, which leaves the record
+        as it is."""
         rooms = await self._durable.rooms()
         while True:
             record, revision = await self._look_up(tenant, response_id)
@@ -65,7 +66,8 @@ class BackgroundLedger:
             return record
 
     async def conclude(self, tenant: str, response_id: str, check: Callable[[Record], None]) -> None:
-        """Drops the current record, also while other processes change it. `check` may raise to leave it be."""
+        """Drops the current record, also while other processes change it. `check` may raise, which leaves the record as
+        it is."""
         rooms = await self._durable.rooms()
         while True:
             record, revision = await self._look_up(tenant, response_id)
@@ -79,19 +81,19 @@ class BackgroundLedger:
             return
 
     async def drop(self, tenant: str, response_id: str) -> None:
-        """Raises `NotFound` for one that is not there."""
+        """Drops a record. Raises `NotFound` for one that is not there."""
         await self._look_up(tenant, response_id)
         rooms = await self._durable.rooms()
         await drop_keys(rooms.js, BACKGROUND, _key(tenant, response_id))
 
     async def drop_all(self, tenant: str) -> None:
-        """Drops the records of a tenant that is gone, and their events."""
+        """Drops the records of a tenant that was removed, and their events."""
         rooms = await self._durable.rooms()
         await drop_keys(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")
         await event_log.drop(self._durable, tenant, ">")
 
     async def next(self) -> HeldResponse:
-        """Waits for one."""
+        """Waits for the next response."""
         rooms = await self._durable.rooms()
         return await next_of(rooms.background_jobs, HeldResponse)
 

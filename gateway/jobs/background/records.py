@@ -9,22 +9,22 @@ import msgspec
 from ...tenancy.tenants import Tenant
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
-"""Statuses that a response does not leave."""
+"""Statuses that are final."""
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """One of them, until it can be found among the responses that are kept."""
+    """One background response, until it can be found among the stored responses."""
 
     tenant: Tenant
     priority: int
     request_id: str
     body: bytes
-    """The body that the client sent, with a seed: every run writes the same."""
+    """Body that the client sent, with a seed, so that every run writes the same answer."""
     is_streamed: bool
     response: dict[str, Any]
     """The response, as clients see it."""
     owner: str = ""
-    """The run that computes it; an earlier one finds another's name here and stops."""
+    """Run that computes it; an earlier run finds another's name here and stops."""
 
     @property
     def id(self) -> str:

@@ -1,7 +1,7 @@
-"""Computes responses in the background: through the gateway's own surface, as if their clients read a stream.
+"""Computes background responses through the gateway's own REST surface, as if their clients read a stream.
 
-Whatever dies on the way, the next run goes on with that stream, or where it is not kept any more begins anew with the
-same seed. A run that was overtaken loses its stream, or finds another's name on the record, and stops.
+When a process dies meanwhile, the next run goes on with that stream, or begins anew with the same seed where it is no
+longer kept. A run that was overtaken loses its stream, or finds another's name on the record, and stops.
 """
 
 from __future__ import annotations
@@ -37,25 +37,26 @@ from .records import Record
 
 PATH, STREAMS = "/v1/responses", "/v1/streams"
 RESUME_SECONDS = 20.0
-"""Seconds that a run asks for the stream of the one before: longer than output processors keep it."""
+"""Seconds that a run tries to resume the stream of the one before: longer than output processors keep it."""
 MAX_RESPONSES = 64
-"""Responses that one gateway computes at once."""
+"""Number of responses that one gateway computes at once."""
 LOOK_SECONDS = 0.5
-"""Seconds between two looks at whether a response is still wanted."""
+"""Seconds between two checks whether a response is still wanted."""
 FLUSH_SECONDS = 0.1
-"""Between two messages of events."""
+"""Seconds between two messages of events."""
 
 
 CHECK_BYTES, CHECK_SECONDS = 64 * 1024, 10.0
-"""Bytes of events, and seconds with new ones, after which the run checks that the tenant has room for them."""
+"""Number of bytes of events, and of seconds with new ones, after which the run checks that the tenant has room for
+them."""
 
 
 class Stopped(Exception):
-    """It is over, or was cancelled."""
+    """The response is over, or was cancelled."""
 
 
 class BackgroundRunner:
-    """Use within `running`."""
+    """Computes background responses of any tenant. Use within `running`."""
 
     def __init__(self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore) -> None:
         self._storage, self._app, self._responses = storage, app, responses
@@ -102,14 +103,14 @@ class _Run:
         self._name = secrets.token_hex(8)
         self._events = EventWriter(storage.durable, tenant, response_id)
         self._resumes_until = 0.0
-        """Time on the loop's clock."""
+        """Time on the loop's clock until which the stream may be resumed."""
         self._record: Record | None = None
         self._last: dict[str, Any] = {}
-        """The response of the last event."""
+        """The response in the last event."""
         self._unread = b""
         self._is_overtaken = self._is_answered = False
         self._checked_at, self._num_checked = -math.inf, 0
-        """When there was room for so many bytes of events."""
+        """Time of the last check for room, and the number of bytes of events that it covered."""
 
     async def to_its_end(self) -> None:
         record = self._record = await retry(lambda: self._ledger.change(self._tenant, self._id, self._claim))
@@ -131,7 +132,7 @@ class _Run:
             await end(work, watch, writing)
 
     async def _refuse(self, record: Record, refusal: StorageLimitExceeded) -> None:
-        """Ends it: its tenant has no room for more of its events."""
+        """Ends the response: its tenant has no room for more of its events."""
         response = _failed(record, refusal.code, refusal.message)
         self._events.add({"type": "response.failed", "response": response})
         await retry(self._events.flush)
@@ -143,7 +144,7 @@ class _Run:
         await retry(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def forget(self) -> None:
-        """Nobody comes for its stream any more."""
+        """Drops the stream, which no reader resumes any more."""
         if self._record is not None:
             await self._call("DELETE", f"{STREAMS}/{self._record.request_id}", b"")
 
@@ -186,7 +187,7 @@ class _Run:
             await retry(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def _response(self, record: Record) -> dict[str, Any]:
-        """The response of a run to the answer's end. Raises `Overtaken`."""
+        """Response of a run, up to the answer's end. Raises `Overtaken`."""
         reply = await self._answered(record)
         if self._is_overtaken:
             raise Overtaken
@@ -198,7 +199,8 @@ class _Run:
         return response
 
     async def _answered(self, record: Record) -> in_process.Reply:
-        """Tries again what cannot be served now, and what failed before its client was told."""
+        """Reply of the stream that gives the answer. Tries again requests that cannot be served now, and answers that
+        failed before their client got anything."""
         tries = num_faults = 0
         while True:
             self._unread = b""
@@ -212,7 +214,7 @@ class _Run:
             tries += 1
 
     async def _asked(self, record: Record) -> in_process.Reply:
-        """The stream of a run before, for as long as it may be kept; else a new one."""
+        """Reply with the stream of an earlier run, for as long as it may be kept; else with a new one."""
         if asyncio.get_running_loop().time() < self._resumes_until:
             reply = await self._call("GET", f"{STREAMS}/{record.request_id}", b"")
             if reply.status != 404:
@@ -230,7 +232,8 @@ class _Run:
         )
 
     def _read(self, piece: bytes) -> None:
-        """Events of the stream, without comments. Those behind the word that another reads it are not the answer's."""
+        """Reads the events in a piece of the stream, without comments, up to the one that says that another reader has
+        it."""
         *whole, self._unread = (self._unread + piece).split(b"\n\n")
         for text in whole:
             _, found, data = text.partition(b"data: ")
@@ -245,7 +248,8 @@ class _Run:
                 self._events.add(event)
 
     async def _write(self) -> None:
-        """Until the answer is whole. Raises `StorageLimitExceeded` when the tenant has no room for more."""
+        """Writes events until the answer is whole. Raises `StorageLimitExceeded` when the tenant has no room for
+        more."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
             num_events = self._events.num_waiting
@@ -259,7 +263,7 @@ class _Run:
                 await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:
-        """Checks that the tenant has room for what was added meanwhile. Raises `StorageLimitExceeded`."""
+        """Checks that the tenant has room for the events that were added meanwhile. Raises `StorageLimitExceeded`."""
         num_bytes, now = self._events.num_bytes, time.monotonic()
         num_new = num_bytes - self._num_checked
         if num_new > CHECK_BYTES or (num_new > 0 and now - self._checked_at > CHECK_SECONDS):
@@ -267,7 +271,7 @@ class _Run:
             self._checked_at, self._num_checked = now, num_bytes
 
     async def _tell_end(self, response: dict[str, Any]) -> None:
-        """Writes the events that are left; only the last one, which has the whole answer, where there is no room."""
+        """Writes the events that are left; where there is no room, only the last one, which has the whole answer."""
         try:
             await self._check_room()
         except StorageLimitExceeded:
@@ -276,7 +280,7 @@ class _Run:
         await retry(self._events.flush)
 
     async def _until_stopped(self) -> None:
-        """Raises `Stopped`, `Overtaken`, `NotFound`."""
+        """Waits until the response is stopped. Raises `Stopped`, `Overtaken`, `NotFound`."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(*FAILURES, Unavailable):

@@ -21,13 +21,13 @@ from ..durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
 from .records import File, new_id, now
 
 IN_MEMORY_BYTES = 1 << 20
-"""Bytes of a file in transit that are kept in memory; more goes to disk."""
+"""Number of bytes of a file in transit that are kept in memory; more goes to disk."""
 READ_SECONDS = 300.0
 _files = msgspec.json.Decoder(File)
 
 
 class KeptFile(File, kw_only=True):
-    """A file's record, which is signed; the object store with the content is not."""
+    """Record of a file. It is signed; the content in the object store is not."""
 
     sha256: str = ""
     """Digest of the content; empty in records of an earlier version."""
@@ -38,7 +38,7 @@ _refusals = Refusals("record")
 
 
 class Files:
-    """Everything here raises `NotFound` for a file that is another tenant's, as for one that is not there."""
+    """Files by tenant and id. Every method raises `NotFound` for a file that does not exist or is another tenant's."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -67,14 +67,15 @@ class Files:
         return _files.decode(await self._metadata(rooms, tenant, file_id))
 
     async def all(self, tenant: str) -> list[File]:
-        """The youngest first."""
+        """Files of a tenant, the youngest first."""
         rooms = await self._durable.rooms()
         found = [_files.decode(value) async for _, value in rooms.files.all(f"{subjects.key_of(tenant)}.>")]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     @contextlib.asynccontextmanager
     async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
-        """The content, copied to this machine for the length of a scope; not there where it is another one."""
+        """Copies the content to this machine for the length of a scope. Content that does not match the record counts
+        as missing."""
         rooms = await self._durable.rooms()
         kept = _kept.decode(await self._metadata(rooms, tenant, file_id))
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
@@ -92,14 +93,14 @@ class Files:
             yield content
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Works where storage is full as well."""
+        """Deletes a file, also while storage is full."""
         rooms = await self._durable.rooms()
         await self._metadata(rooms, tenant, file_id)
         await drop_keys(rooms.js, FILES, _key(tenant, file_id))
         await drop_object(rooms, file_id)
 
     async def drop_all(self, tenant: str) -> None:
-        """Drops the files of a tenant that is gone."""
+        """Drops the files of a tenant that was removed."""
         for file in await self.all(tenant):
             with contextlib.suppress(NotFound):
                 await self.delete(tenant, file.id)
@@ -119,7 +120,7 @@ class Hashed:
 
     @property
     def digest(self) -> str:
-        """Digest of what has gone through."""
+        """Digest of the bytes that went through."""
         return self._hash.hexdigest()
 
     def readinto(self, buffer: bytearray) -> int:

@@ -1,4 +1,4 @@
-"""The ranges of one batch on their way through the queue, so many at a time, and which lines have a result."""
+"""The ranges of one batch in the queue, a bounded number at a time, and the lines that have a result."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from ..retry import retry
 from .ranges import Range, Ranges, first_of
 
 MAX_RANGES = 64
-"""Ranges of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take turns."""
+"""Number of ranges of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take
+turns."""
 
 
 class HandOut:
     def __init__(self, ranges: Ranges, todo: Iterator[tuple[Range, set[int]]]) -> None:
         self._ranges, self._todo = ranges, todo
         self._open: dict[int, tuple[Range, set[int]]] = {}
-        """Ranges by first line, with the numbers of lines that have no result."""
+        """Ranges by first line, each with the numbers of its lines that have no result."""
         self._done: set[int] = set()
-        """Lines that have one."""
+        """Numbers of the lines that have a result."""
         self.num_good = self.num_bytes = 0
 
     @property
@@ -25,7 +26,7 @@ class HandOut:
         return len(self._done)
 
     def note(self, number: int, is_good: bool, num_bytes: int) -> None:
-        """A line has a result. It has only one, of which one may hear again."""
+        """Notes that a line has a result. A line may be reported again."""
         if number not in self._done:
             self.num_good += is_good
             self.num_bytes += num_bytes
@@ -36,7 +37,7 @@ class HandOut:
             self._open.pop(first_of(number), None)
 
     async def top_up(self) -> None:
-        """Puts ranges into the queue while there is room for this batch's."""
+        """Puts ranges into the queue while there is room for this batch's ranges."""
         while len(self._open) < MAX_RANGES and (following := next(self._todo, None)) is not None:
             each, numbers = following
             if left := numbers - self._done:
@@ -44,7 +45,7 @@ class HandOut:
                 await self._put(each)
 
     async def repeat(self) -> None:
-        """Puts those again that are in the queue or in work: should one have been lost, it is there now."""
+        """Puts the ranges that are in the queue or in work into the queue again, in case one was lost."""
         for each, _ in list(self._open.values()):
             await self._put(each)
 

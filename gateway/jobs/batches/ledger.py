@@ -27,7 +27,7 @@ class JobName(msgspec.Struct):
 
 
 class Job(WorkLease):
-    """A batch that this process sees to its end."""
+    """A batch that this process runs to its end."""
 
     def __init__(self, message: Msg) -> None:
         super().__init__(message)
@@ -47,25 +47,26 @@ class Ledger:
         await rooms.batches.create(_key(kept.tenant, kept.batch.id), msgspec.json.encode(kept))
 
     async def get(self, tenant: str, batch_id: str) -> Kept:
-        """Raises `NotFound`, also for another tenant's."""
+        """Record of a batch. Raises `NotFound`, also for another tenant's."""
         return (await self._look_up(tenant, batch_id))[0]
 
     async def all(self, tenant: str) -> list[Batch]:
-        """The youngest first."""
+        """Batches of a tenant, the youngest first."""
         rooms = await self._durable.rooms()
         pattern = f"{subjects.key_of(tenant)}.>"
         found = [_kept.decode(value).batch async for _, value in rooms.batches.all(pattern)]
         return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     async def result_bytes(self, tenant: str, *, without: str) -> list[int]:
-        """Bytes of the results of batches that are not over, but for one, as their runs last stored."""
+        """Bytes of the results of each unfinished batch except one, as its run stored them last."""
         rooms = await self._durable.rooms()
         pattern = f"{subjects.key_of(tenant)}.>"
         found = [_kept.decode(value) async for _, value in rooms.batches.all(pattern)]
         return [kept.result_bytes for kept in found if not kept.batch.is_over and kept.batch.id != without]
 
     async def change(self, tenant: str, batch_id: str, change: Callable[[Kept], None]) -> Kept:
-        """Changes the current record, also while other processes change it. `change` may raise to leave it be."""
+        """Changes the current record, also while other processes change it. `change` may raise, which leaves the record
+        as it is."""
         rooms = await self._durable.rooms()
         while True:
             kept, revision = await self._look_up(tenant, batch_id)
@@ -77,12 +78,12 @@ class Ledger:
             return kept
 
     async def drop(self, tenant: str, batch_id: str) -> None:
-        """Whoever works on it finds that it is gone, and stops."""
+        """Drops a batch. A process that works on it finds that it is gone, and stops."""
         rooms = await self._durable.rooms()
         await drop_keys(rooms.js, BATCHES, _key(tenant, batch_id))
 
     async def next_job(self) -> Job:
-        """Waits for one. Raises what NATS raises."""
+        """Waits for the next batch. Raises what NATS raises."""
         rooms = await self._durable.rooms()
         return await next_of(rooms.jobs, Job)
 

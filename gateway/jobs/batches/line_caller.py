@@ -1,4 +1,4 @@
-"""A line of a batch to its result: through the gateway's own surface, behind all that clients ask themselves."""
+"""Computes the result of a batch's line through the gateway's own REST surface, behind the requests of clients."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .lines import read_line
 from .records import Failure, Response, Result, new_id
 
 LOWEST_PRIORITY = 1000
-"""Value of `x-priority`."""
+"""Value of `x-priority` for lines."""
 MAX_FAULTS = 3
-"""Answers with 5xx that a line gets before one stands; being busy is no fault."""
+"""Number of answers with 5xx after which the last one stands; being busy is no fault."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Between tries; the last one repeats."""
+"""Seconds between tries; the last pause repeats."""
 BUSY = (429, 503)
 FINAL_CODE = "insufficient_quota"
 """Code of an answer after which the line is not tried again: a budget comes back with the next period."""
@@ -40,7 +40,7 @@ _envelopes = msgspec.json.Decoder(_Envelope)
 
 
 class LineCaller:
-    """`concurrency` lines at once, of however many batches."""
+    """Computes up to `concurrency` lines at once, over all batches."""
 
     def __init__(self, app: ASGIApp, *, concurrency: int, registry: CollectorRegistry) -> None:
         self.concurrency = concurrency
@@ -51,7 +51,7 @@ class LineCaller:
         )
 
     async def answer(self, payer: Tenant, text: bytes, *, patience: int) -> Result:
-        """Raises `Busy` for what cannot be served now, after so many tries."""
+        """Result of a line. Raises `Busy` for one that cannot be served now, after `patience` tries."""
         line = read_line(text)
         result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
         for name in ("stream", "background"):

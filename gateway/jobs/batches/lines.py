@@ -1,4 +1,4 @@
-"""An input file to lines that can be run, or the faults for which it is refused. Pure work on text."""
+"""Reads an input file: its lines, or the faults for which it is refused. Pure work on text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .records import Fault, Line
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINES = 50_000
 MAX_FAULTS = 100
-"""Told of one file."""
+"""Number of faults that are reported of one file."""
 MAX_CUSTOM_ID = 512
 _lines = msgspec.json.Decoder(Line)
 
 
 def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Lines that hold something, by their number in the file, from 1."""
+    """Lines that are not blank, by their number in the file, from 1."""
     file.seek(0)
     for number, text in enumerate(file, 1):
         if text.strip():
@@ -27,7 +27,7 @@ def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def read_line(text: bytes) -> Line:
-    """Raises `msgspec.DecodeError`. Some editors write a mark before the first line."""
+    """Reads a line. Raises `msgspec.DecodeError`. Some editors write a byte order mark before the first line."""
     try:
         return _lines.decode(text.removeprefix(BOM_UTF8))
     except RecursionError:
@@ -35,7 +35,7 @@ def read_line(text: bytes) -> Line:
 
 
 def check_lines(file: IO[bytes], endpoint: str, max_line_bytes: int) -> tuple[int, list[Fault]]:
-    """How many lines there are, and what is wrong with them."""
+    """Number of lines, and their faults."""
     faults: list[Fault] = []
     seen: dict[str, int] = {}
     count = 0

@@ -1,4 +1,4 @@
-"""Batches of which this gateway answers lines: their files lie here meanwhile, and it is known when they end."""
+"""Batches of which this gateway answers lines: keeps a local copy of their files and watches for their end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .ledger import Ledger
 from .records import Kept
 
 LOOK_SECONDS = 0.5
-"""Between two looks at whether a batch goes on."""
+"""Seconds between two checks whether a batch goes on."""
 IDLE_SECONDS = 30.0
 """Seconds that a file stays open for the next range of its batch."""
 
 
 class OpenBatch:
-    """`ended` once its lines are not to be answered any more."""
+    """A batch with an open file. `ended` is set once its lines are not to be answered any more."""
 
     def __init__(self, kept: Kept, content: IO[bytes], ended: asyncio.Task[None]) -> None:
         self.kept, self.content, self.ended = kept, content, ended
@@ -32,7 +32,7 @@ class OpenBatch:
 
 
 class OpenBatches:
-    """Use within `running`."""
+    """The open batches of one gateway. Use within `running`."""
 
     def __init__(self, files: Files, ledger: Ledger) -> None:
         self._files, self._ledger = files, ledger
@@ -48,7 +48,7 @@ class OpenBatches:
 
     @contextlib.asynccontextmanager
     async def used(self, tenant: str, batch_id: str) -> AsyncIterator[OpenBatch]:
-        """Raises `NotFound`, and what storage raises."""
+        """Opens a batch for the length of a scope. Raises `NotFound`, and what storage raises."""
         opening = self._opening.get(batch_id)
         if opening is None:
             opening = self._opening[batch_id] = asyncio.get_running_loop().create_future()

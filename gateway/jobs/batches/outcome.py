@@ -21,7 +21,7 @@ _OUT_OF_ROOM = Failure(code=StorageLimitExceeded.code, message="the tenant has n
 
 
 def _reason(kept: Kept) -> Failure:
-    """Why lines have no result."""
+    """Reason for which lines have no result."""
     if kept.batch.cancelling_at is not None:
         return _CANCELLED
     return _OUT_OF_ROOM if kept.is_out_of_room else _EXPIRED
@@ -29,14 +29,14 @@ def _reason(kept: Kept) -> Failure:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """`None` for a file that would be empty."""
+    """Files of a batch. `None` for a file that would be empty."""
 
     output_file_id: str | None
     error_file_id: str | None
     num_good: int
     num_bad: int
     is_whole: bool
-    """Every line was answered, well or not."""
+    """Whether every line was answered, well or not."""
 
     def tell(self, batch: Batch) -> None:
         batch.output_file_id, batch.error_file_id = self.output_file_id, self.error_file_id
@@ -44,7 +44,7 @@ class Outcome:
 
 
 class _Pages:
-    """A file in the making."""
+    """A file that is being written."""
 
     def __init__(self, file: Any) -> None:
         self.file: IO[bytes] = file
@@ -63,7 +63,7 @@ class _Pages:
 
 
 async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes]) -> Outcome:
-    """Writes the files; lines without a result are in the one of errors, with the reason."""
+    """Writes the files. Lines without a result go to the error file, with the reason."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as one, tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as other:
         good, bad = _Pages(one), _Pages(other)
         done = set()

@@ -1,4 +1,4 @@
-"""Answers ranges of lines, of whichever batch is next in the queue. Gateways do so side by side."""
+"""Answers the next ranges of lines in the queue, of any batch. All gateways do so at the same time."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from .ranges import LINES, HeldRange, Ranges
 from .results import Results
 
 PATIENCE = 3
-"""Tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""
+"""Number of tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""
 FIRST_REST_SECONDS, MAX_REST_SECONDS = 0.5, 15.0
-"""Pause of a range with such lines, in which others have its place; twice as long each time."""
+"""Pause of a range with such lines, in which others have its place; it doubles each time."""
 
 
 class RangeRunner:
-    """Use within `running`."""
+    """Answers ranges of lines. Use within `running`."""
 
     def __init__(self, durable: Durable, caller: LineCaller) -> None:
         self._caller, self._results = caller, Results(durable)
@@ -62,7 +62,8 @@ class RangeRunner:
             await held.give_back(PAUSE_SECONDS)
 
     async def _answer(self, held: HeldRange, batch: OpenBatch) -> bool:
-        """Until every line of the range has a result, or the batch ends without them; False where some must wait."""
+        """Answers lines until every line of the range has a result, or the batch ends. Returns False where some lines
+        must wait."""
         lines, patience = held.range.read(batch.content), PATIENCE if held.num_deliveries == 1 else 1
         each = (self._line(batch, number, text, patience) for number, text in lines)
         work = asyncio.ensure_future(asyncio.gather(*each))
@@ -73,7 +74,7 @@ class RangeRunner:
             await end(work)
 
     async def _line(self, batch: OpenBatch, number: int, text: bytes, patience: int) -> bool:
-        """Calls a line. True: it has a result."""
+        """Answers one line. Returns True where it has a result."""
         batch_id = batch.kept.batch.id
         if await retry(lambda: self._results.has(batch_id, number)):
             return True

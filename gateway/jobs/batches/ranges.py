@@ -1,4 +1,4 @@
-"""Batches cut into ranges of lines, which any gateway takes from a queue. Knows nothing about what becomes of them."""
+"""Divides batches into ranges of lines, which any gateway takes from a queue. Knows nothing about their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..durable import LINES_QUEUE, Durable
 from ..work_lease import WorkLease, next_of
 
 LINES = 16
-"""Lines of a file in one range."""
+"""Number of file lines in one range."""
 
 
 class Range(msgspec.Struct, kw_only=True):
@@ -27,10 +27,10 @@ class Range(msgspec.Struct, kw_only=True):
     first: int
     """Number of its first line, from 1."""
     offset: int
-    """Offset of that line in the file, in bytes."""
+    """Byte offset of that line in the file."""
 
     def read(self, content: IO[bytes]) -> list[tuple[int, bytes]]:
-        """Its lines that hold something, by their number in the file."""
+        """Lines of the range that are not blank, by their number in the file."""
         content.seek(self.offset)
         return [(number, text) for number, text in enumerate(islice(content, LINES), self.first) if text.strip()]
 
@@ -39,7 +39,7 @@ _ranges = msgspec.json.Decoder(Range)
 
 
 class HeldRange(WorkLease):
-    """Lines that this process answers."""
+    """A range that this process answers."""
 
     def __init__(self, message: Msg) -> None:
         super().__init__(message)
@@ -47,18 +47,18 @@ class HeldRange(WorkLease):
 
 
 class Ranges:
-    """The queue."""
+    """The queue of ranges."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
 
     async def put(self, each: Range) -> None:
-        """Once, however often it is put before it is done."""
+        """Puts a range into the queue. The queue ignores one that it has already."""
         rooms = await self._durable.rooms()
         await put_once(rooms.js, subjects.batch_lines(each.batch_id, str(each.first)), msgspec.json.encode(each))
 
     async def next(self) -> HeldRange:
-        """Waits for one. Raises what NATS raises."""
+        """Waits for the next range. Raises what NATS raises."""
         rooms = await self._durable.rooms()
         return await next_of(rooms.ranges, HeldRange)
 
@@ -68,12 +68,12 @@ class Ranges:
 
 
 def first_of(number: int) -> int:
-    """The first line of the range that a line is in."""
+    """Number of the first line of the range that a line is in."""
     return number - (number - 1) % LINES
 
 
 def cut(content: IO[bytes], tenant: str, batch_id: str) -> Iterator[tuple[Range, set[int]]]:
-    """Ranges, in order, with the numbers of their lines that hold something. Nobody else reads the file meanwhile."""
+    """Ranges, in order, with the numbers of their lines that are not blank. No other reader uses the file meanwhile."""
     first, offset, num_bytes = 1, 0, 0
     numbers: set[int] = set()
     content.seek(0)

@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's clients see them, and what the gateway keeps of them besides."""
+"""Files and batches as OpenAI's clients see them, and the gateway's own data about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from ...tenancy.tenants import Tenant
 
 OVER = ("completed", "failed", "expired", "cancelled")
-"""Statuses that a batch does not leave."""
+"""Statuses that are final."""
 
 
 def now() -> int:
@@ -35,7 +35,7 @@ class File(msgspec.Struct, kw_only=True):
 
 
 class Fault(msgspec.Struct, kw_only=True):
-    """Why an input file is refused."""
+    """Fault for which an input file is refused."""
 
     code: str
     message: str
@@ -88,24 +88,24 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class Kept(msgspec.Struct, kw_only=True):
-    """A batch with what gateways keep of it."""
+    """A batch with the data that gateways keep of it."""
 
     batch: Batch
     tenant: str
-    """Its key: what the batch and its files lie under."""
+    """Key of the tenant, under which the batch and its files lie."""
     name: str = ""
-    """The tenant's; empty: its key is one."""
+    """Name of the tenant; empty: its key is its name."""
     weight: float
     tier: int
     key_id: str = ""
-    """Whose limits its lines count against, beside the tenant's."""
+    """Id of the key whose limits its lines count against, besides the tenant's."""
     shared_cache: bool = False
     result_bytes: int = 0
-    """Bytes of the results, until they are gathered into files."""
+    """Number of bytes of the results, until they are gathered into files."""
     is_out_of_room: bool = False
-    """The tenant may keep no more: lines without a result get none."""
+    """Whether the tenant may store no more: lines without a result get none."""
     owner: str = ""
-    """The run that works on it; an earlier one finds another's name here and stops."""
+    """Run that works on it; an earlier run finds another's name here and stops."""
 
     @classmethod
     def of(cls, batch: Batch, payer: Tenant) -> Kept:
@@ -121,7 +121,7 @@ class Kept(msgspec.Struct, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """Its lines are to be answered."""
+        """Whether its lines are to be answered."""
         is_in_time = time.time() < self.batch.expires_at
         return self.batch.status == "in_progress" and is_in_time and not self.is_out_of_room
 
@@ -155,7 +155,7 @@ class Response(msgspec.Struct, kw_only=True):
 
 
 class Failure(msgspec.Struct, kw_only=True):
-    """Why a line was not sent."""
+    """Reason for which a line was not sent."""
 
     code: str
     message: str

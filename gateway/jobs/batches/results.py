@@ -22,14 +22,14 @@ from .records import Result, new_id
 IS_SUCCESS = "Headwater-Success"
 NUM_BYTES = "Headwater-Bytes"
 SEAL = "Headwater-Seal"
-"""Headers of a result, so that counting needs no bodies; the last is the seal of the others."""
+"""Headers of a result, which allow counting without bodies; the last one is the seal of the others."""
 MAX_VALUE_BYTES = 512 * 1024
-"""Bytes of a result in the bucket itself: below what the server takes in one message."""
+"""Largest number of bytes of a result in the bucket itself: below the server's largest message."""
 _ELSEWHERE, _LARGE = b"@", "large"
-"""Prefix of a value that lies elsewhere, before its name; and prefix of the keys by which these are found."""
+"""Prefix of a value that refers to another place, before the name there; and prefix of the keys of such objects."""
 READ_SECONDS = 60.0
 QUIET_SECONDS = 5.0
-"""Without a new result, before the server is asked anew: one that restarted forgets who was listening."""
+"""Seconds without a new result before the server is asked again: one that restarted forgets its subscribers."""
 _STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
 _results = msgspec.json.Decoder(Result)
 _refusals = Refusals("record")
@@ -40,7 +40,7 @@ class Results:
         self._durable = durable
 
     async def keep(self, batch_id: str, number: int, result: Result) -> bool:
-        """False when the line had one already: the first stands."""
+        """Keeps the result of a line. Returns False when the line had one already: the first stands."""
         rooms, value, key = await self._durable.rooms(), msgspec.json.encode(result), f"{batch_id}.{number}"
         headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
         headers[SEAL] = rooms.results.seals.code(_headers_of(key), _told(headers)).decode()
@@ -57,7 +57,7 @@ class Results:
         return True
 
     async def all(self, batch_id: str) -> AsyncIterator[tuple[int, bytes, bool]]:
-        """(line number, the result as JSON, whether it is a success), in the order in which they came."""
+        """(line number, result as JSON, whether it is a success), in the order of their arrival."""
         rooms = await self._durable.rooms()
         async for key, value in rooms.results.all(f"{batch_id}.>"):
             whole = await self._elsewhere(rooms, value) if value.startswith(_ELSEWHERE) else value
@@ -74,14 +74,15 @@ class Results:
             await drop_keys(rooms.js, RESULTS, f"{keys}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
-        """Among the contents of files; what to keep instead. Each that computes the line has a place of its own."""
+        """Stores a result among the contents of files; returns the value that refers to it. Each process that computes
+        the line writes to a place of its own."""
         name = new_id(f"{batch_id}-{number}-")
         await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
         await rooms.contents.put(name, value)
         return _ELSEWHERE + f"{hashlib.sha256(value).hexdigest()} {name}".encode()
 
     async def _elsewhere(self, rooms: Rooms, value: bytes) -> bytes | None:
-        """The result that a value stands for. None where that was replaced and has no seal."""
+        """Result that a value refers to. None where the object was replaced and has no seal."""
         digest, _, name = value.removeprefix(_ELSEWHERE).decode().rpartition(" ")
         async with asyncio.timeout(READ_SECONDS):
             whole = (await rooms.contents.get(name)).data or b""
@@ -97,7 +98,7 @@ class Results:
 
 
 class Follower:
-    """Tells which lines of a batch have a result, as they come."""
+    """Reports the lines of a batch that have a result, as they come."""
 
     def __init__(self, durable: Durable, batch_id: str) -> None:
         self._durable, self._subject = durable, f"{_SUBJECT}.{batch_id}.>"
@@ -106,10 +107,9 @@ class Follower:
         self._heard_at = 0.0
 
     async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
-        """(line number, whether it is a success, its bytes) of those that are there; waits for one, not longer than
-        that.
+        """(line number, whether it is a success, its bytes) of the new results; waits for one, at most `seconds`.
 
-        Raises what NATS raises where it cannot be asked.
+        Raises what NATS raises when it is out of reach.
         """
         seals = (await self._durable.rooms()).results.seals
         listening = self._listening or await self._listen()
@@ -153,10 +153,10 @@ class Follower:
 
 
 def _headers_of(key: str) -> str:
-    """The key of the seal of a result's headers; another one than that of its value."""
+    """Key of the seal of a result's headers, different from that of its value."""
     return f"{key} headers"
 
 
 def _told(headers: Mapping[str, str]) -> bytes:
-    """The bytes that the headers' seal covers."""
+    """Bytes that the headers' seal covers."""
     return f"{headers.get(IS_SUCCESS, '')} {headers.get(NUM_BYTES, '')}".encode()

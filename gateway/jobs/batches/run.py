@@ -1,7 +1,7 @@
-"""One runner's work on one batch: check its lines, hand out those without a result, gather the results into files.
+"""One run of a batch: checks its lines, hands out those without a result, gathers the results into files.
 
-Whatever dies on the way, the next run goes on from the results. A run that was overtaken finds another's name on the
-batch and stops; nothing that it wrote is seen.
+When a process dies meanwhile, the next run goes on from the results. A run that was overtaken finds another's name on
+the batch and stops; nothing that it wrote is seen.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from .records import Batch, Counts, Fault, Faults, Kept
 from .results import Follower, Results
 
 PROGRESS_SECONDS = 0.5
-"""Between two looks at whether the batch is to be cancelled; clients see how far it is as often."""
+"""Seconds between two checks whether the batch is to be cancelled, and between two updates of its progress."""
 REPEAT_SECONDS = 10.0
-"""Between two times that ranges in work are put into the queue, which has those that are there already."""
+"""Seconds between two times at which ranges in work are put into the queue, which ignores those that it has."""
 
 
 class NotMine(Exception):
@@ -47,7 +47,7 @@ class Run:
         self._counts, self._storage, self._num_bytes = Counts(), storage, 0
 
     async def to_its_end(self) -> Batch:
-        """The batch when it is over. Raises `NotMine`, `NotFound`, and what storage raises."""
+        """Runs the batch until it is over and returns it. Raises `NotMine`, `NotFound`, and what storage raises."""
         kept = await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._claim))
         if not kept.batch.is_over:
             try:
@@ -72,7 +72,7 @@ class Run:
         kept.owner = self._name
 
     async def _validate(self, kept: Kept, content: IO[bytes]) -> Kept:
-        """Refuses the file whole if a line of it could not be told from another, or is none."""
+        """Refuses the whole file if one of its lines is invalid or could not be told from another."""
         if kept.batch.in_progress_at is not None:
             return kept
         total, faults = await asyncio.to_thread(check_lines, content, kept.batch.endpoint, self._max_line_bytes)
@@ -95,7 +95,7 @@ class Run:
         return await self._change(fail)
 
     async def _hand_out(self, kept: Kept, content: IO[bytes], *, is_new: bool) -> None:
-        """Until every line has a result, the batch is cancelled or another's, or its time is over."""
+        """Hands out lines until every line has a result, the batch is cancelled or another's, or its time is over."""
         hand_out = HandOut(self._ranges, cut(content, self._tenant, self._batch_id))
         looked_at = repeated_at = time.monotonic()
         room = await retry(self._room)
@@ -122,7 +122,7 @@ class Run:
         self._counts.completed, self._counts.failed = hand_out.num_good, hand_out.num_done - hand_out.num_good
 
     async def _room(self) -> int:
-        """Bytes that the batch's results may have in all."""
+        """Number of bytes that the batch's results may have in all."""
         return await self._storage.left(self._tenant, without=self._batch_id)
 
     async def _stop(self) -> None:
@@ -132,7 +132,7 @@ class Run:
         await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(stop)))
 
     async def _look(self, kept: Kept) -> Kept:
-        """Says how far it is and looks whether it may go on."""
+        """Writes the progress and checks whether the batch may go on."""
         told = kept.batch.request_counts
         with contextlib.suppress(*FAILURES, Unavailable):
             if (told.completed, told.failed) != (self._counts.completed, self._counts.failed):
@@ -143,7 +143,7 @@ class Run:
         return kept
 
     async def _finish(self, kept: Kept, content: IO[bytes]) -> Kept:
-        """Only a run that still has the batch says where its files are."""
+        """Writes the names of the files, as long as this run still has the batch."""
 
         def finalize(kept: Kept) -> None:
             self._tell(kept)

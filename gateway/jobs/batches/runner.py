@@ -1,4 +1,4 @@
-"""Takes batches from the queue and sees each to its end, a few at a time; their lines are answered by every gateway."""
+"""Takes batches from the queue and runs each to its end, a few at a time; all gateways answer their lines."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .range_runner import RangeRunner
 from .run import NotMine, Run
 
 MAX_BATCHES = 4
-"""Batches that one gateway runs at once."""
+"""Number of batches that one gateway runs at once."""
 MAX_UNKNOWN = 8
-"""Deliveries of a job whose batch is not there, before it is given up."""
+"""Number of deliveries of a job whose batch is not there, before it is given up."""
 
 
 class Runner:
-    """Use within `running`."""
+    """Runs batches from the queue. Use within `running`."""
 
     def __init__(self, storage: TenantStorage, caller: LineCaller, *, max_line_bytes: int) -> None:
         durable, self._storage, self._max_line_bytes = storage.durable, storage, max_line_bytes
