@@ -41,7 +41,7 @@ class OutputProcessorSettings(TextStageSettings):
 
 
 class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
-    """One session with each gateway; all of them share one session with each engine."""
+    """The service: one session with each gateway. All of them share one session with each engine."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
 
 
 async def serve(settings: OutputProcessorSettings) -> None:
-    """Runs the stage until it is told to leave."""
+    """Runs the stage until it is told to stop."""
     folders = names_of(settings.model_folder, settings.served_model_name)
     tokenizers = {name: load_tokenizer(path) for path, name in folders}
     for tokenizer in tokenizers.values():
@@ -111,7 +111,7 @@ async def serve(settings: OutputProcessorSettings) -> None:
 
 
 def _served(folder: Path, name: str) -> ServedModel:
-    """What gateways read of the model; the fields of its KV cache belong to engines and stay empty."""
+    """Entry of the model that gateways read; the fields of its KV cache belong to engines and stay empty."""
     manifest = ModelManifest.read(folder)
     return ServedModel(
         name=name,

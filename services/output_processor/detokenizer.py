@@ -24,7 +24,7 @@ class Detokenizer:
         self._text_of, self._bytes_of = visible
         self._decoder = _new_decoder("replace")
         self._is_open = False
-        """A character is unfinished."""
+        """Whether a character is unfinished."""
 
     def push(self, token_id: int) -> str:
         """The text that is certain now. Raises IndexError for an id outside the vocabulary."""
@@ -41,6 +41,6 @@ class Detokenizer:
         return "".join([self.push(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
-        """What the end of the stream makes certain: U+FFFD for a character that stays unfinished."""
+        """Text that the end of the stream makes certain: U+FFFD for a character that stays unfinished."""
         self._is_open = False
         return self._decoder.decode(b"", final=True)

@@ -18,11 +18,11 @@ class ChoiceUsage(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its answer so far."""
+        """Number of tokens of its answer so far."""
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of its prompt that the engine found cached."""
+        """Number of tokens of its prompt that the engine found cached."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class _PromptUsage:
     attempt: int
     num_prompt_tokens: int
     num_cached_tokens: int
-    """Cached tokens that an earlier attempt found."""
+    """Number of cached tokens that an earlier attempt found."""
     num_ended_tokens: int
-    """Output tokens of choices that ended in earlier attempts."""
+    """Number of output tokens of choices that ended in earlier attempts."""
     first: ChoiceUsage
     choices: list[tuple[ChoiceUsage, int]] = field(default_factory=list)
     """Choices that are charged, each with the number of its tokens from earlier attempts."""
@@ -58,11 +58,11 @@ class PendingRecord:
         self.holder = NOBODY
         """Gateway that writes the record; NOBODY while it waits for the next gateway of the request."""
         self.charged = (0, 0)
-        """Prompt tokens and output tokens that earlier gateways charge."""
+        """Numbers of prompt tokens and output tokens that earlier gateways charge."""
         self.gateway = ""
-        """Name of the gateway that carried the request last."""
+        """Name of the last gateway of the request."""
         self._settled: tuple[int, int] | None = None
-        """Prompt tokens and output tokens up to the end of this gateway's share, once that is fixed."""
+        """Numbers of prompt tokens and output tokens up to the end of this gateway's share, once that is fixed."""
         self._prompts: dict[int, _PromptUsage] = {}
         self._started_at = time.time()
 
@@ -83,7 +83,7 @@ class PendingRecord:
             prompt.choices += [(choice, add.num_output_tokens) for choice in choices]
 
     def settle(self, prompt_tokens: int, output_tokens: int) -> None:
-        """Fixes what the gateway charges, whatever is still computed."""
+        """Fixes the gateway's charge, whatever is still computed."""
         self._settled = (prompt_tokens, output_tokens)
 
     def successor(self, record_id: str, charged: tuple[int, int]) -> PendingRecord:

@@ -1,6 +1,6 @@
-"""Usage records that are not stored yet. A record is written here when the gateway that owes it is dead.
+"""Usage records that are not stored yet. This stage writes a record when the gateway that should write it is dead.
 
-A gateway that is back in time writes its own. Bounded in memory; knows nothing about limits.
+A gateway that is back in time writes its own records. Bounded in memory; knows nothing about limits.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from ..runtime.usage_log import UsageLog, UsageRecord
 from .pending_record import ChoiceUsage, PendingRecord
 
 RETURN_SECONDS = 3.0
-"""Time for a gateway whose session broke to open another one, if it lives: it tries five times a second."""
+"""Seconds within which a gateway whose session broke opens another one, if it lives: it tries five times a second."""
 MAX_RECORDS = 32_768
 
 
 class PendingUsage:
-    """Pending records of one output processor. Nothing is kept where there is no NATS for it."""
+    """Pending records of one output processor. Without NATS it keeps none."""
 
     def __init__(self, bus: Bus) -> None:
         self.log = UsageLog(bus)
         self._records: dict[tuple[Gateway, str], PendingRecord] = {}
-        """By holder and record id, the oldest first."""
+        """Records by holder and record id, the oldest first."""
         self._num_sessions: Counter[Gateway] = Counter()
         self._gone: dict[Gateway, asyncio.TimerHandle] = {}
-        """Gateways that may come back."""
+        """Gateways whose session closed and that may come back."""
         self._announcing: set[asyncio.Task[None]] = set()
         self._is_leaving = False
 
     # Gateways.
 
     def on_session_opened(self, gateway: Gateway) -> None:
-        """A gateway without an identity has no records."""
+        """Notes that a gateway opened a session. A gateway without an identity has no records."""
         if gateway == NOBODY:
             return
         self._num_sessions[gateway] += 1
@@ -49,7 +49,7 @@ class PendingUsage:
             timer.cancel()
 
     def on_session_closed(self, gateway: Gateway) -> None:
-        """Starts the gateway's time to return, unless this process leaves: then the gateway goes on elsewhere."""
+        """Starts the gateway's time to return, unless this process stops: then the gateway goes on elsewhere."""
         if gateway == NOBODY:
             return
         self._num_sessions[gateway] -= 1
@@ -60,18 +60,18 @@ class PendingUsage:
                 self._gone[gateway] = loop.call_later(RETURN_SECONDS, self._write_all, gateway)
 
     def on_recorded(self, gateway: Gateway, record_ids: Iterable[str]) -> None:
-        """The gateway has stored these records itself."""
+        """Drops records that the gateway has stored itself."""
         for record_id in record_ids:
             self._records.pop((gateway, record_id), None)
 
     def leave(self) -> None:
-        """Writes what waits for a next gateway: none comes any longer."""
+        """Writes the records that wait for a next gateway: none comes any longer."""
         self._is_leaving = True
         self._write_all(NOBODY)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[PendingUsage]:
-        """Records of dead gateways are written before it ends, as far as there is time."""
+        """Scope at whose end the records of dead gateways are written, as far as there is time."""
         async with self.log.running():
             yield self
             for gateway, timer in list(self._gone.items()):
@@ -93,7 +93,7 @@ class PendingUsage:
         return record
 
     def assign(self, record: PendingRecord, gateway: Gateway) -> None:
-        """Makes a gateway the holder of the record; NOBODY: it waits for the next one."""
+        """Makes a gateway the holder of the record; NOBODY: the record waits for the next one."""
         self._drop(record)
         record.holder, record.gateway = gateway, gateway.name or record.gateway
         self._records[gateway, record.record_id] = record
@@ -103,19 +103,19 @@ class PendingUsage:
             self._drop(oldest)
 
     def release(self, record: PendingRecord) -> None:
-        """Its gateway left the request without settling the record, which waits for the next gateway."""
+        """Leaves the record for the next gateway: its gateway left the request without settling it."""
         if self._is_leaving:
             self._drop(record)
         elif self._has(record):
             self.assign(record, NOBODY)
 
     def supersede(self, record: PendingRecord) -> None:
-        """Drops a record that waits: the next gateway's record covers it."""
+        """Drops a waiting record: the next gateway's record covers it."""
         if record.holder == NOBODY:
             self._drop(record)
 
     def write_released(self, record: PendingRecord) -> None:
-        """Writes a record that waited for a next gateway in vain."""
+        """Writes a record for which no next gateway came."""
         if record.holder == NOBODY and self._has(record):
             self._write(record)
 

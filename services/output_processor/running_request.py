@@ -1,4 +1,4 @@
-"""One request at its engine: its choices, and how much of it is still missing. Knows nothing about text."""
+"""One request at its engine: its choices, and the parts of it that are still missing. Knows nothing about text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .stream import OutputStream
 
 
 class RunningRequest:
-    """Parts of its prompt, its grammar and the output that it resumes may come after it; `span` ends with it."""
+    """A request whose prompt, grammar and resumed output may arrive in parts; `span` ends with it."""
 
     def __init__(self, link: EngineLink, opening: Open, streams: Sequence[OutputStream], span: Span) -> None:
         add, stream_ids = opening.add, list(opening.add.stream_ids)
@@ -25,7 +25,7 @@ class RunningRequest:
         self._num_missing_prompt = add.num_prompt_tokens - len(add.prompt_ids)
         self._num_missing_output = add.num_output_tokens
         self._num_missing_grammar = add.num_grammar_bytes - len(add.grammar)
-        """In bytes."""
+        """Number of bytes of the grammar that are missing."""
         self._resumed = streams[0] if add.num_output_tokens else None
         """Stream that goes on where an earlier attempt ended."""
         self._delivered_bytes = opening.delivered_bytes[0] if opening.delivered_bytes else 0
@@ -37,7 +37,7 @@ class RunningRequest:
 
     @property
     def is_complete(self) -> bool:
-        """False while parts of it are missing."""
+        """Whether all parts have come."""
         return max(self._num_missing_prompt, self._num_missing_output, self._num_missing_grammar) <= 0
 
     @property
@@ -52,7 +52,7 @@ class RunningRequest:
         self.replay(output_ids)
 
     def replay(self, output_ids: list[int]) -> None:
-        """More of the output that it resumes; the stream goes on when all of that is there."""
+        """Adds a part of the output that it resumes; the stream goes on when all parts are there."""
         if self._resumed is None or not output_ids or self._resumed.ended:
             return
         self._num_missing_output -= len(output_ids)
@@ -89,7 +89,7 @@ class RunningChoice:
 
     @property
     def index(self) -> int:
-        """Which of the request's choices it is."""
+        """Index of the choice within the request."""
         return self._stream.choice_index
 
     @property
@@ -98,11 +98,11 @@ class RunningChoice:
         return self._stream.credit
 
     def attach(self, stream_id: int, on_end: Callable[[RunningChoice], None]) -> None:
-        """A session reads it from now on."""
+        """Makes a session the reader."""
         self.stream_id, self._on_end = stream_id, on_end
 
     def detach(self) -> None:
-        """It goes on while no session reads it."""
+        """Lets the choice go on without a reader."""
         self._on_end = None
 
     def grant(self, tokens: int) -> None:
@@ -110,11 +110,11 @@ class RunningChoice:
         self._link.grant(self._number, tokens)
 
     def on_delivered(self, num_tokens: int) -> None:
-        """So many more of its tokens have left for the gateway."""
+        """Notes that `num_tokens` more of its tokens have left for the gateway."""
         self._link.on_delivered(self._number, num_tokens)
 
     def probe(self) -> None:
-        """Has the engine end it if it does not have it."""
+        """Asks the engine to end it if the engine does not have it."""
         self._link.probe(self._number)
 
     def abandon(self, reason: str) -> None:

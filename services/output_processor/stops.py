@@ -13,7 +13,7 @@ class Stops:
 
     strings: tuple[str, ...]
     failures: tuple[tuple[int, ...], ...]
-    """Knuth-Morris-Pratt: where a match goes on after a character that does not fit."""
+    """Failure function of Knuth, Morris and Pratt: the state of a match after a character that does not fit."""
     first_characters: re.Pattern[str]
     include_in_output: bool
 
@@ -35,10 +35,11 @@ def _failures(string: str) -> tuple[int, ...]:
 
 
 class StopMatcher:
-    """Watches one stream: the string that is complete first wins, of two that end together the longer one.
+    """Finds stop strings in one stream: the string that is complete first wins, of two that end together the longer
+    one.
 
-    What is passed on never holds a character of a stop string that is still possible; what is held back is shorter than
-    the longest stop string. The result does not depend on how the text was cut into pieces.
+    Text that is passed on has no character of a stop string that is still possible; text that is held back is shorter
+    than the longest stop string. The result does not depend on how the text was cut into pieces.
     """
 
     __slots__ = ("_held", "_matched", "_stops", "hit")
@@ -51,7 +52,7 @@ class StopMatcher:
         """The stop string that ended the stream."""
 
     def push(self, text: str) -> str:
-        """The text that may be delivered now. Nothing more may be pushed after a hit."""
+        """Text that may be delivered now. Nothing more may be pushed after a hit."""
         if not self._held and self._stops.first_characters.search(text) is None:
             return text
         buffer = self._held + text

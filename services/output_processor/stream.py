@@ -18,25 +18,25 @@ from .text_plan import TextPlan
 from .token_logprobs import Entry, prompt_parts, token_logprob
 
 CREDIT_SLACK = 256
-"""Tokens past its credit that a stream may get: an engine plans some steps ahead."""
+"""Number of tokens past its credit that a stream may get: an engine plans some steps ahead."""
 MAX_ERROR_CHARS = 4096
 MAX_TEXT_CHARS = 8192
-"""Characters in one row; longer text (that was held back, or is resumed) takes several rows."""
+"""Largest number of characters in one row; longer text (that was held back, or is resumed) takes several rows."""
 
 
 class Sink(Protocol):
-    """What a stream's output goes to: a gateway's frames, or a log."""
+    """Destination of a stream's output: a gateway's frames, or a log."""
 
     def add_row(
         self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int, /
     ) -> None:
-        """Tokens and the text that they make certain, of `num_bytes` in UTF-8."""
+        """Adds tokens and the text that they make certain, of `num_bytes` in UTF-8."""
 
     def add_logprobs(self, tokens: Iterable[TokenLogprob], /) -> None:
-        """Log probabilities of the row that was added last."""
+        """Adds the log probabilities of the row that was added last."""
 
     def add_parts(self, parts: RowParts, /) -> None:
-        """What the row that was added last has besides content."""
+        """Adds the parts besides content of the row that was added last."""
 
     def add_start(self, start: Start, /) -> None: ...
 
@@ -78,18 +78,18 @@ class OutputStream:
         self._num_reasoning_tokens = 0
         self._next_index = 0
         self._offset = 0
-        """UTF-8 bytes of text so far."""
+        """Number of UTF-8 bytes of text so far."""
         self._granted = credit + CREDIT_SLACK
         self._replayed: list[tuple[int, bytes]] = []
-        """Numbers of tokens, and the text that each made certain."""
+        """(number of tokens, text that they made certain) of each replayed row."""
         self.ended = False
         self.cached_tokens = 0
-        """Tokens of its prompt that the engine found cached."""
+        """Number of tokens of its prompt that the engine found cached."""
 
     def push(
         self, first: int, token_ids: list[int], entries: Mapping[int, Entry] | None = None, position: int = 0
     ) -> None:
-        """Tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
+        """Takes tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
         if first != self._next_index:
             error = f"tokens from {first} on came where {self._next_index} was next"
             self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
@@ -103,8 +103,8 @@ class OutputStream:
 
     @property
     def _most_row_tokens(self) -> int:
-        """One where calls end an answer and reasoning tokens are counted: both depend on the token, and an engine that
-        drafts sends several at once."""
+        """Largest number of tokens in a row: one where calls end an answer and reasoning tokens are counted, since both
+        depend on the token, and an engine that drafts sends several at once."""
         return self._plan.max_row_tokens if self._parser is None else 1
 
     def _push_row(self, token_ids: list[int], entries: Mapping[int, Entry] | None, position: int) -> None:
@@ -125,7 +125,7 @@ class OutputStream:
             self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
 
     def _spell(self, token_ids: list[int]) -> tuple[int, str]:
-        """How many of the tokens count, and the text that they make certain."""
+        """Number of the tokens that count, and the text that they make certain."""
         num_spelled = len(token_ids)
         if token_ids[-1] in self._plan.silent_ids:
             num_spelled -= 1
@@ -189,7 +189,7 @@ class OutputStream:
         )
 
     def replay(self, token_ids: list[int]) -> None:
-        """Tokens that an earlier attempt has already delivered: they make text, but nothing is sent."""
+        """Takes tokens that an earlier attempt has delivered: they make text, but nothing is sent."""
         if self.is_stopped:
             return
         # Where reasoning tokens are counted, it matters which token's text is reasoning.
@@ -219,7 +219,8 @@ class OutputStream:
             self._end_early()
 
     def _undelivered(self, num_delivered: int) -> tuple[Parts, int]:
-        """Parts of the replayed text after its first `num_delivered` bytes, and how many bytes they stand for."""
+        """Parts of the replayed text after its first `num_delivered` bytes, and the number of bytes that they stand
+        for."""
         undelivered, num_bytes = Parts(), 0
         for num_tokens, spelled in self._replayed:
             delivered = spelled[:num_delivered].decode(errors="ignore")
@@ -241,7 +242,7 @@ class OutputStream:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of its answer so far."""
+        """Number of tokens of its answer so far."""
         return self._next_index
 
     @property
@@ -262,8 +263,8 @@ class OutputStream:
         self._sink.add_embedding(embedding)
 
     def finish(self, finish: Finish) -> None:
-        """The engine ended the stream: text that was held back of a whole answer is certain now. An answer that broke
-        may go on at another engine."""
+        """Ends the stream because the engine did: text of a whole answer that was held back is certain now. An answer
+        that broke may go on at another engine."""
         if finish.reason in (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH):
             self._flush()
             if self.is_stopped:
@@ -290,7 +291,7 @@ class OutputStream:
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string is complete, or the only call that was allowed."""
+        """Whether a stop string is complete, or the only call that was allowed."""
         return (self._matcher is not None and self._matcher.hit is not None) or (
             self._parser is not None and self._parser.is_over
         )

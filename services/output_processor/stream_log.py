@@ -1,7 +1,7 @@
-"""Everything that gateways were sent of a request that can be resumed, kept for its next reader: bounded in time.
+"""The output of a resumable request that gateways were sent, kept for its next reader for a bounded time.
 
-It takes the output of the request's choices in place of a session's outbox, keeps it, passes it on to the session that
-reads, and emits all of it again for the next one. Knows nothing about text.
+A log takes the output of the request's choices in place of a session's outbox, keeps it, passes it on to the session
+that reads, and emits all of it again for the next one. Knows nothing about text.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .running_request import RunningChoice
 from .transcript import Transcript, emit_finish, emit_start
 
 HOLD_SECONDS = 15.0
-"""How long an answer goes on while no session reads it."""
+"""Seconds for which an answer goes on while no session reads it."""
 KEEP_SECONDS = 60.0
-"""How long an answer that has ended can be read again."""
+"""Seconds for which an answer that has ended can be read again."""
 MAX_TOKENS = 32_768
-"""Output tokens of a request, over its choices; a longer one cannot be resumed."""
+"""Largest number of output tokens of a request, over its choices; a longer one cannot be resumed."""
 CONTEXT_BYTES = 128 * 1024
-"""In one message."""
+"""Number of bytes of context in one message."""
 
 
 class Reader(Protocol):
@@ -50,48 +50,49 @@ class Reader(Protocol):
     def gateway(self) -> Gateway: ...
 
     def on_log_taken(self, log: StreamLog) -> None:
-        """Another session reads the log from now on, and its choices are no longer this one's."""
+        """Called when another session reads the log from now on; its choices are no longer this one's."""
 
     def on_log_dropped(self, log: StreamLog) -> None:
-        """The log is no longer kept; its choices go on for this session alone."""
+        """Called when the log is no longer kept; its choices go on for this session alone."""
 
 
 class LogStore(Protocol):
-    """What holds all logs within a bound of memory."""
+    """Holder of all logs within a bound of memory."""
 
     def grow(self, num_bytes: int) -> None:
-        """A log takes so much more memory."""
+        """Counts more memory of a log."""
 
     def drop(self, log: StreamLog) -> None:
-        """The log's time is over, or it is too long."""
+        """Drops a log whose time is over, or that is too long."""
 
 
 class StreamLog:
-    """One request, with a reader or held for the next one until its time is over. Its choices go by their index."""
+    """One request, with a reader or held for the next one until its time is over. Its choices are numbered by their
+    index."""
 
     def __init__(self, store: LogStore, usage: PendingUsage, request_id: str, tenant: str, num_choices: int) -> None:
         self.request_id, self.tenant, self.num_choices = request_id, tenant, num_choices
         self.attempt = 0
         self.reader: Reader | None = None
         self.num_readers = 0
-        """Readers that charge a part of it, present or past."""
+        """Number of readers that charge a part of it, present or past."""
         self.num_bytes = 0
         self.is_kept = True
-        """False from when it was dropped: no session can resume it."""
+        """Whether the log is kept; once it was dropped, no session can resume it."""
         self.stream_ids = [0] * num_choices
-        """The reader's, or the last reader's."""
+        """Stream ids of the reader, or of the last one."""
         self._store, self._usage = store, usage
         self._context = b""
-        """What a gateway needs to go on with the request."""
+        """Context that a gateway needs to go on with the request."""
         self._transcript = Transcript(num_choices)
         self._cancelled: set[int] = set()
         self._choices: dict[int, RunningChoice] = {}
-        """By index: the latest of each, ended or not."""
+        """The latest attempt of each choice by index, ended or not."""
         self._num_prompt_tokens = 0
         self._record: PendingRecord | None = None
-        """Usage record of its reader, or of the last one."""
+        """Usage record of the reader, or of the last one."""
         self._charged = (0, 0)
-        """Tokens of the prompt, and of answers, that earlier readers charge."""
+        """Numbers of tokens of the prompt, and of answers, that earlier readers charge."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -100,12 +101,12 @@ class StreamLog:
 
     @property
     def is_wanted(self) -> bool:
-        """False when a choice was cancelled."""
+        """Whether no choice was cancelled."""
         return not self._cancelled
 
     @property
     def open_ids(self) -> list[int]:
-        """The reader's stream ids of choices that have not ended."""
+        """Stream ids, at the reader, of choices that have not ended."""
         return [each for each, ended in zip(self.stream_ids, self._transcript.ended, strict=True) if not ended]
 
     @property
@@ -160,7 +161,7 @@ class StreamLog:
         raise AssertionError("a prompt that is embedded is no stream")
 
     def add_prompt_part(self, part: OutputPromptLogprobs) -> None:
-        """Not kept: a stream that asks for them cannot be resumed."""
+        """Prompt log probabilities are not kept: a stream that asks for them cannot be resumed."""
         if self.reader is not None:
             part.stream_id = self.stream_ids[part.stream_id]
             self.reader.outbox.add_prompt_part(part)
@@ -168,7 +169,7 @@ class StreamLog:
     # Its readers.
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> None:
-        """Choices of it are computed anew, from what `reader` has had of them."""
+        """Begins to compute choices anew, from the output that `reader` has."""
         add = opening.add
         stream_ids = dict(zip(add.choice_indices or range(self.num_choices), add.stream_ids, strict=True))
         is_new = reader is not self.reader
@@ -190,12 +191,12 @@ class StreamLog:
         self._account()
 
     def on_opened(self, choices: Iterable[RunningChoice], record: PendingRecord | None) -> None:
-        """These compute its choices from now on, and their usage goes into that record."""
+        """Notes that these choices compute it from now on, and that their usage goes into that record."""
         self._record = record
         self._choices.update({choice.index: choice for choice in choices})
 
     def attach(self, reader: Reader, stream_ids: Sequence[int], record_id: str) -> dict[int, RunningChoice]:
-        """Makes a session the reader, which charges the rest under `record_id`. Returns the choices that run, by the
+        """Makes a session the reader, which charges the rest under `record_id`. Returns the running choices by the
         stream ids that they have there."""
         self._leave_reader()
         if not self.has_ended:
@@ -206,7 +207,7 @@ class StreamLog:
         return {stream_ids[i]: choice for i, choice in self._choices.items() if not choice.ended}
 
     def replay(self) -> None:
-        """Emits to the reader everything that was emitted so far."""
+        """Emits to the reader all output so far."""
         assert self.reader is not None
         prompt_tokens, output_tokens = self._charged
         self.reader.outbox.add_attached(
@@ -220,8 +221,8 @@ class StreamLog:
         self._transcript.emit(self.reader.outbox, self.stream_ids)
 
     def detach(self, charged: tuple[int, int] | None) -> None:
-        """Its reader leaves, having charged so many tokens of the prompt and of answers. None: the reader is gone and
-        the next one charges its share under the same record id, so that it counts once in any case."""
+        """Ends the reader, which has charged that many tokens of the prompt and of answers. None: the reader is gone
+        and the next one charges its share under the same record id, so that it counts once in any case."""
         self.reader = None
         if charged is not None:
             self._settle(charged)
@@ -235,7 +236,7 @@ class StreamLog:
             self._drop_in(HOLD_SECONDS)
 
     def found(self) -> Iterator[FoundStream]:
-        """What another gateway asks for, in messages."""
+        """Messages that answer another gateway's search."""
         prompt_tokens, output_tokens = self._charged if self.reader is None else self._all_charged()
         yield FoundStream(
             context=self._context[:CONTEXT_BYTES],
@@ -265,7 +266,7 @@ class StreamLog:
         self._abandon(range(self.num_choices), "nobody_came")
 
     def _leave_reader(self) -> None:
-        """The reader, if there is one, charges everything that it was sent."""
+        """Makes the reader, if there is one, charge everything that it was sent."""
         if self.reader is not None:
             self._settle(self._all_charged())
             self.reader.on_log_taken(self)
@@ -284,7 +285,7 @@ class StreamLog:
     # Usage.
 
     def _all_charged(self) -> tuple[int, int]:
-        """What the reader and all before it charge if the reader leaves now."""
+        """Charges of the reader and all before it if the reader leaves now."""
         return self._num_prompt_tokens, sum(self._transcript.num_tokens)
 
     def _settle(self, charged: tuple[int, int]) -> None:
@@ -293,7 +294,7 @@ class StreamLog:
             self._record.settle(*charged)
 
     def _succeed_record(self, reader: Reader, record_id: str) -> None:
-        """Opens the reader's record of what no earlier reader charges."""
+        """Opens the reader's record, without the part that earlier readers charge."""
         if self._record is not None and record_id:
             self._usage.supersede(self._record)
             self._record = self._record.successor(record_id, self._charged)
@@ -302,7 +303,7 @@ class StreamLog:
     # Memory and time.
 
     def _account(self) -> None:
-        """Reports to the store how much it has grown."""
+        """Reports the growth of the log to the store."""
         if self.is_kept:
             grown = self._transcript.num_bytes + len(self._context) - self.num_bytes
             self.num_bytes += grown

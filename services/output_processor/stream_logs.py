@@ -10,7 +10,7 @@ from .pending_usage import PendingUsage
 from .stream_log import Reader, StreamLog
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Of all requests together."""
+"""Largest number of bytes of all requests together."""
 
 
 class StreamLogs:
@@ -23,7 +23,7 @@ class StreamLogs:
         self._num_bytes = 0
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> StreamLog | None:
-        """The log of a request that is to be resumable. None where what was answered before is not known here."""
+        """Log of a request that is to be resumable. None where its earlier output is not known here."""
         add = opening.add
         log = self._logs.get(add.request_id)
         if log is not None and log.tenant != add.tenant:
@@ -38,7 +38,7 @@ class StreamLogs:
         return log
 
     def find(self, request_id: str, tenant: str) -> StreamLog | None:
-        """None also for another tenant's."""
+        """Log of a request; None also for another tenant's."""
         log = self._logs.get(request_id)
         return log if log is not None and log.tenant == tenant and log.is_wanted else None
 
@@ -51,7 +51,7 @@ class StreamLogs:
             self.drop(next(ended, None) or next(iter(self._logs.values())))
 
     def drop(self, log: StreamLog) -> None:
-        """Makes the request one that cannot be resumed."""
+        """Drops a log: its request cannot be resumed any more."""
         if self._logs.get(log.request_id) is log:
             del self._logs[log.request_id]
             self._num_bytes -= log.num_bytes

@@ -1,4 +1,4 @@
-"""How the text of a request's choices is made; one plan for all of them. Knows nothing about streams."""
+"""Plan for making the text of a request's choices, one for all of them. Knows nothing about streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .detokenizer import Detokenizer
 from .stops import Stops
 
 MAX_ROW_TOKENS, MAX_SCORED_ROW_TOKENS = 256, 8
-"""Tokens of a row without and with log probabilities, which keep it far below a frame."""
+"""Largest numbers of tokens in a row without and with log probabilities, which keep it far below a frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,16 +22,16 @@ class TextPlan:
     skip_special_tokens: bool
     stops: Stops | None
     min_tokens: int
-    """Stop strings are not looked for in the text of so many first tokens."""
+    """Number of first tokens in whose text no stop strings are looked for."""
     silent_ids: frozenset[int]
-    """Ids that end the answer and are no part of its text."""
+    """Ids that end the answer and are not part of its text."""
     reported_ids: frozenset[int]
-    """Ids that are reported when they end the answer: the requested ones, not the plain end of sequence."""
+    """Ids that are reported when they end the answer: those that the request names, not the model's end of sequence."""
     wants_logprobs: bool
     max_row_tokens: int
     request_id: str
     answer_format: AnswerFormat | None
-    """None: all of the text is content."""
+    """Format of the answer; None: all of the text is content."""
 
     @classmethod
     def of(cls, add: Add, table: TokenTable, answer_format: AnswerFormat | None = None) -> TextPlan:

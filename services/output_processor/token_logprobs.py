@@ -12,7 +12,7 @@ Entry = tuple[float, Sequence[int], Sequence[float]]
 """One token's log probability, the ids of the likeliest alternatives, and their log probabilities."""
 
 PROMPT_CANDIDATES_A_PART = 2048
-"""Candidates in one message of prompt log probabilities: about 100 KiB of them."""
+"""Number of candidates in one message of prompt log probabilities: about 100 KiB of them."""
 
 
 def entries_by_position(columns: engine_pb2.LogprobColumns) -> dict[int, Entry]:
@@ -35,7 +35,7 @@ def token_logprob(table: TokenTable, token_id: int, entry: Entry) -> common_pb2.
 
 
 def _candidate(table: TokenTable, token_id: int, logprob: float) -> common_pb2.TopLogprob:
-    """Half a character has bytes and, as its text, U+FFFD."""
+    """Log probability of a candidate. Half a character has bytes and, as its text, U+FFFD."""
     spelled = table.bytes_of[token_id]
     text = spelled.decode(errors="replace")
     return common_pb2.TopLogprob(token_id=token_id, token=text, token_bytes=spelled, logprob=logprob)
@@ -44,7 +44,7 @@ def _candidate(table: TokenTable, token_id: int, logprob: float) -> common_pb2.T
 def prompt_parts(
     table: TokenTable, part: engine_pb2.PromptLogprobs, stream_id: int
 ) -> Iterator[output_processor_pb2.OutputPromptLogprobs]:
-    """A stretch of prompt log probabilities in messages that fit a frame; the last one carries `part.last`."""
+    """Part of the prompt log probabilities in messages that fit a frame; the last one carries `part.last`."""
     num_top, num_tokens = part.num_top, len(part.token_ids)
     stride = max(1, PROMPT_CANDIDATES_A_PART // (num_top + 1))
     for start in range(0, max(num_tokens, 1), stride):

@@ -1,4 +1,4 @@
-"""Everything that was emitted of a request's choices, in order, so that it can be emitted again. Knows no reader."""
+"""The output of a request's choices, in order, so that it can be emitted again. Knows no reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.proto.output_processor_pb2 import OutputFinish, RowLogprobs, RowP
 from .frames import Outbox
 
 _ROW_BYTES, _TOKEN_BYTES = 240, 36
-"""About what Python takes for them."""
+"""Estimated bytes in Python's memory of a row, and of a token."""
 
 
 @dataclass(slots=True)
@@ -70,13 +70,13 @@ class _Finish:
 
 
 class Transcript:
-    """By choice index. `num_tokens` and `ended` stay right when the entries are no longer kept."""
+    """Output by choice index. `num_tokens` and `ended` stay right when the entries are no longer kept."""
 
     def __init__(self, num_choices: int) -> None:
         self.num_tokens = [0] * num_choices
         self.ended = [False] * num_choices
         self.num_bytes = 0
-        """About what the entries take of memory."""
+        """Estimated bytes of the entries in memory."""
         self._entries: list[_Row | _Start | _Finish] = []
         self._is_kept = True
 
@@ -87,13 +87,13 @@ class Transcript:
         self._keep(_Row(choice, first, token_ids, text, offset, num_bytes))
 
     def add_logprobs(self, logprobs: RowLogprobs) -> None:
-        """Log probabilities of the row that was added last."""
+        """Adds log probabilities to the row that was added last."""
         if (row := self._last_row()) is not None:
             row.logprobs = logprobs.SerializeToString()
             self.num_bytes += len(row.logprobs)
 
     def add_parts(self, parts: RowParts) -> None:
-        """Parts of the row that was added last."""
+        """Adds parts to the row that was added last."""
         if (row := self._last_row()) is not None:
             row.parts = parts.SerializeToString()
             self.num_bytes += len(row.parts)
@@ -108,7 +108,7 @@ class Transcript:
         self._keep(_Finish(choice, finish))
 
     def cut(self, choice: int, num_tokens: int, num_bytes: int) -> None:
-        """Removes what was emitted of a choice past its first tokens and bytes."""
+        """Removes the output of a choice past its first tokens and bytes."""
         self.ended[choice], self.num_tokens[choice] = False, num_tokens
         self._entries = [
             each for each in self._entries if each.choice != choice or each.is_within(num_tokens, num_bytes)
@@ -116,7 +116,7 @@ class Transcript:
         self.num_bytes = sum(each.size for each in self._entries)
 
     def emit(self, outbox: Outbox, stream_ids: Sequence[int]) -> None:
-        """Emits all of it again; `stream_ids` are by choice."""
+        """Emits all output again; `stream_ids` are by choice."""
         for entry in self._entries:
             entry.emit(outbox, stream_ids[entry.choice])
 

@@ -44,9 +44,9 @@ ReplyT = TypeVar("ReplyT")
 _LIBC = ctypes.CDLL(None)
 
 LARGE_REQUEST_BYTES = 256 * 1024
-"""Requests from this size on leave so much freed memory behind that it is given back to the system."""
+"""Size in bytes from which a request leaves so much freed memory behind that it is given back to the system."""
 LONG_REQUEST_BYTES = 8192
-"""Requests from this size on are worked on by a thread, so that short ones do not wait behind them."""
+"""Size in bytes from which a thread works on a request, so that short ones do not wait behind it."""
 
 PREPARE_SECONDS = prometheus_client.Histogram(
     "headwater_processor_seconds",
@@ -84,7 +84,7 @@ class ProcessorSettings(TextStageSettings):
 
 
 class Processor(processor_pb2_grpc.ProcessorServicer):
-    """Answers each call by itself."""
+    """Answers calls; no call depends on an earlier one."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     async def _grammar(
         self, model: TextModel, request: processor_pb2.PrepareRequest, reply: processor_pb2.PrepareReply
     ) -> bytes:
-        """What the answer must match, known to compile; empty where it is free. Raises `BadRequest`."""
+        """Constraint on the answer, checked to compile; empty where the answer is free. Raises `BadRequest`."""
         grammar = await self._work(
             "Grammar", request.ByteSize(), functools.partial(answer_grammar, model, request, reply)
         )
@@ -182,7 +182,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         return grammar.encode()
 
     async def _at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest, tool_format: str) -> str:
-        """The field that cannot be followed: of tools and structured output, what cannot alone either."""
+        """Name of the field that cannot be compiled: of tools and structured output, the one that fails alone too."""
         conversation = request.prompt.conversation
         tools = conversation.tools
         if request.sampling.HasField("structured_output") and not calls_win(conversation, tool_format):
@@ -218,8 +218,8 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
 
 
 def _and_trim(work: Callable[[], ReplyT]) -> ReplyT:
-    """As `work`; afterwards the allocator keeps nothing of what it used. NOTE: only glibc keeps so much, and can be
-    asked for it."""
+    """Runs `work`, then returns the allocator's unused memory to the system. NOTE: only glibc keeps so much, and offers
+    a call for it."""
     try:
         return work()
     finally:
@@ -245,7 +245,7 @@ def detokenize(
 
 
 async def serve(settings: ProcessorSettings) -> None:
-    """From settings to the last answer."""
+    """Runs the stage from settings to the last answer."""
     folders = names_of(settings.model_folder, settings.served_model_name)
     models = [load_text_model(path, name, settings.choices) for path, name in folders]
     with (

@@ -1,4 +1,4 @@
-"""A conversation as clients send it to the messages and tools that chat templates read."""
+"""Converts a conversation as clients send it to the messages and tools that chat templates read."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_messa
 
 
 def render(template: ChatTemplate, conversation: processor_pb2.Conversation, guard: Guard | None = None) -> str:
-    """The prompt's text, in which what the client wrote went through `guard`. Raises `BadRequest` naming the message
-    and what is allowed."""
+    """Text of the prompt; `guard` is applied to all text of the client. Raises `BadRequest` naming the message and what
+    is allowed."""
     if not conversation.messages:
         raise BadRequest.of("messages", [], "at least one message")
     check_conversation(conversation)
@@ -65,7 +65,7 @@ def _guarded(value: Any, guard: Guard) -> Any:
 
 
 def _understood(template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[Message]:
-    """The messages in words that the template has: not every one knows developers, tools and calls."""
+    """The messages in roles that the template has: not every template knows developers, tools and calls."""
     if not template.mentions("developer"):
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     if template.reads_tools or template.mentions("tool_calls"):
@@ -75,7 +75,7 @@ def _understood(template: ChatTemplate, messages: list[Message], tools: list[dic
 
 
 def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
-    """How much to think, in the words of those templates that can be told."""
+    """Reasoning effort, for templates that take one."""
     effort = conversation.reasoning_effort
     if effort and effort not in EFFORTS:
         raise BadRequest.of("reasoning_effort", effort, ", ".join(EFFORTS))
@@ -85,7 +85,7 @@ def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
 
 
 def _verbosity(conversation: processor_pb2.Conversation) -> dict[str, Any]:
-    """How much to say, for those templates that can be told."""
+    """Verbosity, for templates that take one."""
     verbosity = conversation.verbosity
     if verbosity and verbosity not in VERBOSITIES:
         raise BadRequest.of("verbosity", verbosity, ", ".join(VERBOSITIES))
@@ -142,7 +142,7 @@ def _content(message: common_pb2.ChatMessage, i: int) -> str:
 
 
 def _tool_call(call: common_pb2.ToolCall, i: int, k: int) -> dict[str, Any]:
-    """Templates write the arguments as an object, clients send them as JSON."""
+    """A tool call for templates, which write the arguments as an object; clients send them as JSON."""
     if call.HasField("input"):
         arguments: dict[str, Any] = {KEY: call.input}
     else:
@@ -159,7 +159,7 @@ def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
 
 
 def _text_parameters(asked: common_pb2.CustomInput) -> dict[str, Any]:
-    """A custom tool as models know tools: a function whose one argument is a string."""
+    """Parameters of a custom tool, which models see as a function whose one argument is a string."""
     text = {"type": "string"}
     match asked.WhichOneof("format"):
         case "lark":

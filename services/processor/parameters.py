@@ -1,4 +1,4 @@
-"""The sampling contract: what every surface accepts, what it means where a client says nothing, and what is refused.
+"""The sampling contract of every surface: accepted values, defaults, and refusals.
 
 Two steps, since limits on length need the prompt: `check_sampling` before it is tokenized, `fit_context` after.
 """
@@ -24,7 +24,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_BEAMS = MAX_TOP_LOGPROBS // 2
 WHAT_FITS = 2**32 - 1
-"""Of `truncate_prompt_tokens`: as many as the context has room for."""
+"""Value of `truncate_prompt_tokens` that keeps as many tokens as the context has room for."""
 SIDES = ("left", "right")
 
 
@@ -74,7 +74,7 @@ NEUTRAL: Mapping[str, Any] = {
     "length_penalty": 1.0,
 }
 BENDING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logprobs")
-"""Fields that beam search does not go with."""
+"""Fields that beam search does not support."""
 
 
 def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:
@@ -132,7 +132,8 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
 
 
 def _check_beam_search(checked: common_pb2.Sampling) -> None:
-    """Beams are ranked by the model's own log probabilities, so what bends these has no place beside them."""
+    """Raises `BadRequest` for fields that change the distribution: beams are ranked by the model's own log
+    probabilities."""
     width = max(checked.n, checked.best_of)
     if width > MAX_BEAMS:
         raise BadRequest("use_beam_search", f"use_beam_search with {width} beams; allowed: at most {MAX_BEAMS}")
@@ -199,7 +200,7 @@ def fit_context(
 
 
 def _truncated(checked: common_pb2.Sampling, prompt_ids: list[int], limits: ModelLimits) -> list[int]:
-    """The last tokens, unless the client wants the first."""
+    """The prompt cut to its last tokens, or to its first ones where the client says so."""
     num_tokens = checked.truncate_prompt_tokens
     if num_tokens == WHAT_FITS:
         num_tokens = max(1, limits.max_model_len - (checked.max_tokens if _has(checked, "max_tokens") else 1))

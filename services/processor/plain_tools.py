@@ -1,6 +1,7 @@
-"""Tools for models whose chat template knows none: offered in the system message, calls and results told as text.
+"""Tools for models whose chat template knows none: functions stand in the system message, calls and results are written
+as text.
 
-The words are of the kind that Hermes' models were taught, since most others have seen them too.
+The wording is the one that Hermes' models were trained on, since most others have seen it too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def offered(messages: list[Message], tools: list[dict[str, Any]]) -> list[Messag
 
 
 def told(messages: list[Message]) -> list[Message]:
-    """Calls as the text that they were, results as words of the user; results beside each other in one message."""
+    """The messages with calls as text, and results as text of the user; neighbouring results share one message."""
     plain: list[Message] = []
     for message in messages:
         if message["role"] != "tool":

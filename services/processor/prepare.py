@@ -1,4 +1,4 @@
-"""From what a client sent to what an engine takes. Pure work on one request: no network, no clock."""
+"""Converts a client's request to an engine's. Pure work on one request: no network, no clock."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fi
 
 
 def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
-    """Raises `BadRequest` for what the contract refuses."""
+    """Prepares a request. Raises `BadRequest` for values that the contract refuses."""
     if len(request.cache_namespace) != HASH_LEN:
         raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
     sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
@@ -39,7 +39,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
 def _tokens_and_format(
     model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool
 ) -> tuple[list[int], AnswerFormat | None]:
-    """The prompt as tokens, and how the answer to it will be read."""
+    """The prompt as tokens, and the format by which its answer is read."""
     if prompt.WhichOneof("kind") != "conversation":
         return _ids(model, prompt, escapes=escapes), None
     text = _rendered(model, prompt.conversation, escapes=escapes)
@@ -50,22 +50,23 @@ def _tokens_and_format(
 
 
 def prompt_name(prompt: processor_pb2.Prompt) -> str:
-    """The field that a client knows the prompt by."""
+    """Name of the field in which the client gave the prompt."""
     return "messages" if prompt.WhichOneof("kind") == "conversation" else "prompt"
 
 
 def prompt_ids(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> list[int]:
-    """A prompt as `prepare` would make tokens of it."""
+    """Token ids of a prompt, as `prepare` makes them."""
     return _ids(model, request.prompt, escapes=_escapes(model, request))
 
 
 def _escapes(model: TextModel, request: processor_pb2.PrepareRequest | processor_pb2.ProcessorTokenizeRequest) -> bool:
-    """The model's own setting holds for everybody; a request may only add it."""
+    """Whether special tokens in the client's text are text. The model's own setting holds for everyone; a request may
+    only turn it on."""
     return model.escapes_special_tokens or request.escape_special_tokens
 
 
 def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> list[int]:
-    """The prompt as tokens, whichever way it was given."""
+    """The prompt as tokens, in whichever form it was given."""
     match prompt.WhichOneof("kind"):
         case "text":
             return model.tokenizer.encode(prompt.text, add_special_tokens=_adds_special_tokens(prompt, default=True))

@@ -1,6 +1,6 @@
 """Renders conversations by a model's own template, in a sandbox. Knows nothing about tokens.
 
-Templates see what Hugging Face's `apply_chat_template` gives them: the same filters, globals and whitespace rules.
+Templates get the environment of Hugging Face's `apply_chat_template`: the same filters, globals and whitespace rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..runtime.errors import BadRequest
 from .counted_environment import STEPS, CountedEnvironment, Steps
 
 MAX_RENDERED_LEN = 32 << 20
-"""Characters of a rendered conversation."""
+"""Largest number of characters of a rendered conversation."""
 
 
 class ChatTemplateError(Exception):
@@ -31,7 +31,8 @@ class ChatTemplateError(Exception):
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it only renders them."""
+    """Block `{% generation %}…{% endgeneration %}`, which marks the assistant's words for training; here it only
+    renders them."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
@@ -46,7 +47,7 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], *, clock: Callable[[], float] = time.thread_time
     ) -> None:
-        """`clock` shows the processor time of the thread that renders."""
+        """`clock` returns the processor time of the thread that renders."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -56,7 +57,7 @@ class ChatTemplate:
         self._clock = clock
         self.source = source
         self.reads_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
-        """Whether it would show the assistant its tools."""
+        """Whether the template shows the assistant its tools."""
 
     def mentions(self, word: str) -> bool:
         return word in self.source
@@ -97,7 +98,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As JSON, without the HTML escapes of jinja2's own filter."""
+    """JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -106,7 +107,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _collect(pieces: Iterable[str], steps: Steps) -> str:
-    """Joins what a template yields, within the limits; the sandbox bounds `range` itself."""
+    """Joins the output of a template, within the limits; the sandbox bounds `range` itself."""
     collected, length = [], 0
     for piece in pieces:
         collected.append(piece)

@@ -1,4 +1,4 @@
-"""A sandbox whose templates come to an end: passes of loops and calls are counted and timed, products of sizes bounded.
+"""A sandbox that ends every template: passes of loops and calls are counted and timed, products of sizes bounded.
 
 A template that writes nothing gives its caller no chance to look at a clock, and a render may run on an event loop.
 What takes time in a template takes it by loops, by calls (macros may call themselves twice) and by `*` and `**`.
@@ -17,16 +17,18 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 500_000
-"""Passes of loops and calls in a render: thirty for each of 16,384 messages, and about a second (2026-11-22)."""
+"""Number of passes of loops and calls in a render: thirty for each of 16,384 messages, and about a second
+(2026-11-22)."""
 MAX_CPU_SECONDS = 2.0
-"""Processor time of a render. A call of a recursive macro takes up to a hundred times as long as a pass of a loop."""
+"""Seconds of processor time of a render. A call of a recursive macro takes up to a hundred times as long as a pass of a
+loop."""
 STEPS_PER_CLOCK_READ = 16
-"""Reading a thread's processor time is a system call."""
+"""Number of steps between two reads of a thread's processor time, each of which is a system call."""
 MAX_PRODUCT_LEN = 1 << 20
-"""Of a text or list that is repeated."""
+"""Largest length of a text or list that is repeated."""
 MAX_POWER_BITS = 4096
 STEPS = "steps of this render"
-"""Where a context has its count: under a name that no template can write."""
+"""Name of the count in a context; no template can write it."""
 _COUNTED = "counted"
 _OPERATORS = {"*": operator.mul, "**": operator.pow}
 
@@ -41,7 +43,7 @@ class Steps:
         self._deadline = clock() + MAX_CPU_SECONDS
 
     def take(self) -> None:
-        """Raises `TemplateError` when no steps or no time are left."""
+        """Counts steps. Raises `TemplateError` when no steps or no time are left."""
         self.left -= 1
         if self.left < 0:
             raise jinja2.TemplateError(f"it takes more than {MAX_STEPS} steps over them")
@@ -55,7 +57,7 @@ class Steps:
 
 
 class CountedEnvironment(ImmutableSandboxedEnvironment):
-    """Contexts of its templates hold a `Steps` under `STEPS`."""
+    """Sandbox. Contexts of its templates hold a `Steps` under `STEPS`."""
 
     intercepted_binops = frozenset(_OPERATORS)
 
@@ -92,7 +94,7 @@ def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _check_product(left: Any, right: Any) -> None:
-    """Raises `TemplateError`. Products of numbers are as long as both together."""
+    """Raises `TemplateError` for a product that is too large. Products of numbers are as long as both together."""
     for many, times in ((left, right), (right, left)):
         if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_PRODUCT_LEN:
             raise jinja2.TemplateError(f"it repeats something to more than {MAX_PRODUCT_LEN} parts")

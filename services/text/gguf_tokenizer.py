@@ -15,7 +15,7 @@ from tokenizers.models import BPE
 
 
 class GgufTokenizerError(Exception):
-    """A tokenizer that GGUF metadata describes and that is not known here; names the key and its value."""
+    """A tokenizer in GGUF metadata that is not supported here; names the key and its value."""
 
     def __init__(self, key: str, value: object, allowed: Sequence[str] | str) -> None:
         shown = allowed if isinstance(allowed, str) else ", ".join(allowed)
@@ -24,7 +24,7 @@ class GgufTokenizerError(Exception):
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`, as the GGUF specification numbers it."""
+    """Values of `tokenizer.ggml.token_type`, as the GGUF specification numbers them."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -36,16 +36,16 @@ class TokenType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """How a family cuts text into words before byte-pair merges."""
+    """Rules by which a family cuts text into words before byte-pair merges."""
 
     pattern: str | None = None
-    """Splits words; None: GPT-2's own."""
+    """Pattern that splits words; None: GPT-2's own."""
     single_digits: bool = False
     nfc: bool = False
     ignore_merges: bool = False
-    """A word that is a token is taken whole."""
+    """Whether a word that is a token is taken whole."""
     add_bos: bool = False
-    """Where the file does not say."""
+    """Whether a text begins with the BOS token, where the file does not say."""
 
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -95,7 +95,7 @@ def write_tokenizer(gguf_path: Path, folder: Path) -> None:
 
 
 class Metadata:
-    """The keys of a GGUF file that speak of text."""
+    """Keys of a GGUF file that describe text."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._values = values
@@ -142,7 +142,7 @@ class Metadata:
         return bool(self.get("add_bos_token", self.is_sentencepiece or self.pre_tokenizer.add_bos))
 
     def token(self, name: str) -> str | None:
-        """The text of the token that the key `<name>_token_id` points to."""
+        """Text of the token that the key `<name>_token_id` points to."""
         token_id = self.get(f"{name}_token_id")
         return None if token_id is None else self.tokens[token_id]
 
@@ -174,7 +174,7 @@ def _added(token: str) -> AddedToken:
 
 
 def _byte_level(metadata: Metadata) -> Tokenizer:
-    """GPT-2's byte-level merges."""
+    """Tokenizer with GPT-2's byte-level merges."""
     pre = metadata.pre_tokenizer
     merges = [tuple(merge.split(" ", 1)) for merge in metadata["merges"]]
     vocab = {token: i for i, token in enumerate(metadata.tokens)}
@@ -193,7 +193,7 @@ def _byte_level(metadata: Metadata) -> Tokenizer:
 
 
 def _sentencepiece(metadata: Metadata) -> Tokenizer:
-    """SentencePiece's merges (Llama 2, Mistral), with bytes for what no piece spells."""
+    """Tokenizer with SentencePiece's merges (Llama 2, Mistral), and bytes for text that no piece spells."""
     vocab = {token: i for i, token in enumerate(metadata.tokens)}
     tokenizer = Tokenizer(
         BPE(
@@ -215,8 +215,8 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """SentencePiece keeps a score a piece instead of merges: two pieces merge into the pair that scores best, and
-    before all others into a user-defined one."""
+    """Merges of a SentencePiece model, which keeps a score for each piece instead: two pieces merge into the pair that
+    scores best, and before all others into a user-defined one."""
     scores = {token: metadata["scores"][i] for i, token in metadata.of_type(TokenType.NORMAL)}
     scores |= {token: math.inf for _, token in metadata.of_type(TokenType.USER_DEFINED)}
     merges = [
@@ -230,7 +230,7 @@ def _merges(metadata: Metadata) -> list[tuple[str, str]]:
 
 
 def _add_template_processor(tokenizer: Tokenizer, metadata: Metadata) -> None:
-    """What `add_special_tokens` puts around a text."""
+    """Adds the special tokens that `add_special_tokens` puts around a text."""
     before = [metadata.token("bos")] if metadata.adds_bos else []
     after = [metadata.token("eos")] if metadata.get("add_eos_token", False) else []
     around = [token for token in [*before, *after] if token is not None]

@@ -1,4 +1,4 @@
-"""What the text stages know of a model: its tokenizer, its chat template, its limits. Never its weights."""
+"""The text stages' knowledge of a model: its tokenizer, its chat template, its limits. It never reads weights."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class TextModel:
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
     tool_format: str = ""
-    """The way in which it writes calls; empty: they are not looked for."""
+    """Format of its calls; empty: they are not looked for."""
     reasoning_format: str = ""
-    """The way in which it writes thoughts; empty: they are not looked for."""
+    """Format of its reasoning; empty: it is not looked for."""
     escapes_special_tokens: bool = False
-    """Special tokens in what clients say are text."""
+    """Whether special tokens in the text of clients are text."""
     closes_schemas: bool = True
-    """Objects that answers must match have no properties but those that their schema names."""
+    """Whether objects of constrained answers have no properties but those that their schema names."""
 
     @property
     def name(self) -> str:
@@ -46,7 +46,7 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingChoices:
-    """What an operator may set otherwise than the model's own files; empty or 0: as these say."""
+    """Choices of an operator that replace those of the model's files; empty or 0: the files decide."""
 
     dtype: str = ""
     kv_format: str = ""
@@ -61,7 +61,7 @@ class ServingChoices:
 
 
 def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
-    """Pairs folders with the names that they are served under. Raises `SettingError`."""
+    """Folders with the names that they are served under. Raises `SettingError`."""
     if not folders:
         raise SettingError("model_folder", None, "a converted model folder, at least once")
     if served_names and len(served_names) != len(folders):
@@ -74,12 +74,12 @@ def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Raises `ModelFolderError` or `TokenizerFilesError`."""
+    """Tokenizer of a folder. Raises `ModelFolderError` or `TokenizerFilesError`."""
     return Tokenizer.from_folder(folder, ModelManifest.read(folder).vocab_size)
 
 
 def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextModel:
-    """Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or `SettingError`."""
+    """Model of a folder. Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or `SettingError`."""
     if choices.block_size not in BLOCK_SIZES:
         raise SettingError("block_size", choices.block_size, "16, 32, 64 or 128")
     manifest = ModelManifest.read(folder)
@@ -146,7 +146,7 @@ def _chat_template(tokenizer: Tokenizer, path: str) -> ChatTemplate | None:
 
 
 def _own_template(template: object) -> str | None:
-    """Some models carry several, by name; `default` is the one for chats."""
+    """Template in a model's configuration. Some models have several by name; `default` is the one for chats."""
     if isinstance(template, list):
         by_name = {entry["name"]: entry["template"] for entry in template}
         return by_name.get("default")

@@ -1,4 +1,4 @@
-"""What a model allows of a request, and the sampling that it asks for itself. Knows nothing about requests."""
+"""A model's limits on requests, and its own default sampling. Knows nothing about requests."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields whose default a model's `generation_config.json` may set; also `max_new_tokens`."""
+"""Fields whose default a model's `generation_config.json` may set, besides `max_new_tokens`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLimits:
-    """What a request's parameters are checked against."""
+    """Limits that a request's parameters are checked against."""
 
     vocab_size: int
     max_model_len: int
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of `FROM_MODEL`, and `max_tokens`, where the model sets them."""
+    """Defaults of `FROM_MODEL`, and of `max_tokens`, where the model sets them."""
 
 
 def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What both text stages do around their service: listen, tell the cluster, tell health, leave in order."""
+"""Runs the processor and the output processor: listens, joins the cluster, reports health, stops in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..runtime.tracing import NO_TRACING, Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextStageSettings(StageSecuritySettings):
-    """What the processor and the output processor are both told."""
+    """Settings that the processor and the output processor share."""
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any")
@@ -59,7 +59,8 @@ async def serve_stage(
     *,
     shared_bus: Bus | None = None,
 ) -> None:
-    """The life of a stage: ready, told to stop, `leave` (end what need not go on), the rest within the drain limit.
+    """Runs a stage: it becomes ready, is told to stop, ends optional work by `leave`, and the rest within the drain
+    limit.
 
     It opens a bus unless the stage has one.
     """

@@ -1,4 +1,4 @@
-"""What each token id spells, as bytes and, where these are whole characters, as text. Built once a tokenizer."""
+"""The text of each token id, as bytes and, where these are whole characters, as text. Built once per tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenTable:
     """`bytes_of[id]` and `text_of[id]` for every id of the model's vocabulary.
 
     `text_of[id]` is None where the bytes are not whole characters by themselves; ids that the tokenizer does not know
-    (padding of the embedding) spell nothing.
+    (padding of the embedding) have no bytes.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -33,7 +33,7 @@ class TokenTable:
             self.bytes_of[token_id] = token.encode() if token_id in added else spell(token)
         self.text_of = [_whole(spelled) for spelled in self.bytes_of]
         self.visible_bytes_of, self.visible_text_of = list(self.bytes_of), list(self.text_of)
-        """The same with special tokens spelling nothing."""
+        """The same, with special tokens empty."""
         for token_id in self.special_ids:
             self.visible_bytes_of[token_id], self.visible_text_of[token_id] = b"", ""
         self._shown: dict[tuple[str, ...], tuple[list[str | None], list[bytes]]] = {}
@@ -42,7 +42,7 @@ class TokenTable:
         return len(self.bytes_of)
 
     def visible(self, shown: tuple[str, ...] = ()) -> tuple[list[str | None], list[bytes]]:
-        """Text and bytes by id, special tokens spelling nothing, except those of `shown`."""
+        """Text and bytes by id; special tokens are empty, except those of `shown`."""
         if not shown:
             return self.visible_text_of, self.visible_bytes_of
         if shown not in self._shown:
@@ -84,7 +84,8 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def printable_bytes() -> dict[str, int]:
-    """GPT-2 writes a byte as a printable character: itself where it is one, otherwise the next free one past 255."""
+    """Bytes by GPT-2's printable characters: a byte stands for itself where it is printable, otherwise for the next
+    free character past 255."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
@@ -101,7 +102,8 @@ def _byte_level(token: str) -> bytes:
 
 
 class _SentencePiece:
-    """`▁` spells a space and `<0xE2>` a byte. A space that opens a whole text is an answer's own: it stays."""
+    """Bytes of a SentencePiece token. `▁` stands for a space and `<0xE2>` for a byte. A space that opens a whole text
+    is an answer's own: it stays."""
 
     def __init__(self, mark: str) -> None:
         self._mark = mark

@@ -15,17 +15,18 @@ from .gguf_tokenizer import PRE_TOKENIZERS
 from .token_table import TokenTable
 
 PIECE_LEN = 4096
-"""Characters of the pieces that a long text is cut into, so that all cores share it."""
+"""Number of characters in the pieces of a long text, so that all cores share it."""
 
 GUARD = "\ufdd0"
-"""Stands before a special token's text that is text; Unicode keeps it for such uses, and no text may have it."""
+"""Mark before a special token's text that is text; Unicode reserves the character for such uses, and no text may have
+it."""
 
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
 
 
 class TokenizerFilesError(Exception):
-    """A model folder whose tokenizer cannot be used, and why."""
+    """A model folder whose tokenizer cannot be used, with the reason."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be used: {reason}")
@@ -40,11 +41,11 @@ class Tokenizer:
         self._vocab_size = vocab_size
         self._cuts_anywhere = _may_cut_between_words(backend)
         self.config = config
-        """`tokenizer_config.json`."""
+        """Contents of `tokenizer_config.json`."""
 
     @classmethod
     def from_folder(cls, folder: Path, vocab_size: int) -> Tokenizer:
-        """Raises `TokenizerFilesError`."""
+        """Tokenizer of a folder. Raises `TokenizerFilesError`."""
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise TokenizerFilesError(path, "it is missing")
@@ -58,11 +59,11 @@ class Tokenizer:
 
     @functools.cached_property
     def table(self) -> TokenTable:
-        """Made on first use: whoever only encodes does not wait for it."""
+        """Table of the tokens' text. Made on first use: a caller that only encodes does not wait for it."""
         return TokenTable(self._backend, self._vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a text; `add_special_tokens` puts around it what the model's own template of sequences says."""
+        """Ids of a text; `add_special_tokens` adds the special tokens of the model's own template of sequences."""
         if len(text) < 2 * PIECE_LEN or not self._cuts_anywhere:
             return _ids(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
         pieces = self._backend.encode_batch_fast(_pieces(text), add_special_tokens=False)
@@ -73,11 +74,11 @@ class Tokenizer:
         return [*before, *token_ids, *after]
 
     def guarded(self, text: str) -> str:
-        """The text with a mark before each special token that it spells: `encode_guarded` takes it for text."""
+        """The text with a mark before each special token that it contains: `encode_guarded` takes it for text."""
         return self._special_pattern.sub(rf"{GUARD}\g<0>", text.replace(GUARD, "\ufffd"))
 
     def encode_guarded(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """As `encode`, of a text with parts that were guarded: special tokens there are spelled with others."""
+        """Ids of a text with guarded parts, as `encode`: special tokens there are spelled with other tokens."""
         if GUARD not in text:
             return self.encode(text, add_special_tokens=add_special_tokens)
         token_ids: list[int] = []
@@ -104,14 +105,14 @@ class Tokenizer:
 
     @functools.cached_property
     def _without_special(self) -> Backend:
-        """The tokenizer once more, which sees no special tokens in a text."""
+        """A second tokenizer, which sees no special tokens in a text."""
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         return backend
 
     @functools.cached_property
     def _around(self) -> tuple[list[int], list[int]]:
-        """The special ids that open and close a text."""
+        """Special ids that open and close a text."""
         bare = self.encode("a", add_special_tokens=False)
         full = self.encode("a", add_special_tokens=True)
         start = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
@@ -122,26 +123,26 @@ class Tokenizer:
 
     @functools.cached_property
     def special_texts(self) -> dict[str, int]:
-        """Tokens that are no text to a grammar: special ones, and all that are added and written as a tag.
+        """Tokens that are no text to a grammar: special tokens, and added tokens that are written as a tag.
 
-        The compiler of grammars sees tags so, whether or not the tokenizer calls them special.
+        The grammar compiler takes tags for special tokens, whether or not the tokenizer calls them so.
         """
         added = self._backend.get_added_tokens_decoder().items()
         return {token.content: i for i, token in added if token.special or re.fullmatch("<.*>", token.content)}
 
     def id_of(self, text: str) -> int | None:
-        """The one token that spells the text, if there is one."""
+        """Id of the one token that spells the text, if there is one."""
         token_id: int | None = self._backend.token_to_id(text)
         return token_id
 
     def special_token(self, name: str) -> str | None:
-        """The text of `bos_token`, `eos_token`, … as `tokenizer_config.json` names it."""
+        """Text of `bos_token`, `eos_token`, … as `tokenizer_config.json` names it."""
         token = self.config.get(name)
         return token.get("content") if isinstance(token, dict) else token
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where the file is missing. Raises `TokenizerFilesError`."""
+    """JSON object in a file; empty where the file is missing. Raises `TokenizerFilesError`."""
     if not path.is_file():
         return {}
     try:
@@ -155,9 +156,9 @@ def _ids(encoding: Any) -> list[int]:
 
 
 def _may_cut_between_words(backend: Backend) -> bool:
-    """Whether ids of `a b` are always those of `a` and of ` b`: true of byte-level models whose words end at a space.
+    """Whether ids of `a b` are always those of `a` and of ` b`, as in byte-level models whose words end at a space.
 
-    That is certain of the published expressions only, so any other tokenizer sees its text whole.
+    This is certain for the published expressions only, so any other tokenizer gets its text whole.
     """
     state = msgspec.json.decode(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
     steps = state.get("pretokenizers", [state])

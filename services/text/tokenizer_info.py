@@ -1,4 +1,4 @@
-"""What clients are told of a model's tokenizer: its published configuration, with the chat template that is served."""
+"""A model's tokenizer for clients: its published configuration, with the chat template that is served."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .model import TextModel
 _OF_FILES = frozenset(
     ("vocab_file", "merges_file", "tokenizer_file", "special_tokens_map_file", "name_or_path", "auto_map")
 )
-"""Entries that name files or code of whoever made the model."""
+"""Entries that name files or code of the model's author."""
 
 
 def tokenizer_info(model: TextModel) -> dict[str, Any]:
-    """As vLLM's `GET /tokenizer_info`, with special tokens as text."""
+    """Configuration as in vLLM's `GET /tokenizer_info`, with special tokens as text."""
     config = {name: _plain(value) for name, value in model.tokenizer.config.items() if name not in _OF_FILES}
     # Transformers' own name for what reads a `tokenizer.json`.
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
@@ -25,7 +25,7 @@ def tokenizer_info(model: TextModel) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A special token may be an object that says how it is found in text."""
+    """Text of a special token, which may be an object that says how it is found in text."""
     if isinstance(value, Mapping):
         if isinstance(value.get("content"), str):
             return value["content"]

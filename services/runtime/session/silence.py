@@ -1,6 +1,7 @@
-"""Finds out that the other side of a session sends nothing though it answers pings: a probe has to be answered.
+"""Detects that the peer of a session sends nothing although it answers pings: the peer has to answer a probe.
 
-Counts ticks of this process's own event loop rather than seconds: a process that was held up itself blames no other.
+Counts ticks of this process's own event loop rather than seconds: after a pause of this process no peer counts as
+silent.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections.abc import Callable
 
 TICK_SECONDS = 0.5
 PROBE_TICKS = 6
-"""Silent ticks after which it is probed."""
+"""Number of silent ticks after which the peer is probed."""
 LOST_TICKS = 16
-"""Silent ticks after which it counts as lost. A paused process, which answers no pings, is lost before that."""
+"""Number of silent ticks after which the peer counts as lost. A paused process, which answers no pings, is lost before
+that."""
 
 
 class Silence:
     def __init__(self, probe: Callable[[], bool]) -> None:
-        """`probe` is called when nothing came for long; False: no answer is due."""
+        """`probe` is called when nothing came for long; it returns False where no answer is due."""
         self._probe = probe
         self._num_ticks = 0
 
@@ -25,7 +27,7 @@ class Silence:
         self._num_ticks = 0
 
     async def until_lost(self) -> None:
-        """Returns when the other side has not answered in time."""
+        """Returns when the peer has not answered in time."""
         self._num_ticks = 0
         while self._num_ticks < LOST_TICKS:
             await asyncio.sleep(TICK_SECONDS)
