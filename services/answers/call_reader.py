@@ -9,13 +9,13 @@ from enum import Enum
 NAME_KEYS = ("name", "function")
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("type", "id")
-"""Keys that a call may have besides."""
+"""Keys besides name and arguments that a call may have."""
 _SPACE = " \t\r\n"
 _OPENING, _CLOSING = "{[", "}]"
 
 
 class _At(Enum):
-    """Where in the object the next character stands."""
+    """Place of the next character in the object."""
 
     START = "before the object"
     KEY = "before a key"
@@ -27,7 +27,7 @@ class _At(Enum):
 
 
 class JsonValue:
-    """Finds where a JSON value ends. Looks at brackets and strings only: what a model writes wrong stays wrong."""
+    """Finds the end of a JSON value. It looks at brackets and strings only: malformed JSON stays as it is."""
 
     __slots__ = ("_depth", "_is_escaped", "_is_in_string", "_is_scalar")
 
@@ -37,7 +37,7 @@ class JsonValue:
         self._is_scalar = not (self._depth or self._is_in_string)
 
     def ends_before(self, char: str) -> bool:
-        """A number or a word ends where something else begins."""
+        """Whether the value ends before this character: a number or a word ends where something else begins."""
         return self._is_scalar and (char in ",}]" or char in _SPACE)
 
     def take(self, char: str) -> bool:
@@ -61,9 +61,9 @@ class JsonValue:
 
 
 class CallReader:
-    """Takes characters until the object ends, or until it is clear that it is no call.
+    """Reads characters until the object ends, or until it is clear that it is no call.
 
-    With `names`, only what names one of them is a call.
+    With `names`, only an object that names one of them is a call.
     """
 
     def __init__(self, names: Collection[str] | None = None) -> None:
@@ -77,17 +77,18 @@ class CallReader:
         self._value: list[str] = []
         self._scan: JsonValue | None = None
         self._streams = False
-        """The value's characters are arguments as they come."""
+        """Whether the value's characters are passed on as arguments as they come."""
         self._arguments: list[str] = []
         self._has_arguments = False
 
     @property
     def raw(self) -> str:
-        """Everything taken while no name was known, for the case that it is no call."""
+        """All characters taken while no name was known, in case that it is no call."""
         return "".join(self._raw)
 
     def push(self, text: str) -> str:
-        """Takes what belongs to the object; returns what is behind it, or behind what made clear that it is no call."""
+        """Takes the characters of the object; returns the text behind it, or behind the character that shows that it is
+        no call."""
         for i, char in enumerate(text):
             if self.is_done or self.is_no_call:
                 return text[i:]
@@ -97,7 +98,7 @@ class CallReader:
         return ""
 
     def take_arguments(self) -> str:
-        """What came of the arguments since the last time, once the name is known."""
+        """Arguments that came since the last call, once the name is known."""
         if not self.name:
             return ""
         taken, self._arguments = "".join(self._arguments), []

@@ -1,4 +1,4 @@
-"""How the answer to a conversation will be read: which calls and thoughts to look for, known before it is computed."""
+"""Selects the format by which the answer to a conversation is read: its calls and reasoning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMED_CHOICES = ("auto", "none", ENFORCING)
 
 
 def named_tool(conversation: Conversation) -> str | None:
-    """The function that the client chose, if it chose one."""
+    """The function that the client named in its tool choice, if it named one."""
     choice = conversation.tool_choice
     return choice if choice and choice not in NAMED_CHOICES else None
 
@@ -24,7 +24,8 @@ def may_call(conversation: Conversation) -> bool:
 def answer_format(
     conversation: Conversation, rendered: str, *, tool_format: str, reasoning_format: str
 ) -> AnswerFormat | None:
-    """None where all of the answer is content. `rendered` is the prompt's text, which may have opened the thoughts."""
+    """Format of the answer; None where all of it is content. `rendered` is the prompt's text, which may have opened the
+    reasoning."""
     form = AnswerFormat()
     if tool_format and may_call(conversation):
         chosen = named_tool(conversation)
@@ -45,7 +46,7 @@ def _is_parallel(conversation: Conversation) -> bool:
 
 
 def _starts_inside(conversation: Conversation, rendered: str, reasoning_format: str) -> bool | None:
-    """Whether the answer begins with thoughts for certain; None where the prompt has put an end to them."""
+    """Whether the answer begins inside the reasoning; None where the prompt has closed it."""
     marks = REASONING_FORMATS[reasoning_format]
     if conversation.continue_final_message:
         final = conversation.messages[-1]
@@ -58,7 +59,7 @@ def _starts_inside(conversation: Conversation, rendered: str, reasoning_format: 
 
 
 def reasoning_format_of(template: str | None) -> str:
-    """By what the model's chat template says of thoughts; empty where it says nothing."""
+    """Name of the reasoning format that the model's chat template uses; empty where it uses none."""
     source = template or ""
     if "[THINK]" in source:
         return "magistral"

@@ -1,4 +1,4 @@
-"""From the text of one answer to thoughts, calls and content, by the format that the processor chose for it."""
+"""Separates the text of one answer into reasoning, calls and content, by the format that the processor chose for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolParser(PartsParser, Protocol):
 
     @property
     def num_done(self) -> int:
-        """Calls that are complete."""
+        """Number of calls that are complete."""
 
 
 TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolParser]] = {
@@ -38,7 +38,7 @@ MARKERS: Mapping[str, tuple[str, ...]] = {
 
 
 class AnswerParser:
-    """One answer's. Thoughts come before calls, and calls are looked for behind them only."""
+    """Parser of one answer. Reasoning comes before calls, and calls are looked for behind it only."""
 
     def __init__(self, answer_format: AnswerFormat) -> None:
         form = answer_format
@@ -52,7 +52,7 @@ class AnswerParser:
         self._tools = make(frozenset(form.tool_names)) if make is not None else None
         self._custom_names = frozenset(form.custom_names)
         self._inputs: dict[int, TextInputReader] = {}
-        """Of calls of custom tools."""
+        """Readers of the arguments of calls of custom tools."""
         self.has_called = False
 
     @property
@@ -61,7 +61,7 @@ class AnswerParser:
 
     @property
     def is_over(self) -> bool:
-        """The one call that was allowed is complete."""
+        """Whether the one call that was allowed is complete."""
         return self._is_single and self._tools is not None and self._tools.num_done > 0
 
     def push(self, text: str) -> Parts:
@@ -96,7 +96,7 @@ class AnswerParser:
         return Parts(read.content, reasoning, self._told(read.calls))
 
     def _told(self, calls: list[CallDelta]) -> list[CallDelta]:
-        """Calls as they are told: those of custom tools with their text, in place of the JSON around it."""
+        """Calls for the client: a call of a custom tool has its text in place of the JSON around it."""
         if not self._custom_names:
             return calls
         told = [self._as_text(call) for call in calls]
@@ -111,7 +111,7 @@ class AnswerParser:
 
 
 def unknown_parser(answer_format: AnswerFormat) -> str | None:
-    """The parser that is asked for and does not exist, if so."""
+    """Name of a requested parser that does not exist; None where all exist."""
     for name, known in ((answer_format.tool_parser, TOOL_PARSERS), (answer_format.reasoning_parser, REASONING_FORMATS)):
         if name and name not in known:
             return name
@@ -119,7 +119,7 @@ def unknown_parser(answer_format: AnswerFormat) -> str | None:
 
 
 def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
-    """Tokens that must be spelled for the parsers, also where special tokens are not."""
+    """Tokens that must become text for the parsers, also where special tokens are skipped."""
     tools = MARKERS.get(answer_format.tool_parser, ())
     if not answer_format.reasoning_parser:
         return tools
@@ -128,7 +128,7 @@ def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
 
 
 def call_id(answer_format: AnswerFormat, request_id: str, choice_index: int, call_index: int) -> str:
-    """The same on every attempt of a request, so that a resumed answer does not rename its calls."""
+    """Id of a call, the same on every attempt of a request, so that a resumed answer does not rename its calls."""
     digest = blake2b(f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12).hexdigest()
     # Mistral's template takes ids of nine letters and digits only.
     return digest[:9] if answer_format.tool_parser == "mistral" else f"call_{digest}"

@@ -1,7 +1,7 @@
-"""What an answer's text is told apart into, as it comes: content, thoughts, calls. Knows no model's way to write them.
+"""Parts of an answer's text as it comes: content, reasoning, calls. Knows no model's format.
 
-Whoever reads text piece by piece here keeps one rule: what has been said after some text depends on that text alone,
-not on how it was cut into pieces. A resume relies on it.
+Every reader of text in pieces keeps one rule: its output after some text depends on that text alone, not on how it was
+cut into pieces. A resume relies on it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class CallDelta:
-    """More of a call: its name comes once, first; the arguments are JSON in pieces."""
+    """Part of a call: its name comes once, first; the arguments are JSON in pieces."""
 
     index: int
     name: str = ""
     arguments: str = ""
     is_text: bool = False
-    """It calls a custom tool: what it takes is text, and `arguments` that text in pieces."""
+    """Whether it calls a custom tool, which takes text: `arguments` is then that text in pieces."""
 
 
 @dataclass(slots=True)
 class Parts:
-    """What some text made certain."""
+    """Parts that some text made certain."""
 
     content: str = ""
     reasoning: str = ""
@@ -37,7 +37,7 @@ class Parts:
             self.add_call(delta)
 
     def add_call(self, delta: CallDelta) -> None:
-        """Joins what belongs to the same call."""
+        """Adds a part of a call; parts of the same call are joined."""
         if self.calls and self.calls[-1].index == delta.index:
             self.calls[-1].name += delta.name
             self.calls[-1].arguments += delta.arguments
@@ -46,11 +46,11 @@ class Parts:
 
     @property
     def is_plain(self) -> bool:
-        """Nothing but content."""
+        """Whether there is nothing but content."""
         return not (self.reasoning or self.calls)
 
     def within(self, limit: int) -> Iterator[Parts]:
-        """The same in parts of at most `limit` characters each, names and one empty part excepted."""
+        """The same in parts of at most `limit` characters each, except names and one empty part."""
         for start in range(0, max(len(self.content), len(self.reasoning), 1), limit):
             yield Parts(self.content[start : start + limit], self.reasoning[start : start + limit])
         for call in self.calls:
@@ -64,20 +64,20 @@ class PartsParser(Protocol):
     """Reads a stream of text."""
 
     def push(self, text: str) -> Parts:
-        """What the text makes certain."""
+        """Parts that the text makes certain."""
 
     def flush(self) -> Parts:
-        """What the end of the text makes certain; nothing is pushed after it."""
+        """Parts that the end of the text makes certain; nothing is pushed after it."""
 
 
 class Margin:
-    """Passes text on without the white space beside what is cut out of it."""
+    """Passes text on without the white space beside removed parts."""
 
     __slots__ = ("_held", "_is_beside")
 
     def __init__(self, *, is_beside: bool = False) -> None:
         self._is_beside = is_beside
-        """Nothing but white space came since a cut."""
+        """Whether nothing but white space came since the last removed part."""
         self._held = ""
 
     def push(self, text: str) -> str:
@@ -90,7 +90,7 @@ class Margin:
         return body
 
     def cut(self) -> None:
-        """Something is cut out here."""
+        """Notes that a part was removed here."""
         self._held, self._is_beside = "", True
 
     def flush(self) -> str:
@@ -101,7 +101,7 @@ class Margin:
 def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
     """The text before the first marker, the marker, the text behind it.
 
-    Without one: what is certain to be before any, nothing, and the end that may yet become one.
+    Without a marker: the text that is certainly no part of one, nothing, and the end that may yet become one.
     """
     found = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=None)
     if found is not None:
@@ -112,5 +112,5 @@ def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Characters at the end of the text that begin the marker."""
+    """Number of characters at the end of the text that begin the marker."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)

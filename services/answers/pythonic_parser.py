@@ -18,7 +18,7 @@ _QUOTES, _OPENING, _CLOSING = "\"'", "([{", ")]}"
 
 
 class PythonicParser:
-    """A list of calls as the whole answer. Only a list whose first call names a function that was offered counts."""
+    """Reads a list of calls that is the whole answer. Only a list whose first call names an offered function counts."""
 
     markers = ("<|python_start|>", "<|python_end|>")
 
@@ -28,7 +28,7 @@ class PythonicParser:
         self._num_begun = self._num_arguments = 0
         self._value: _PythonValue | None = None
         self.num_done = 0
-        """Calls that are complete."""
+        """Number of calls that are complete."""
         self._read = self._before_list
 
     def push(self, text: str) -> Parts:
@@ -126,7 +126,7 @@ class _PythonValue:
         self._is_escaped = False
 
     def push(self, text: str) -> int | None:
-        """Where the value ends, if it does."""
+        """Position at which the value ends; None where it does not end."""
         for i, char in enumerate(text):
             if self._depth == 0 and not self._quote and char in ",)":
                 return i
@@ -148,7 +148,7 @@ class _PythonValue:
             self._depth += (char in _OPENING) - (char in _CLOSING)
 
     def as_json(self) -> str:
-        """Python's literals and JSON's are both taken; anything else stays the text that it is."""
+        """The value as JSON. Python's literals and JSON's are both taken; other values stay the text that they are."""
         written = "".join(self._taken).strip()
         for read in (json.loads, ast.literal_eval):
             try:

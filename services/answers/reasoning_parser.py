@@ -1,4 +1,4 @@
-"""Tells thoughts from the answer that follows them. Models differ in their tags and in who writes the first one."""
+"""Separates reasoning from the answer that follows it. Models differ in their tags and in who writes the first one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .parts import Margin, Parts, split_at
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningFormat:
-    """How a family of models marks its thoughts."""
+    """Tags by which a family of models marks its reasoning."""
 
     start: str = "<think>"
     end: str = "</think>"
     is_implied: bool = False
-    """Thoughts come first even where no tag opens them."""
+    """Whether reasoning comes first even where no tag opens it."""
 
 
 REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
@@ -27,7 +27,7 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 
 
 class ReasoningParser:
-    """Thoughts stand at the beginning of an answer or nowhere; what looks like a tag later on is content."""
+    """Reads the reasoning at the beginning of an answer; a tag later on is content."""
 
     def __init__(self, marks: ReasoningFormat, *, starts_inside: bool) -> None:
         self._marks = marks
@@ -42,7 +42,7 @@ class ReasoningParser:
 
     @property
     def is_over(self) -> bool:
-        """From here on everything is content."""
+        """Whether everything that follows is content."""
         return self._read == self._behind
 
     def push(self, text: str) -> Parts:
@@ -87,7 +87,7 @@ class ReasoningParser:
         return rest
 
     def _at_answer(self, text: str, parts: Parts) -> str:
-        """White space between the thoughts and the answer belongs to neither."""
+        """Skips the white space between reasoning and answer, which belongs to neither."""
         body = text.lstrip()
         if body:
             self._read = self._behind

@@ -1,6 +1,6 @@
 """Reads the text that a custom tool takes out of the JSON in which models write it, `{"input": "…"}`, piece by piece.
 
-Models that write something else in its place are taken at their word: all of it is the text.
+Where a model writes anything else in its place, all of it is the text.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import re
 
 KEY = "input"
-"""Of the one argument that stands for the text."""
+"""Name of the argument that stands for the text."""
 _HEAD = re.compile(rf'\s*\{{\s*"{KEY}"\s*:\s*"')
 _BARE_HEAD = f'{{"{KEY}":"'
 _RUN = re.compile(r'[^"\\]+')
@@ -17,11 +17,12 @@ _ESCAPE = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[\"\\/bfnrt]", re.ASCII
 )
 _BEGUN = re.compile(r"\\(u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?)?", re.ASCII)
-"""What may yet become an escape, or one half of a character that takes two."""
+"""Beginning of an escape, or one half of a character that takes two."""
 
 
 class TextInputReader:
-    """Of one call. Passes on what is certain to be text; what it holds when the call is cut off is none."""
+    """Reader of one call. It passes on characters that are certainly text; what it holds when the call is cut off is
+    dropped."""
 
     __slots__ = ("_held", "_read")
 
@@ -72,6 +73,6 @@ class TextInputReader:
 
 
 def _spelled(escape: str) -> str:
-    """Half a character without its other half is no text."""
+    """Text of an escape. Half a character without its other half is no text."""
     spelled: str = json.loads(f'"{escape}"')
     return "\ufffd" if "\ud800" <= spelled <= "\udfff" else spelled

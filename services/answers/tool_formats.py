@@ -1,6 +1,6 @@
-"""How families of models write calls, as grammars, and which family a chat template belongs to.
+"""Formats in which families of models write calls, as grammars, and the family of a chat template.
 
-The parsers that read what comes of it are in `tool_parsers` and `pythonic_parser`.
+Their parsers are in `tool_parsers` and `pythonic_parser`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from .text_input import KEY
 
 Form = dict[str, Any]
-"""A format in the words of structural tags."""
+"""A format in structural tags."""
 ANY_ARGUMENTS: Form = {"type": "object"}
 NO_ARGUMENTS: Form = {"type": "object", "properties": {}}
 _ANY_PYTHON = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
-"""Arguments of which nothing is known but that strings in them end."""
+"""Pattern of arguments of which only the ends of strings are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +28,11 @@ class OfferedTool:
     parameters: dict[str, Any]
     """JSON Schema of its arguments."""
     input: Form | None = None
-    """Of a custom tool: the JSON string that stands for the text which it takes, its one argument."""
+    """JSON string of a custom tool's text, its one argument."""
 
     @property
     def arguments(self) -> Form:
-        """The object of its arguments."""
+        """JSON Schema of the object of its arguments."""
         if self.input is None:
             return {"type": "json_schema", "json_schema": self.parameters}
         return _sequence(_const(f'{{"{KEY}": '), self.input, _const("}"))
@@ -40,24 +40,24 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One family's way to write calls."""
+    """Format in which one family writes calls."""
 
     signs: tuple[str, ...]
-    """Texts of which one stands in the chat templates of the family."""
+    """Texts of which at least one occurs in the chat templates of the family."""
     calls: Callable[[Sequence[OfferedTool], bool], Form]
-    """An answer of nothing but calls; of exactly one where the second argument says so."""
+    """Grammar of an answer of nothing but calls; of exactly one call where the second argument says so."""
     free: Callable[[Sequence[OfferedTool], bool], Form]
-    """An answer that calls or does not, and whose calls are as they must be."""
+    """Grammar of an answer that may call, and whose calls match their schemas."""
     is_json: bool = False
-    """A call is JSON from its first letter, as other answers may be."""
+    """Whether a call is JSON from its first character, as other answers may be."""
 
     def instead(self, tools: Sequence[OfferedTool], single: bool) -> Form:
-        """An answer of nothing but calls where it may be something else as well, JSON for example."""
+        """Grammar of an answer of nothing but calls, as an alternative to another constraint, JSON for example."""
         return _json_calls(tools, single) if self.is_json else self.calls(tools, single)
 
 
 def format_of_template(template: str | None) -> str:
-    """The name of the family by what its chat template says; Hermes' way where it says nothing."""
+    """Name of the family by its chat template; Hermes where the template gives no sign."""
     found = (name for name, form in TOOL_FORMATS.items() if any(sign in (template or "") for sign in form.signs))
     return next(found, "hermes")
 
@@ -78,7 +78,7 @@ def _list(tags: list[Form], separator: str, single: bool) -> Form:
 
 
 def _or_text(calls: Form, openings: str) -> Form:
-    """Calls, or an answer that begins otherwise."""
+    """Grammar of calls, or of an answer that begins otherwise."""
     text = {"type": "regex", "pattern": rf"([^\s{openings}](?s:.*))?"}
     return {"type": "or", "elements": [calls, text]}
 
@@ -105,7 +105,7 @@ def _llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 
 def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    """Read as JSON is: whoever reads a fixed text from `{` on has no way back to another object."""
+    """Grammar of calls that is read as JSON: a fixed text from `{` on leaves no way back to another object."""
     return _list([_json_call(tool) for tool in tools], "; ", single)
 
 
@@ -166,7 +166,7 @@ def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 
 def _pythonic_call(tool: OfferedTool) -> Form:
-    """Arguments by name, in the schema's order: those required, then any of the others."""
+    """Grammar of a call with arguments by name, in the schema's order: the required ones, then any of the others."""
     if tool.input is not None:
         return _sequence(_const(f"{tool.name}({KEY}="), tool.input, _const(")"))
     if "properties" not in tool.parameters:
@@ -188,7 +188,7 @@ def _pythonic_call(tool: OfferedTool) -> Form:
 
 
 def _optional_arguments(values: list[Form], *, is_first: bool) -> Form | None:
-    """Any of the values, in order, each behind a comma unless nothing stands before it."""
+    """Grammar of any of the values, in order, each behind a comma unless nothing stands before it."""
     if not values:
         return None
     rest = _optional_arguments(values[1:], is_first=False)
@@ -198,7 +198,7 @@ def _optional_arguments(values: list[Form], *, is_first: bool) -> Form | None:
 
 
 def _inside(schema: Any, whole: Mapping[str, Any]) -> Any:
-    """A part of a schema with the definitions that it may refer to."""
+    """Part of a schema, with the definitions that it may refer to."""
     shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
     return schema | shared if isinstance(schema, dict) and shared else schema
 
@@ -223,4 +223,4 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         signs=("<|python_tag|>", '"parameters": dictionary'), calls=_llama_calls, free=_llama_free, is_json=True
     ),
 }
-"""In the order in which they are looked for."""
+"""Formats, in the order in which their signs are looked for."""

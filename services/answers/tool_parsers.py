@@ -1,6 +1,6 @@
-"""How families of models write calls, read from their text as it comes: Hermes and Qwen, Llama 3, Mistral.
+"""Parsers of calls in the formats of Hermes and Qwen, Llama 3 and Mistral, from text as it comes.
 
-Each parser passes on what is no call as content. Pythonic calls have a file of their own.
+Each parser passes on text outside of calls as content. Pythonic calls have a file of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .parts import CallDelta, Margin, Parts, split_at
 
 
 class Calls:
-    """The calls of one answer, numbered; with `names`, only those of them."""
+    """The calls of one answer, numbered; with `names`, only calls of these."""
 
     def __init__(self, names: Collection[str] | None = None) -> None:
         self.num_begun = 0
@@ -21,7 +21,7 @@ class Calls:
         self._is_named = False
 
     def read(self, text: str, parts: Parts) -> str:
-        """Takes what belongs to the next call, until `reader` is done; returns what is behind it."""
+        """Reads the characters of the next call, until `reader` is done; returns the text behind it."""
         rest = self._reader.push(text)
         if self._reader.name:
             if not self._is_named:
@@ -47,7 +47,7 @@ class Calls:
 
 
 class HermesParser:
-    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls, with text between them."""
+    """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times, with text between them."""
 
     markers = ("<tool_call>", "</tool_call>")
 
@@ -58,7 +58,7 @@ class HermesParser:
 
     @property
     def num_done(self) -> int:
-        """Calls that are complete."""
+        """Number of calls that are complete."""
         return self._calls.num_begun - (self._read == self._in_call and self._calls.reader.name != "")
 
     def push(self, text: str) -> Parts:
@@ -97,7 +97,7 @@ class HermesParser:
         return rest
 
     def _behind_call(self, text: str, parts: Parts) -> str:
-        """Up to the closing tag; one that is missing ends where the next call begins."""
+        """Reads up to the closing tag; where it is missing, the call ends where the next one begins."""
         _, marker, rest = split_at(text, self.markers)
         if not marker:
             self._held = rest
@@ -108,9 +108,9 @@ class HermesParser:
 
 
 class LlamaJsonParser:
-    """`{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each other.
+    """Reads `{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each other.
 
-    Nothing marks a call, so an object counts as one only if it names a function that was offered.
+    Calls have no mark, so an object counts as one only if it names an offered function.
     """
 
     markers = ("<|python_tag|>",)
@@ -139,7 +139,7 @@ class LlamaJsonParser:
         return Parts(self._skipped + self._calls.reader.raw if is_open else "")
 
     def _before_call(self, text: str, parts: Parts) -> str:
-        """White space, separators and the tag; anything else makes the rest of the answer plain text."""
+        """Reads white space, separators and the tag; anything else makes the rest of the answer plain text."""
         body = text.lstrip(self._BETWEEN)
         self._skipped += text[: len(text) - len(body)]
         if body.startswith(self.markers[0]):
@@ -175,7 +175,7 @@ class LlamaJsonParser:
 
 
 class MistralParser:
-    """`[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name and its arguments."""
+    """Reads `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name and its arguments."""
 
     markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
@@ -220,7 +220,7 @@ class MistralParser:
         return text
 
     def _in_list(self, text: str, parts: Parts) -> str:
-        """Between the objects of a list: brackets, commas, white space; text again behind it."""
+        """Reads between the objects of a list: brackets, commas, white space; text again behind it."""
         text = text.lstrip("[, \t\r\n")
         if text.startswith("{"):
             self._calls.next()
@@ -240,7 +240,7 @@ class MistralParser:
         return rest
 
     def _in_name(self, text: str, parts: Parts) -> str:
-        """The name, perhaps an id, then the arguments' object."""
+        """Reads the name, perhaps an id, then the arguments' object."""
         name, brace, _ = text.partition("{")
         if not brace:
             self._held = text

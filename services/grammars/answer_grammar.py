@@ -1,4 +1,4 @@
-"""What the whole of an answer must match: what a client asked for, calls that are due, and thoughts before either."""
+"""The grammar of a whole answer: the client's constraint, enforced calls, and reasoning before either."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNLIMITED = -1
 
 
 def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareReply) -> str:
-    """In llguidance's words; empty where the answer is free. Raises `BadRequest`."""
+    """Grammar of the answer in llguidance's format; empty where the answer is free. Raises `BadRequest`."""
     sampling, special = request.sampling, model.tokenizer.special_texts
     conversation, tool_format = request.prompt.conversation, reply.answer_format.tool_parser
     grammars: Grammars = []
@@ -53,12 +53,12 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
 
 
 def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
-    """What an answer's content must match, in llguidance's words. Raises `BadRequest`."""
+    """Grammar of the answer's content, in llguidance's format. Raises `BadRequest`."""
     return grammar_of(asked, model.tokenizer.special_texts, closes_schemas=model.closes_schemas)
 
 
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
-    """An answer of calls alone, or of what its content must match where there is such a thing."""
+    """Grammar of an answer of calls alone, or of content that matches its grammar, where there is one."""
     if not content:
         return calls
     content[0]["name"] = _CONTENT
@@ -66,13 +66,13 @@ def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
 
 
 def _beside_beam_search(conversation: Conversation) -> BadRequest:
-    """A beam goes on as the prompt does: nothing follows a grammar through it."""
+    """Error for a grammar beside beam search: a beam goes on as the prompt does, and no grammar follows it."""
     param, what = ("tool_choice", "enforces calls") if _is_due(conversation) else ("tools", "are held to schemas")
     return BadRequest(param, f"{param} {what} beside use_beam_search; allowed: one of them")
 
 
 def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
-    """What an answer must look like that has to call, or whose calls must keep strict schemas; None: it is free."""
+    """Grammar of an answer that has to call, or whose calls must match strict schemas; None: it is free."""
     if not tool_format or not may_call(conversation):
         return None
     chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
@@ -86,7 +86,7 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
 
 
 def calls_win(conversation: Conversation, tool_format: str) -> bool:
-    """Whether an enforced `tool_choice` makes the answer a call, whatever its content would have to match.
+    """Whether an enforced `tool_choice` makes the answer a call, whatever the constraint on its content.
 
     OpenAI and vLLM answer so, and clients send such requests by themselves.
     """
@@ -94,14 +94,14 @@ def calls_win(conversation: Conversation, tool_format: str) -> bool:
 
 
 def calls_instead(conversation: Conversation, tool_format: str) -> Form | None:
-    """Calls that an answer may be in place of what its content must match; None: it may not call."""
+    """Calls that an answer may have in place of constrained content; None: it may not call."""
     if not tool_format or not may_call(conversation):
         return None
     return TOOL_FORMATS[tool_format].instead(_all_offered(conversation), _is_single(conversation))
 
 
 def _is_due(conversation: Conversation) -> bool:
-    """The answer has to call."""
+    """Whether the answer has to call."""
     return named_tool(conversation) is not None or conversation.tool_choice == ENFORCING
 
 
@@ -110,7 +110,7 @@ def _is_single(conversation: Conversation) -> bool:
 
 
 def _all_offered(conversation: Conversation) -> list[OfferedTool]:
-    """Those that may be called, in the order of the client."""
+    """Offered tools, in the order of the client."""
     chosen, is_due = named_tool(conversation), _is_due(conversation)
     allowed = conversation.allowed_tools or [tool.name for tool in conversation.tools]
     offered = [(i, tool) for i, tool in enumerate(conversation.tools) if tool.name in allowed]
@@ -118,12 +118,12 @@ def _all_offered(conversation: Conversation) -> list[OfferedTool]:
 
 
 def _is_held(tool: Tool) -> bool:
-    """Its calls are held to more than their form, also where the answer need not call."""
+    """Whether calls are constrained beyond their form, also where the answer need not call."""
     return tool.strict or tool.custom_input.WhichOneof("format") is not None
 
 
 def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
-    """Of tools that may be left alone and are not strict only the form of a call is held to."""
+    """An offered tool. Where calls are optional and not strict, only their form is constrained."""
     if not (is_due or _is_held(tool)):
         return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
     if tool.HasField("custom_input"):
@@ -139,7 +139,7 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
 
 
 def _text_input(asked: CustomInput, i: int) -> Form:
-    """The text of a custom tool, as models write it: as a JSON string."""
+    """JSON string of a custom tool's text, as models write it."""
     param = format_param(i)
     text: Form
     match asked.WhichOneof("format"):
@@ -154,7 +154,7 @@ def _text_input(asked: CustomInput, i: int) -> Form:
 
 
 def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
-    """What the texts of custom tools must match, each alone, by the tool's position."""
+    """Grammars of the texts of custom tools, each alone, by the tool's position."""
     for i, tool in enumerate(conversation.tools):
         match tool.custom_input.WhichOneof("format"):
             case "lark":
@@ -165,12 +165,12 @@ def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
 
 
 def format_param(i: int) -> str:
-    """What a tool's text must match, as clients know it."""
+    """Client's name of the field with the format of a tool's text."""
     return f"tools[{i}].custom.format.grammar.definition"
 
 
 def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars) -> Grammars:
-    """The answer's grammar begins where the thoughts end; a budget ends them."""
+    """Grammar of an answer after reasoning: the answer's own grammar begins where reasoning ends; a budget ends it."""
     has_budget = sampling.HasField("thinking_token_budget")
     if has_budget and not model.reasoning_format:
         raise BadRequest(
@@ -190,7 +190,8 @@ def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, g
 
 
 def _thoughts(model: TextModel, form: AnswerFormat, budget: int) -> list[str]:
-    """Rules for `thoughts`, their end included, and `opened`."""
+    """Rules for the reasoning, its end included, as `thoughts`, and for reasoning that the prompt opened, as
+    `opened`."""
     marks, special = REASONING_FORMATS[form.reasoning_parser], model.tokenizer.special_texts
     opened = f"opened: {_SPACE} {_token(model, marks.start) or literal(marks.start, special)}"
     end = model.tokenizer.id_of(marks.end)

@@ -1,4 +1,4 @@
-"""The process that compiles grammars to see whether they can be; one that takes too much time or memory ends it.
+"""The process that tries to compile grammars; a grammar that takes too much time or memory ends it.
 
 Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and answers each with
 `{"error"}`, null where the grammar is good. Ends with its input.
@@ -19,19 +19,19 @@ import numpy as np
 from .grammars import GrammarError, Grammars, check, fill
 
 COMPILE_SECONDS = 2.0
-"""CPU time of a grammar, from its text to its first tokens."""
+"""CPU seconds of a grammar, from its text to its first tokens."""
 MAX_BYTES = 4 << 30
-"""Of address space."""
+"""Largest address space in bytes."""
 TOO_LONG = f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
 TOO_LARGE = "compiling it takes too much memory"
 NUM_TRIED = 16
-"""Tokens that are taken as a trial: what explodes when it is followed mostly does so at once."""
+"""Number of tokens that are taken as a trial: a grammar that explodes mostly does so at once."""
 TRIED_SHARES = (0.0, 0.5, 0.999)
-"""One way each: always the token at this share of those allowed."""
+"""Trials: each takes the token at this share of the allowed ones, every time."""
 
 
 def try_grammar(grammars: Grammars, grammar: str) -> None:
-    """Raises `GrammarError`."""
+    """Compiles a grammar and takes some tokens. Raises `GrammarError`."""
     start = grammars.compile(grammar)
     mask = np.zeros(grammars.num_words, np.int32)
     for share in TRIED_SHARES:
@@ -47,7 +47,7 @@ def try_grammar(grammars: Grammars, grammar: str) -> None:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """A scope that ends the process, native code or not, when it takes more CPU time than that: by SIGPROF."""
+    """Scope that ends the process by SIGPROF, in native code too, when it takes more CPU time than that."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
@@ -56,7 +56,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def verdict_on(grammars: Grammars, grammar: str) -> str | None:
-    """Why not; None for a good grammar."""
+    """Reason against a grammar; None for a good one."""
     try:
         with limited(COMPILE_SECONDS):
             try_grammar(grammars, grammar)

@@ -1,6 +1,6 @@
-"""One process that compiles grammars, seen from the stage that asks it: questions and answers, each a line.
+"""The stage's side of one process that compiles grammars: requests and replies, a line each.
 
-Everything here waits, so it is for threads. The process ends with its input: with the stage, whatever ends that.
+All methods block, so they are for threads. The process ends with its input, and so with the stage.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from .check import TOO_LONG
 
 Verdict = str | None
-"""Why not; None for a good grammar."""
+"""Reason against a grammar; None for a good one."""
 
 
 class CheckDied(Exception):
@@ -26,15 +26,16 @@ class CheckDied(Exception):
 
     @property
     def is_of_memory(self) -> bool:
-        """Native code that is refused memory, or has used up its stack, ends so. Others may have sent it, though."""
+        """Whether the signal is the one of native code that is refused memory or has used up its stack. Another process
+        may have sent it, though."""
         return -self.returncode in (signal.SIGABRT, signal.SIGSEGV)
 
 
 class CheckProcess:
-    """Runs from here on; asks by one thread at a time, `kill` from any."""
+    """A running process. One thread at a time may use it; any thread may call `kill`."""
 
     def __init__(self) -> None:
-        """Raises `OSError` when the system has no room for a process."""
+        """Starts the process. Raises `OSError` when the system has no room for it."""
         # NOTE: not through uvloop, which forks: of a process that speaks gRPC 3 in 400 children died of SIGSEGV before
         # they had begun (2026-11-21). This starts them by vfork. They have a session of their own, so that a terminal's
         # Ctrl-C reaches the stage alone.
@@ -54,7 +55,7 @@ class CheckProcess:
         return self._process.pid
 
     def ask(self, question: dict[str, str]) -> Verdict:
-        """Raises `CheckDied`."""
+        """Sends a grammar and waits for the verdict. Raises `CheckDied`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -70,11 +71,11 @@ class CheckProcess:
         raise CheckDied(returncode)
 
     def kill(self) -> None:
-        """Whoever asks it now is told of its death."""
+        """Kills the process; a waiting caller gets `CheckDied`."""
         self._process.kill()
 
     def end(self) -> None:
-        """Nobody asks it any more."""
+        """Ends the process after its last call."""
         self._process.kill()
         with contextlib.suppress(BrokenPipeError), self._process:
             pass

@@ -1,6 +1,6 @@
-"""Tells in bounded time whether a grammar can be compiled, whatever it is: in processes that die of those that cannot.
+"""Finds out in bounded time whether a grammar can be compiled, in processes that die of grammars that cannot.
 
-Remembers what was asked before. A grammar that explodes costs its own limit, once, and nobody else's time.
+Remembers verdicts. A grammar that explodes costs its own limit, once, and delays no other one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ START_PAUSES = (0.1, 0.5)
 
 @dataclass(slots=True)
 class _Asked:
-    """A question that is being answered, for all who want to know."""
+    """A check under way, with the number of callers that wait for it."""
 
     answer: asyncio.Future[Verdict]
     num_waiting: int = 0
 
 
 class GrammarChecker:
-    """Starts its first process with the first question, another one when all are busy."""
+    """Checker of one stage. The first check starts the first process; another one starts when all are busy."""
 
     def __init__(self) -> None:
         self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
@@ -52,8 +52,8 @@ class GrammarChecker:
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     async def check(self, folder: Path, grammar: str) -> None:
-        """Raises `GrammarError` for what the tokens of the model in this folder cannot follow, or not within limits;
-        `Unavailable` when it cannot be found out."""
+        """Checks a grammar. Raises `GrammarError` for one that the tokens of the model in this folder cannot follow, or
+        not within limits; `Unavailable` when it cannot be found out."""
         key = blake2b(f"{folder}\0{grammar}".encode(), digest_size=16).digest()
         if key not in self._remembered:
             self._remembered[key] = await self._answer(key, {"folder": str(folder), "grammar": grammar})
@@ -65,7 +65,7 @@ class GrammarChecker:
             raise GrammarError(verdict)
 
     async def _answer(self, key: bytes, question: dict[str, str]) -> Verdict:
-        """Asked once for all who wait; when they have all left, it is asked no more."""
+        """Verdict of one check for all waiting callers; it is cancelled when all of them have left."""
         asked = self._asked.get(key)
         if asked is None:
             loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ class GrammarChecker:
 
 
 class _Processes:
-    """Those that run; threads take one, ask it, and give it back."""
+    """Pool of processes: a thread takes one, checks a grammar, and gives it back."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class _Processes:
         self._is_closed = False
 
     def ask(self, question: dict[str, str], *, fresh: bool) -> Verdict:
-        """A process that was found dead is not asked. Raises `CheckDied`, `Unavailable`."""
+        """Checks a grammar in an idle or a new process. Raises `CheckDied`, `Unavailable`."""
         process = None if fresh else self._take()
         if process is None:
             process = self._start()
@@ -101,7 +101,7 @@ class _Processes:
             self._give_back(process)
 
     def close(self) -> None:
-        """Whoever asks is told of a death."""
+        """Ends all processes; waiting callers get `CheckDied`."""
         with self._lock:
             self._is_closed = True
             for process in self._busy:
@@ -144,7 +144,8 @@ class _Processes:
 
 
 def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
-    """A death says nothing until a fresh process dies of the same question, and of memory: it may have been killed."""
+    """Verdict on a grammar. A death counts against it only when a fresh process dies of it too, and of memory: the
+    first process may have been killed."""
     try:
         return processes.ask(question, fresh=False)
     except CheckDied as death:

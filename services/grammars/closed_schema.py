@@ -1,7 +1,8 @@
-"""Closes the objects of a JSON Schema: they have no properties but those that the schema names.
+"""Closes the objects of a JSON Schema, so that they have no properties but those that the schema names.
 
-A schema that says nothing of other properties allows them, and a model that may invent keys does. Only an object that
-one subschema alone describes is closed: beside others, as in `allOf`, each would forbid the properties of the rest.
+A schema without `additionalProperties` allows other properties, and a model that may invent keys does. Only an object
+that one subschema alone describes is closed: beside others, as in `allOf`, each would forbid the properties of the
+rest.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ OPENING = frozenset(
 )
 """Keywords by which a schema may name more properties than `properties` has."""
 _SHAPING = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
-"""Keywords that say what an object has; two of them in one schema describe it together."""
+"""Keywords that describe an object's properties; two of them in one schema describe it together."""
 _OF_VALUES = ("additionalProperties", "items", "additionalItems")
 Schema = dict[str, Any]
 
 
 def closed(schema: Schema) -> Schema:
-    """The schema with `additionalProperties: false` wherever it opens no object by itself. What it was given is left as
-    it is."""
+    """The schema with `additionalProperties: false` wherever it opens no object by itself. The argument is not
+    changed."""
     walk = _Walk(schema)
     walk.visit(schema, alone=True)
     return schema if walk.has_foreign_references else _copy(schema, walk)
@@ -34,9 +35,10 @@ class _Walk:
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._alone: dict[int, bool] = {}
-        """By identity; a subschema that is reached in two ways is alone if it is so both times."""
+        """Subschemas by identity, each with whether it describes its values alone in every way in which it is
+        reached."""
         self.has_foreign_references = False
-        """References by an id or an anchor: which subschema they mean is not known here."""
+        """Whether there are references by an id or an anchor: their subschemas are not known here."""
 
     def is_closed(self, schema: Schema) -> bool:
         """Whether nothing but `properties` says what the object has."""
@@ -50,7 +52,7 @@ class _Walk:
         return set(map(str, required)) <= properties.keys() and not (isinstance(least, int) and least > len(properties))
 
     def visit(self, schema: object, *, alone: bool) -> None:
-        """Marks a subschema and all that it leads to."""
+        """Marks a subschema and all that it refers to."""
         waiting = [(schema, alone)]
         while waiting:
             part, is_alone = waiting.pop()
@@ -87,7 +89,7 @@ class _Walk:
                 yield from ((part, is_own) for part in parts)
 
     def _target(self, reference: object) -> object:
-        """What a JSON pointer into the schema leads to."""
+        """Subschema at a JSON pointer into the schema."""
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             self.has_foreign_references = True
             return None

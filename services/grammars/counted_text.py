@@ -1,7 +1,7 @@
-"""Text up to an end that several tokens spell, with the tokens counted: as rules over token ids.
+"""Grammar of a text with a bounded number of tokens, up to an end that several tokens spell, as rules over token ids.
 
 Tokens join letters as they like (`.</`, `>\\n`), so each is followed letter by letter, as Knuth, Morris and Pratt do: a
-state is how much of the end the text so far ends with.
+state is the length of the part of the end that the text so far ends with.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 from ..text.token_table import TokenTable
 
 Moves = dict[int, dict[int, list[int]]]
-"""By state and next state, the tokens that lead there. What leads to state 0 is left out: all others do."""
+"""Tokens by state and next state. Tokens that lead to state 0 are left out: they are all the others."""
 
 
 def counted_up_to(end: bytes, table: TokenTable, kept: Collection[int], limit: int) -> list[str]:
-    """Rules for `counted`: at most so many tokens, and the end behind them. `kept` are tokens that may not come."""
+    """Rules for `counted`: at most `limit` tokens, and the end behind them. `kept` are tokens that may not come."""
     moves, rules = _moves(end, table), list[str]()
     for state in sorted(moves):
         ways = {after: tokens for after, tokens in moves[state].items() if after != _FORBIDDEN}
@@ -31,12 +31,13 @@ def counted_up_to(end: bytes, table: TokenTable, kept: Collection[int], limit: i
 
 
 _FORBIDDEN = -1
-"""Of tokens that spell the end and go on with other text than space."""
+"""Next state of tokens that spell the end and go on with text other than space."""
 
 
 @functools.lru_cache(maxsize=16)
 def _moves(end: bytes, table: TokenTable) -> Moves:
-    """Reads the vocabulary once a state that can be reached: a part of a second, and then it is known."""
+    """State transitions. Reads the vocabulary once for each reachable state: a part of a second, and the result is
+    cached."""
     moves: Moves = {}
     unseen = [0]
     while unseen:

@@ -1,4 +1,4 @@
-"""Grammars of one model's tokens, compiled by llguidance within limits that are the same wherever it happens."""
+"""Compiles grammars for one model's tokens by llguidance, within limits that are the same in every process."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ IN_OUR_WORDS = {
         "or anyOf"
     ),
 }
-"""By the beginning of what the compiler says."""
+"""Error sentences by the beginning of the compiler's message."""
 Int32Array = npt.NDArray[np.int32]
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be compiled or followed, and why."""
+    """A grammar that cannot be compiled or followed, with the reason."""
 
     def __init__(self, reason: str) -> None:
         reason = reason.removesuffix("<non-verbose/>").strip()
@@ -67,7 +67,7 @@ class Grammars:
 
 
 def words_of(vocab_size: int) -> int:
-    """Of a mask: 32-bit words, bit i of word w standing for token 32·w + i."""
+    """Number of 32-bit words in a mask; bit i of word w stands for token 32·w + i."""
     return -(-vocab_size // 32)
 
 
@@ -78,7 +78,8 @@ def check(matcher: LLMatcher) -> None:
 
 
 def fill(matcher: LLMatcher, mask: Int32Array) -> None:
-    """Writes which tokens may come next. Raises `GrammarError` when there are none, or finding out costs too much."""
+    """Writes the mask of the tokens that may come next. Raises `GrammarError` when there are none, or finding them
+    costs too much."""
     assert mask.flags.c_contiguous
     matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
     check(matcher)

@@ -1,4 +1,4 @@
-"""What of JSON Schema is held to here, told of a schema before it is compiled. Knows no grammar."""
+"""Checks which keywords of a JSON Schema are enforced, before it is compiled. Knows no grammar."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ NOT_ENFORCED = frozenset(
         *("propertyNames", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
     ]
 )
-"""Keywords that narrow what is valid and that a grammar cannot express."""
+"""Keywords that restrict valid values and that a grammar cannot express."""
 SAY_NOTHING: Mapping[str, object] = {
     **{"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True, "propertyNames": True},
     **{"minContains": 0, "not": False, "dependentSchemas": {}, "dependentRequired": {}, "dependencies": {}},
 }
-"""Those of them that generators write out with a value that allows everything."""
+"""Values, by keyword, with which generators write these keywords to allow everything."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
 
 
 def parse_json(param: str, text: str) -> Any:
-    """Raises `BadRequest` for what is no JSON, or is nested too deeply."""
+    """Parses JSON. Raises `BadRequest` for invalid JSON and for JSON that is nested too deeply."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as fault:
@@ -40,9 +40,9 @@ def parse_json(param: str, text: str) -> Any:
 
 
 def check_schema(param: str, schema: object) -> None:
-    """Raises `BadRequest` naming the first keyword that would be accepted but not held to, and where it stands.
+    """Raises `BadRequest` naming the first keyword that would be accepted but not enforced, and its place.
 
-    Takes out of the schema those that say nothing: the compiler knows none of them.
+    Removes keywords without effect from the schema: the compiler knows none of them.
     """
     if not isinstance(schema, dict):
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
@@ -58,7 +58,7 @@ def check_schema(param: str, schema: object) -> None:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """As JSON: neither 0 nor 1 is a truth value."""
+    """Whether values are equal in JSON: neither 0 nor 1 is a truth value."""
     return type(value) is type(other) and value == other
 
 
@@ -85,7 +85,7 @@ def _subschemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[s
 
 
 def _nesting(value: Any) -> int:
-    """Of lists and objects, counted without recursion."""
+    """Depth of lists and objects, counted without recursion."""
     depth, level = 0, [value]
     while level := [each for each in level if isinstance(each, dict | list)]:
         depth += 1

@@ -1,4 +1,4 @@
-"""Pieces of a Lark grammar as text: literals, expressions, alternatives. Knows nothing of what they are for."""
+"""Pieces of a Lark grammar as text: literals, expressions, alternatives. Knows nothing about their use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ..runtime.errors import BadRequest
 
 ANY_TEXT = r"/(?s:.*)/"
 _GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
-"""A rule of GBNF. Lark may have the sign in its strings."""
+"""Pattern of a rule of GBNF. Lark may have the sign in its strings."""
 
 
 def quoted(text: str) -> str:
-    """As plain text, whatever tokens spell it."""
+    """Literal of plain text, whatever tokens spell it."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -26,7 +26,7 @@ def alternatives(texts: Iterable[str]) -> str:
 
 
 def literal(text: str, special_tokens: Mapping[str, int]) -> str:
-    """The text, with tokens of its own for the special ones in it: these are no text to a grammar."""
+    """Literal of a text, with the special tokens in it as tokens: they are no text to a grammar."""
     special = [token for token in special_tokens if token in text]
     if not special:
         return quoted(text)
@@ -38,7 +38,7 @@ def literal(text: str, special_tokens: Mapping[str, int]) -> str:
 
 
 def expression(param: str, regex: str) -> str:
-    """A regular expression over the whole of what it stands for, so that anchors at its ends say nothing."""
+    """Regular expression for a whole text, so that anchors at its ends have no effect."""
     if not regex:
         raise BadRequest.of(param, regex, "a regular expression that is not empty")
     bare = regex.removeprefix("^")
@@ -48,7 +48,7 @@ def expression(param: str, regex: str) -> str:
 
 
 def grammar(param: str, text: str) -> str:
-    """A grammar in Lark's words, or in those of GBNF, which are translated."""
+    """A grammar in Lark's syntax, or in that of GBNF, which is translated."""
     if not text.strip():
         raise BadRequest.of(param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
     return _from_gbnf(param, text) if _GBNF.search(text) is not None else text
@@ -66,7 +66,7 @@ def _from_gbnf(param: str, text: str) -> str:
 
 
 def _named(node: ASTNode) -> Iterator[str]:
-    """Rules that are spoken of in a rule."""
+    """Names of rules in a rule."""
     if isinstance(node, RuleRefNode):
         yield node.name
     for child in node.children():

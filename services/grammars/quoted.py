@@ -1,7 +1,7 @@
-"""From a Lark grammar of some texts to the grammar of the same texts as JSON strings write them, without the quotes.
+"""Converts a Lark grammar of texts to the grammar of the same texts in JSON strings, without the quotes.
 
 Every character has one spelling: quotes, backslashes and control characters are escaped, others stand for themselves.
-What a class of characters matches is asked of llguidance, which reads the grammar in the end.
+The characters of a class are found by llguidance, which reads the grammar in the end.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ _COMMON = {
     "SQL_COMMENT": r"/--[^\n]*/",
     "C_COMMENT": r"/\/\*(?s:.)*?\*\//",
 }
-"""Lark's common terminals that may have characters which are escaped."""
+"""Lark's common terminals that may match characters which are escaped."""
 MAX_CLASS_CHARS = 2048
 
 
 def quoted_grammar(param: str, grammar: str) -> str:
-    """Raises `BadRequest`, naming `param`, for what stands for no text."""
+    """Grammar of the texts in JSON strings. Raises `BadRequest`, naming `param`, for a grammar that matches no text."""
     return "".join(_within_strings(param, _tokens(param, grammar)))
 
 
@@ -59,7 +59,7 @@ def quoted_regex(param: str, regex: str, flags: str = "") -> str:
 
 
 def _within_strings(param: str, tokens: Iterator[str]) -> Iterator[str]:
-    """What `~` leaves out, it leaves out of what JSON's strings may be, not of all that there is."""
+    """Restricts `~` to the characters of JSON strings."""
     depth, ends = 0, list[int]()
     for token in tokens:
         if token == "~":
@@ -106,7 +106,7 @@ def _imported(param: str, name: str, alias: str) -> Iterator[str]:
 
 
 def _string(param: str, literal: str) -> str:
-    """Letters of escapes have one case, also where the text's have any."""
+    """Grammar of a string. Letters of escapes have one case, also where the text is case-insensitive."""
     ignores_case = literal.endswith("i")
     text = _read(param, literal.removesuffix("i"))
     if not ignores_case:
@@ -119,7 +119,7 @@ def _string(param: str, literal: str) -> str:
 
 
 def _read(param: str, literal: str) -> str:
-    """Lark's strings are JSON's, with \\x besides."""
+    """Text of a Lark string, which is a JSON string with \\x besides."""
     try:
         text: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", literal.replace("\t", "\\t")))
     except ValueError:
@@ -138,7 +138,7 @@ def _code_point(char: str) -> str:
 
 
 def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
-    """What matches one character becomes what matches its spelling; the rest stays."""
+    """Rewrites matchers of single characters to those of their spelling; the rest stays."""
     at, scopes = 0, [flags]
     if "x" in flags:
         raise _refusal(param, "has a regular expression with the flag x; allowed: i, m, s and u")
@@ -164,7 +164,7 @@ def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
 
 
 def _scoped(param: str, flags: str, opening: str) -> str:
-    """The flags inside a group, as `(?i-s:` turns them on and off."""
+    """Flags inside a group, as `(?i-s:` turns them on and off."""
     found = re.fullmatch(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?[:)]", opening)
     if found is None:
         return flags
@@ -174,7 +174,7 @@ def _scoped(param: str, flags: str, opening: str) -> str:
 
 
 def _class_end(param: str, regex: str, start: int) -> int:
-    """Classes may stand in classes; a bracket right behind an opening one is a letter."""
+    """Position behind a class. Classes may stand in classes; a bracket right behind an opening one is a letter."""
     depth, at = 0, start
     while at < len(regex):
         if regex[at] == "\\":
@@ -213,7 +213,7 @@ def _spelled(param: str, one: str, flags: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _escaped_of(param: str, one: str, flags: str) -> tuple[str, ...]:
-    """The characters with an escape that a class matches."""
+    """Characters with an escape that a class matches."""
     if len(one) > MAX_CLASS_CHARS:
         raise _refusal(param, f"has a class of {len(one)} characters; allowed: {MAX_CLASS_CHARS}")
     grammar = json.dumps({"grammars": [{"lark_grammar": f"start: /{one}/{flags}"}]})

@@ -1,7 +1,7 @@
-"""Structural tags to a grammar: free text in which certain openings begin something that must match.
+"""Converts structural tags to a grammar: free text in which an opening tag begins constrained text.
 
-Both forms that clients use: `{"structures": [{"begin", "schema", "end"}], "triggers": […]}`, and a tree of formats
-below `"format"` (the words are xgrammar's, and so vLLM's and SGLang's).
+It takes both forms that clients use: `{"structures": [{"begin", "schema", "end"}], "triggers": […]}`, and a tree of
+formats below `"format"` (in the terms of xgrammar, and so of vLLM and SGLang).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def structural_tag_grammar(
 
 
 def _from_structures(tag: dict[str, Any]) -> dict[str, Any]:
-    """The older form in the words of the newer."""
+    """Converts the older form to the newer."""
     structures = tag.get("structures")
     tags = [
         {
@@ -61,7 +61,7 @@ class _Writer:
         return [{"name": "structure", "lark_grammar": text}, *self._others]
 
     def rule(self, form: object, at: str) -> str:
-        """An expression that stands for the format."""
+        """Name of the rule of a format."""
         match form:
             case {"type": "any_text"}:
                 return ANY_TEXT
@@ -102,7 +102,7 @@ class _Writer:
         return self._refusal(at, form, f"an object whose type is {FORMATS}, and its fields")
 
     def _refusal(self, at: str, value: object, allowed: str) -> BadRequest:
-        """Names the place, too, of what is one field to the client."""
+        """Error that also names the place inside of what is one field to the client."""
         return BadRequest(self._param, BadRequest.of(f"{self._param}.{at}", value, allowed).message)
 
     def _named(self, form: object, at: str) -> str:
@@ -122,7 +122,7 @@ class _Writer:
         return literal(text, self._special)
 
     def _tag(self, form: Any, at: str, *, after: str = "") -> str:
-        """A tag whose opening `after` has been read."""
+        """Rule of a tag whose opening `after` has been read."""
         begin, end = self._ends(form, at)
         if not begin.startswith(after):
             raise self._refusal(f"{at}.begin", begin, f"text that starts with its trigger {after!r}")
@@ -141,7 +141,7 @@ class _Writer:
                 raise self._refusal(at, form, allowed)
 
     def _text_up_to(self, end: str) -> str:
-        """Any text that ends with the first `end`."""
+        """Rule of any text that ends with the first `end`."""
         if not end:
             return ANY_TEXT
         if end in self._special:
@@ -149,7 +149,7 @@ class _Writer:
         return self._define(ANY_TEXT, f"[suffix={quoted(end)}]")
 
     def _triggered(self, form: Any, triggers: list[Any], tags: list[Any], at: str) -> str:
-        """Free text; after a trigger only the tags that begin with it."""
+        """Rule of free text; after a trigger only the tags that begin with it are allowed."""
         for i, trigger in enumerate(triggers):
             if not isinstance(trigger, str) or not trigger:
                 raise self._refusal(f"{at}.triggers[{i}]", trigger, "a string that is not empty")

@@ -1,7 +1,7 @@
-"""What an answer must match, as clients say it, to one grammar in llguidance's words.
+"""Converts the structured output that a client asks for to one grammar in llguidance's format.
 
-Refuses by name what a grammar cannot hold an answer to, before anything is compiled. Whether a grammar compiles, and in
-how long, is for `checker` to find out.
+Constraints that a grammar cannot express are refused by name, before anything is compiled. `checker` finds out whether
+a grammar compiles in time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ from .json_schema import check_schema, parse_json
 from .structural_tag import structural_tag_grammar
 
 MAX_BYTES = 256 << 10
-"""Of a schema, an expression, a grammar, or all choices together."""
+"""Largest number of bytes of a schema, an expression, a grammar, or all choices together."""
 MAX_CHOICES = 4096
 WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
-"""Between tokens of JSON: compact, spaced or indented. Bounded, since a model that writes only spaces never ends."""
+"""Pattern of white space between tokens of JSON: compact, spaced or indented. It is bounded, since a model that writes
+only spaces never ends."""
 ANY_OBJECT = {"type": "object"}
 KINDS = "json_schema, json_object, regex, choice, grammar or structural_tag"
 
 
 def param_of(asked: StructuredOutput) -> str:
-    """The field's name in the contract; the gateway knows what the client called it."""
+    """Name of the field in the contract; the gateway knows the client's name."""
     return f"structured_output.{asked.WhichOneof('kind') or 'kind'}"
 
 
 def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, closes_schemas: bool = False) -> str:
-    """`special_tokens` are ids of tokens that are no text, by what they are written as. `closes_schemas`: objects have
-    no properties but those that their schema names, also where the request is not strict. Raises `BadRequest`."""
+    """Grammar of the constraint. `special_tokens` are ids of tokens that are no text, by their text. `closes_schemas`:
+    objects have no properties but those that their schema names, also where the request is not strict. Raises
+    `BadRequest`."""
     param, kind = param_of(asked), asked.WhichOneof("kind")
     if (size := asked.ByteSize()) > MAX_BYTES:
         raise BadRequest(param, f"{param} has {size} bytes; allowed: at most {MAX_BYTES}")
@@ -65,7 +67,7 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, cl
 
 
 def with_whitespace(schema: object, whitespace: str = WHITESPACE) -> dict[str, Any]:
-    """The schema with a word to the compiler about what may stand between tokens."""
+    """The schema with the compiler's option for white space between tokens."""
     base = dict(schema) if isinstance(schema, dict) else {}
     rule = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     return base | {"x-guidance": rule}
