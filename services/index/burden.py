@@ -1,16 +1,17 @@
-"""How much of a core following events takes. Too much for too long, and whoever follows had better ask when in need."""
+"""Measures the share of a core that following events takes. When it is too large for too long, the index in Redis is
+read instead."""
 
 from __future__ import annotations
 
 _WINDOW_SECONDS = 1.0
 _PATIENCE = 3
-"""Windows in a row."""
+"""Number of windows in a row with too large a share."""
 REST_SECONDS = 30.0
-"""Until following is tried again."""
+"""Seconds until following is tried again."""
 
 
 class Burden:
-    """Work is seconds of a core, whoever else had it meanwhile; `now` is seconds of a monotonic clock."""
+    """Share of a core. Work is in seconds of a core; `now` is in seconds of a monotonic clock."""
 
     def __init__(self, max_share: float) -> None:
         self._max_share = max_share
@@ -23,8 +24,8 @@ class Burden:
         return self._rests_until is not None
 
     def add(self, work: float, now: float, *, is_late: bool = False) -> bool:
-        """Takes the work of one batch; True when it has become too much with it. `is_late`: batches before it were lost
-        because nobody got to them, which is too much however little work it is."""
+        """Adds the work of one batch; returns True when the share has become too large. `is_late`: batches before it
+        were lost because they were not read in time, which is too much however little work it is."""
         self._spent += work
         self._was_late |= is_late
         if now - self._since < _WINDOW_SECONDS:
@@ -41,7 +42,7 @@ class Burden:
         self._rests_until = now + REST_SECONDS
 
     def try_again(self, now: float) -> bool:
-        """True once, when the rest is over."""
+        """Returns True once, when the rest is over."""
         if self._rests_until is None or now < self._rests_until:
             return False
         self._rests_until, self._since, self._spent, self._was_late = None, now, 0.0, False

@@ -1,6 +1,6 @@
 """One column of the prefix index in Redis, written by the engine whose cache it mirrors; one a shard.
 
-Keeps the set of blocks that the column should hold, so that it can be written anew at any time.
+It keeps the set of blocks that the column should hold, so that it can be written anew at any time.
 """
 
 from __future__ import annotations
@@ -52,40 +52,40 @@ Change = tuple[bytes, bool]
 
 
 class ColumnLost(Exception):
-    """The slot is not this incarnation's any more: its lease ran out, or Redis lost everything."""
+    """The slot belongs to this incarnation no longer: its lease ran out, or Redis lost everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Whose columns these are."""
+    """Incarnation that owns columns."""
 
     replica_id: str
     epoch: int
     address: str
     capacity: int
-    """Blocks."""
+    """Number of blocks in the cache."""
 
 
 class IndexColumn:
-    """`add`, `drop` and `clear` follow the cache and never wait; `write` brings Redis up to it."""
+    """One column. `add`, `drop` and `clear` follow the cache and never wait; `write` brings Redis up to date."""
 
     def __init__(
         self, store: Store, model_key: str, shard: int, owner: Owner, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.blocks: dict[bytes, None] = {}
-        """What the column should hold, as keys: the garbage collector passes over such a dict."""
+        """Blocks that the column should hold, as keys: the garbage collector passes over such a dict."""
         self._store, self._model_key, self._shard, self._owner = store, model_key, shard, owner
         self._clock = clock
         self._table = SlotTable(store, model_key, shard)
         self._pending: dict[bytes, bool] = {}
-        """What Redis does not have yet, each block's last change."""
+        """Changes that Redis does not have yet, each block's last one."""
         self._published: _Writer | None = None
         self._generation = 1
         self._filled_generation = 0
 
     @property
     def slot(self) -> int | None:
-        """The number of the published column."""
+        """Number of the published column."""
         return self._published.slot if self._published is not None else None
 
     def add(self, block: bytes) -> None:
@@ -104,14 +104,13 @@ class IndexColumn:
         self.rewrite()
 
     def rewrite(self) -> None:
-        """The next `write` makes a new column; the old one counts until that one is whole."""
+        """Makes the next `write` create a new column; the old one counts until the new one is complete."""
         self._generation += 1
         self._pending.clear()
 
     async def write(self) -> bool:
-        """Renews the lease when it is due and writes what is pending; False when the column was lost and must be made
-        anew, by calling again. Raises `StoreUnavailable`; then, too, call again.
-        """
+        """Renews the lease when it is due and writes pending changes. Returns False when the column was lost; the next
+        call makes a new one. Raises `StoreUnavailable`; then, too, call again."""
         try:
             if self._published is None or self._needs_filling:
                 self._published = await self._fill()
@@ -133,9 +132,9 @@ class IndexColumn:
         return self._published is None or self._filled_generation != self._generation
 
     async def _fill(self) -> _Writer:
-        """A new column from a copy of the blocks; changes that come meanwhile go in behind it, then it is published.
+        """Makes a new column from a copy of the blocks; changes that come meanwhile follow, then it is published.
 
-        One that fails half-way is left to its lease and the reaper.
+        A column that fails half-way is left to its lease and the reaper.
         """
         generation = self._generation
         self._pending.clear()
@@ -157,7 +156,7 @@ class IndexColumn:
         return column
 
     async def _keep_old(self) -> None:
-        """The column that readers still see."""
+        """Keeps the lease of the column that readers still see."""
         if self._published is not None:
             try:
                 await self._published.renew()
@@ -187,7 +186,7 @@ class _Writer:
         """`place` is the model's key and the shard."""
         self.slot, self._clock = slot, clock
         self.unanswered: list[Change] = []
-        """A call that may or may not have been done; sent again with the same number."""
+        """Changes of a call that may or may not have been done; it is sent again with the same number."""
         self._store, self._table, self._epoch = store, table, epoch
         self._prefix = block_prefix(*place)
         self._keys = [slots_key(*place), own_key(*place, slot)]
@@ -195,7 +194,7 @@ class _Writer:
         self._renew_at = self._clock() + _RENEW_SECONDS
 
     async def write(self, changes: list[Change]) -> None:
-        """Raises `ColumnLost` and `StoreUnavailable`."""
+        """Writes changes. Raises `ColumnLost` and `StoreUnavailable`."""
         self.unanswered = changes
         await self.settle()
 

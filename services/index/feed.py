@@ -1,6 +1,7 @@
-"""Feeds a gateway's indexes: one a model, a column a replica, from the bus, from the engines and, in need, from Redis.
+"""Feeds a gateway's indexes, one for each model with a column for each replica, from the bus, the engines and, if
+necessary, Redis.
 
-Whatever is lost on the way costs hits until it is mended; nothing here fails a request.
+A lost event costs hits until it is repaired; no failure here fails a request.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from .reader import IndexReader
 
 _SNAPSHOTS_AT_A_TIME = 4
 _MAX_SHARE = 0.6
-"""Of a core, that following events may take where Redis can be asked instead."""
+"""Share of a core that following events may take where Redis can be read instead."""
 _READ_BELIEVED_SECONDS = 1.0
-"""How long an answer from Redis stands for a column that is not synced."""
+"""Seconds for which an answer from Redis stands for a column that is not synced."""
 
 
 class IndexFeed:
-    """Use within `running`; `index` gives a model's index, which is true to within the time that events travel."""
+    """Indexes of one gateway. Use within `running`. `index` is a model's index, which lags behind the engines by the
+    travel time of events."""
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class IndexFeed:
         wall_clock: Callable[[], float] = time.time,
         work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`max_blocks` is the limit of each model's index; `work_clock` tells how long this thread has had a core."""
+        """`max_blocks` is the limit of each model's index; `work_clock` returns the seconds for which this thread has
+        had a core."""
         self._store, self._burden = store, Burden(_MAX_SHARE)
         self._bus, self._members, self._max_blocks = bus, members, max_blocks
         self._dial, self._clock, self._wall_clock, self._work_clock = dial, clock, wall_clock, work_clock
@@ -57,7 +60,7 @@ class IndexFeed:
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
         self.on_lag: Callable[[float], None] = _unheard
-        """Told how old each batch of events is when it comes, in seconds."""
+        """Called with the age in seconds of each batch of events on its arrival."""
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
 
     @contextlib.asynccontextmanager
@@ -81,24 +84,24 @@ class IndexFeed:
 
     @property
     def is_read_through(self) -> bool:
-        """Events are passed over, and Redis is asked instead."""
+        """Whether events are ignored and Redis is read instead."""
         return self._burden.is_put_down
 
     @property
     def columns(self) -> list[Column]:
-        """Of every model: what is known of each replica's cache."""
+        """Columns of every model: the known contents of each replica's cache."""
         return [column for index in self._indexes.values() for column in index.columns]
 
     def is_synced(self, member: Member) -> bool:
-        """The index has everything that the engine said so far."""
+        """Whether the index has all events that the engine has published."""
         return self.index(member.model_key).is_synced(member.replica_id, member.epoch)
 
     def is_sure(self, model_key: str) -> bool:
-        """Every replica's column is synced, so that Redis knows nothing more."""
+        """Whether every replica's column is synced, so that Redis knows nothing more."""
         return all(self.is_synced(each) for each in self._members.of(Kind.ENGINE, model_key))
 
     async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
-        """Asks Redis about this chain on behalf of columns that are not synced; for a few milliseconds at most."""
+        """Reads this chain in Redis for columns that are not synced, for a few milliseconds at most."""
         unsure = {
             (each.replica_id, each.epoch): each
             for each in self._members.of(Kind.ENGINE, model_key)
@@ -118,8 +121,8 @@ class IndexFeed:
                 self.expect(unsure[replica_id, epoch], hashes[:length], _READ_BELIEVED_SECONDS)
 
     def expect(self, member: Member, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
-        """Believes for so long that the replica caches this chain, or is about to, from `start` on; of one that is not
-        followed, nothing else is known."""
+        """Assumes for `seconds` that the replica caches this chain, or is about to, from `start` on. For a replica that
+        is not followed this is all that is known."""
         index = self.index(member.model_key)
         if index.column(member.replica_id) is None:
             column = index.open(member.replica_id, member.epoch)
@@ -128,7 +131,7 @@ class IndexFeed:
         index.expect(member.replica_id, hashes, seconds, start)
 
     def doubt(self, member: Member) -> None:
-        """Its hits do not come true: what the index has of it is compared with what it says, soon and not too often."""
+        """Compares the index with the engine's cache, soon and not too often: hits of the replica do not come true."""
         if not self._burden.is_put_down and (followed := self._followers.get(member.replica_id)) is not None:
             followed[0].doubt()
 
@@ -153,7 +156,7 @@ class IndexFeed:
                 self._read_through()
 
     def _read_through(self) -> None:
-        """Events take too much of this core: for a while Redis is asked about each prompt, and they are passed over."""
+        """Ignores events, which take too much of this core, and reads Redis for each prompt for a while."""
         structlog.get_logger().warning(
             "events are passed over, the index is read through", replicas=len(self._followers)
         )
@@ -169,7 +172,7 @@ class IndexFeed:
         return True
 
     def _on_connected(self) -> None:
-        """Whatever was said while the bus was away was said to nobody."""
+        """Makes every follower catch up: events that were published while the bus was away are lost."""
         for follower, _ in self._followers.values():
             follower.catch_up()
 

@@ -24,16 +24,17 @@ from .kv_index import KvIndex, Verdict
 
 _CALL_SECONDS = 30.0
 _POLL_SECONDS = 1.0
-"""Between replays while no bus brings events."""
+"""Seconds between replays while no bus brings events."""
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 _REPAIR_SECONDS = 30.0
-"""Between two snapshots that a checksum asked for: a replica that keeps disagreeing must not be asked for ever."""
+"""Seconds between two snapshots that a checksum requires: a replica that keeps disagreeing must not be asked for
+ever."""
 _JITTER_SECONDS = 1.0
-"""Gateways that doubt a replica together do not ask it together."""
+"""Largest delay in seconds: gateways that doubt a replica at the same time do not ask it at the same time."""
 _MAX_HELD = 4096
 
 Dial = Callable[[str], AbstractAsyncContextManager[Any]]
-"""A stub of the engine at an address, for the length of a scope."""
+"""Scope with a stub of the engine at an address."""
 
 
 @contextlib.asynccontextmanager
@@ -43,7 +44,8 @@ async def engine_at(address: str) -> AsyncIterator[Any]:
 
 
 class Follower:
-    """`take` is called with each batch; `run` is a task for as long as the engine's incarnation is a member."""
+    """Follower of one engine. `take` is called with each batch; `run` is a task for as long as the engine's incarnation
+    is a member."""
 
     def __init__(
         self,
@@ -80,20 +82,20 @@ class Follower:
                 self._repair()
 
     def catch_up(self) -> None:
-        """Asks the engine for what is missing, if anything is."""
+        """Asks the engine for missing batches, if any are missing."""
         self._is_catching_up = True
         self._wanted.set()
 
     def compare(self, seq: int) -> None:
-        """Takes the number of the engine's last batch, as its heartbeat tells. One that should have come by the next
-        heartbeat was lost, and nothing after it may ever show that."""
+        """Takes the number of the engine's last batch from its heartbeat. A batch that should have come by the next
+        heartbeat was lost, and no later batch may ever show that."""
         column = self._index.column(self._member.replica_id)
         if not self._is_catching_up and column is not None and column.seq < self._told_seq:
             self.catch_up()
         self._told_seq = seq
 
     def doubt(self) -> None:
-        """Asks for what was not heard, a little later; checksums then tell whether a snapshot is needed."""
+        """Asks for lost batches, a little later; checksums then show whether a snapshot is needed."""
         if self._is_catching_up or self._clock() - self._doubted_at < _REPAIR_SECONDS:
             return
         self._doubted_at = self._clock()
@@ -119,7 +121,8 @@ class Follower:
                     self.take(batch)
 
     async def _wait_until_wanted(self) -> None:
-        """NOTE: without a bus nobody says that there is anything new, so the engine is asked now and then."""
+        """Waits until batches are missing. NOTE: without a bus no message reports new batches, so the engine is asked
+        now and then."""
         while not self._wanted.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_SECONDS):
@@ -129,7 +132,7 @@ class Follower:
         self._wanted.clear()
 
     async def _catch_up(self, engine: Any) -> None:
-        """Tries until it is done; the engine may be starting, busy or out of reach."""
+        """Tries until no batch is missing; the engine may be starting, busy or out of reach."""
         pause = _FIRST_RETRY_SECONDS
         while True:
             try:
@@ -145,7 +148,7 @@ class Follower:
             pause = min(2 * pause, _MAX_RETRY_SECONDS)
 
     async def _replay(self, engine: Any) -> bool:
-        """Whether the batches that are missing could be had and applied."""
+        """Replays missing batches; returns whether they could be had and applied."""
         column = self._index.column(self._member.replica_id)
         if column is None or column.epoch != self._member.epoch:
             return False

@@ -1,4 +1,5 @@
-"""Which blocks each replica of one model caches, as a gateway sees it: block hash → bitmap over columns it numbers.
+"""The blocks that each replica of one model caches, as a gateway sees them: block hash → bitmap over columns that it
+numbers.
 
 A column belongs to one incarnation; a resync fills a new column and swaps it in. Knows nothing about how events and
 snapshots arrive.
@@ -17,22 +18,23 @@ from heapq import heapify, heappop, heappush
 from headwater.proto import events_pb2
 
 MAX_BLOCKS = 1_000_000
-"""Entries, about 0.2 kB each with their share of the columns; the least recently used go first."""
+"""Largest number of entries, about 0.2 kB each with their share of the columns; the least recently used are evicted
+first."""
 _SWEEP_BLOCKS = 512
-"""Of dead columns, taken out with each batch."""
+"""Number of blocks of dead columns that are removed with each batch."""
 _EXPIRE_REQUESTS = 2
 
 
 class Verdict(Enum):
-    """What became of a batch."""
+    """Result of applying a batch."""
 
     APPLIED = auto()
     OLD = auto()
-    """It was known already, or belongs to another incarnation."""
+    """The batch was known already, or belongs to another incarnation."""
     GAP = auto()
     """Batches before it are missing."""
     MISMATCH = auto()
-    """Applied, and its count or checksum says that something else was lost."""
+    """The batch was applied; its count or checksum shows that other events were lost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,16 +45,16 @@ class Column:
     replica_id: str
     epoch: int
     seq: int = 0
-    """The last batch applied."""
+    """Number of the last batch applied."""
     stored: dict[bytes, None] = field(default_factory=dict)
-    """What the engine said that it caches. NOTE: a dict, as the garbage collector goes through sets: a million blocks
-    took it 0.1 s each time (2026-11-21)."""
+    """Blocks that the engine reported as cached. NOTE: a dict, as the garbage collector goes through sets: a million
+    blocks took it 0.1 s each time (2026-11-21)."""
     xor: int = 0
     """Checksum of `blocks`, as in `KvEventBatch.index_xor`."""
     is_synced: bool = True
-    """No batch is missing."""
+    """Whether no batch is missing."""
     is_whole: bool = True
-    """Nothing was evicted here, so that count and checksum can be compared."""
+    """Whether no block was evicted here, so that count and checksum can be compared."""
 
     @property
     def blocks(self) -> KeysView[bytes]:
@@ -65,18 +67,19 @@ class Column:
 
 @dataclass(slots=True, eq=False)
 class _Hope:
-    """Speculative: blocks that a request on its way will store."""
+    """Blocks that a request on its way is expected to store."""
 
     column: Column
     chain: Sequence[bytes]
-    """Of the request's prompt."""
+    """Block hashes of the request's prompt."""
     start: int
-    """Its place in the chain from which on the blocks are new."""
+    """Place in the chain from which on the blocks are new."""
 
     def reach(self, chain: Sequence[bytes], start: int) -> int:
-        """How far a chain is covered that goes through the first block hoped for at `start`.
+        """Number of blocks of a chain that are covered, given that the chain goes through the first expected block at
+        `start`.
 
-        NOTE: a block's hash names all blocks before it, so that where two chains part can be found by halving.
+        NOTE: a block's hash covers all blocks before it, so the place where two chains part is found by bisection.
         """
         low, high = 1, min(len(self.chain) - self.start, len(chain) - start)
         while low < high:
@@ -89,21 +92,22 @@ class _Hope:
 
 
 class KvIndex:
-    """Lookups cost some fifty nanoseconds a block. All methods return at once; one thread uses them."""
+    """Index of one model. Lookups cost some fifty nanoseconds a block. All methods return at once; one thread uses
+    them."""
 
     def __init__(self, max_blocks: int = MAX_BLOCKS, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_blocks = max_blocks
         self._clock = clock
         self._bitmaps: dict[bytes, int] = {}
-        """What engines said; in the order of last use, as far as eviction may be near."""
+        """Bitmaps of reported blocks, in the order of last use as far as eviction may be near."""
         self._hopes: dict[bytes, list[_Hope]] = {}
-        """What requests on their way will make true, by the first new block of each."""
+        """Expected blocks of requests on their way, by the first new block of each."""
         self._columns: dict[str, Column] = {}
         self._by_number: dict[int, Column] = {}
         self._dying: deque[Column] = deque()
         self._live = 0
         self._expiries: list[tuple[float, int, _Hope]] = []
-        """A heap, by the time until which something is expected."""
+        """Heap of expectations by their expiry."""
         self._num_expected = itertools.count()
 
     def __len__(self) -> int:
@@ -111,7 +115,7 @@ class KvIndex:
 
     @property
     def columns(self) -> Collection[Column]:
-        """Those that count, one a replica."""
+        """Columns that count, one a replica."""
         return self._columns.values()
 
     def column(self, replica_id: str) -> Column | None:
@@ -119,22 +123,22 @@ class KvIndex:
         return self._columns.get(replica_id)
 
     def is_synced(self, replica_id: str, epoch: int) -> bool:
-        """The column of this incarnation counts and has everything that was said so far."""
+        """Whether the column of this incarnation counts and has all batches so far."""
         column = self._columns.get(replica_id)
         return column is not None and column.epoch == epoch and column.is_synced
 
     def open(self, replica_id: str, epoch: int) -> Column:
-        """An empty column that counts nothing until it is published."""
+        """Opens an empty column that does not count until it is published."""
         number = next(number for number in itertools.count() if number not in self._by_number)
         column = self._by_number[number] = Column(number, replica_id, epoch)
         return column
 
     def fill(self, column: Column, blocks: Iterable[bytes]) -> None:
-        """More of a snapshot."""
+        """Adds a part of a snapshot."""
         self._store(column, blocks)
 
     def publish(self, column: Column, seq: int) -> None:
-        """From now on this is what the replica caches, as of batch `seq`; the column before it is dead."""
+        """Makes the column count as the replica's cache as of batch `seq`; the column before it is dead."""
         before = self._columns.get(column.replica_id)
         if before is not None and before.epoch == column.epoch:
             self._inherit(column, before)
@@ -148,7 +152,7 @@ class KvIndex:
         self._bury(column)
 
     def forget(self, replica_id: str) -> None:
-        """The replica is gone; its bits are dead at once and taken out later, a few at a time."""
+        """Removes a replica that is gone; its bits are dead at once and removed later, a few at a time."""
         column = self._columns.pop(replica_id, None)
         if column is not None:
             self._live &= ~column.bit
@@ -178,7 +182,8 @@ class KvIndex:
         return Verdict.APPLIED
 
     def lookup(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """For each replica that holds the start of the chain: how many of its blocks, from the first on, it holds."""
+        """For each replica that holds the start of the chain: the number of its blocks, from the first on, that it
+        holds."""
         self._expire()
         matched: dict[str, int] = {}
         known, bits, length = self._bitmaps.get, self._live, 0
@@ -200,7 +205,7 @@ class KvIndex:
         return matched
 
     def expect(self, replica_id: str, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
-        """Believes for `seconds` that a request on its way makes the replica cache this chain from `start` on."""
+        """Assumes for `seconds` that a request on its way makes the replica cache this chain from `start` on."""
         # What is asked of Redis may bring more of these than there are look-ups.
         self._expire()
         column = self._columns.get(replica_id)
@@ -211,7 +216,7 @@ class KvIndex:
         heappush(self._expiries, (self._clock() + seconds, next(self._num_expected), hope))
 
     def sweep(self, num_blocks: int) -> None:
-        """Takes up to so many bits of dead columns out; an empty column's number is free again."""
+        """Removes up to `num_blocks` bits of dead columns; the number of an empty column is free again."""
         while self._dying and num_blocks > 0:
             column = self._dying[0]
             for _ in range(min(num_blocks, len(column.stored))):
@@ -223,7 +228,8 @@ class KvIndex:
                 del self._by_number[column.number]
 
     def _bury(self, column: Column) -> None:
-        """Where nobody is left whose batches would sweep, everything goes at once."""
+        """Marks a column as dead. Where no replica is left whose batches would sweep, all its bits are removed at
+        once."""
         self._dying.append(column)
         if len(self._dying) == len(self._by_number):
             self._bitmaps, self._by_number = {}, {}
@@ -247,7 +253,7 @@ class KvIndex:
                 _clear_bit(self._bitmaps, block, bit)
 
     def _add_hopes(self, chain: Sequence[bytes], matched: dict[str, int]) -> None:
-        """Lengthens what replicas hold by what they are about to hold behind it."""
+        """Extends the held blocks of replicas by the expected blocks behind them."""
         known, at, reach = self._bitmaps.get, 0, max(matched.values(), default=0)
         while at <= reach and at < len(chain):
             for hope in self._hopes.get(chain[at], ()):
@@ -262,13 +268,14 @@ class KvIndex:
             at += 1
 
     def _inherit(self, column: Column, before: Column) -> None:
-        """What is expected of an incarnation does not change by a resync."""
+        """Moves the expectations of an incarnation to its new column: a resync does not change them."""
         for _, _, hope in self._expiries:
             if hope.column is before:
                 hope.column = column
 
     def _despair(self, column: Column) -> None:
-        """The replica says that its cache is empty: what is on its way there is no prefix of anything now."""
+        """Drops the expectations of a replica whose cache is empty: the expected blocks are no longer part of any
+        prefix."""
         over = [entry for entry in self._expiries if entry[2].column is column]
         for _, _, hope in over:
             self._forget_hope(hope)
@@ -277,7 +284,7 @@ class KvIndex:
             heapify(self._expiries)
 
     def _expire(self) -> None:
-        """Takes back what was expected, of a few requests at a time: more than come at the same time."""
+        """Removes expired expectations, of a few requests at a time: more than come at the same time."""
         now = self._clock()
         for _ in range(min(_EXPIRE_REQUESTS, len(self._expiries))):
             if self._expiries[0][0] > now:
@@ -301,7 +308,8 @@ class KvIndex:
                     self._bitmaps[block] = self._bitmaps.pop(block)
 
     def _evict(self) -> None:
-        """NOTE: many at a time, since finding a dict's first entry gets slow behind entries that were deleted."""
+        """Evicts the oldest blocks. NOTE: many at a time, since finding a dict's first entry gets slow behind entries
+        that were deleted."""
         excess = len(self._bitmaps) - self._max_blocks
         if excess <= 0:
             return

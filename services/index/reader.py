@@ -1,4 +1,4 @@
-"""Reads the prefix index in Redis for a request that waits meanwhile: a few MGETs within one small time limit."""
+"""Reads the prefix index in Redis for a waiting request: a few MGETs within one small time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .slots import Slot, SlotTable, block_prefix, shard_of
 
 _FIRST_BLOCKS = 32
 _SLOTS_SECONDS = 1.0
-"""How long the live slots are remembered; shorter than a lease."""
+"""Seconds for which the live slots are cached; shorter than a lease."""
 
 Incarnation = tuple[str, int]
 """Replica id and epoch."""
@@ -21,14 +21,15 @@ class IndexReader:
     def __init__(
         self, store: Store, *, seconds: float = READ_SECONDS, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`seconds` is what one look-up may take."""
+        """`seconds` is the time limit of one look-up."""
         self._clock = clock
         self._store = store
         self._seconds = seconds
         self._slots: dict[tuple[str, int], tuple[float, dict[int, Incarnation]]] = {}
 
     async def matched(self, model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
-        """For each incarnation that holds the start of the chain: how many of its blocks. Raises `StoreUnavailable`."""
+        """For each incarnation that holds the start of the chain: the number of its blocks. Raises
+        `StoreUnavailable`."""
         if not hashes:
             return {}
         deadline = self._clock() + self._seconds

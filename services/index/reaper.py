@@ -40,7 +40,7 @@ return 1
 
 
 class Reaper:
-    """Any number of them may work on one model; every engine runs one."""
+    """Reaper of one model. Several may work on one model at the same time; every engine runs one."""
 
     def __init__(self, store: Store, model_key: str, num_shards: int) -> None:
         self._store = store
@@ -57,7 +57,7 @@ class Reaper:
                 structlog.get_logger().debug("nothing reaped", error=str(failure))
 
     async def reap(self) -> int:
-        """Reaps every column that has expired by now; how many. Raises `StoreUnavailable`."""
+        """Reaps every column that has expired by now; returns their number. Raises `StoreUnavailable`."""
         num_reaped = 0
         for shard in range(self._num_shards):
             expired = [
@@ -70,7 +70,7 @@ class Reaper:
         return num_reaped
 
     async def _reap_some(self, shard: int, slot: int) -> bool:
-        """Whether the column is done with."""
+        """Reaps some bits; returns whether the column is done with."""
         own, prefix = own_key(self._model_key, shard, slot), block_prefix(self._model_key, shard)
         hashes = await self._store.command("SRANDMEMBER", own, BLOCKS_PER_CALL)
         keys = [slots_key(self._model_key, shard), own, *(prefix + each for each in hashes)]

@@ -1,8 +1,8 @@
 """Slots of the prefix index in Redis: the column numbers of incarnations, with leases on Redis's own clock.
 
 `slots:{m:s}` is a hash with fields `<slot>:epoch`, `:replica`, `:address`, `:capacity`, `:lease` (milliseconds of
-Redis's clock), `:seq` (of the last write) and `:live` (published). An empty epoch means retired: whoever held the slot
-can no longer write, and the reaper frees the number when none of its bits is left.
+Redis's clock), `:seq` (of the last write) and `:live` (published). An empty epoch means retired: the slot's holder can
+no longer write, and the reaper frees the number when none of its bits is left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LEASE_MS = 5000
 
 
 def tag(model_key: str, shard: int) -> str:
-    """Keeps all keys of one shard in one hash slot of a Redis Cluster."""
+    """Hash tag that keeps all keys of one shard in one hash slot of a Redis Cluster."""
     return f"{{{model_key}:{shard}}}"
 
 
@@ -24,17 +24,18 @@ def slots_key(model_key: str, shard: int) -> str:
 
 
 def own_key(model_key: str, shard: int, slot: int) -> str:
-    """The set of block hashes whose bit `slot` is set."""
+    """Key of the set of block hashes whose bit `slot` is set."""
     return f"own:{tag(model_key, shard)}:{slot}"
 
 
 def block_prefix(model_key: str, shard: int) -> bytes:
-    """Followed by a block's hash: the bitmap of the slots that cache the block."""
+    """Prefix of a block's key. The block's hash follows it; the value is the bitmap of the slots that cache the
+    block."""
     return f"pfx:{tag(model_key, shard)}:".encode()
 
 
 def shard_of(root_hash: bytes, num_shards: int) -> int:
-    """Where a chain lies, by the hash of its first block."""
+    """Number of the shard of a chain, by the hash of its first block."""
     return int.from_bytes(root_hash[:8], "little") % num_shards
 
 
@@ -94,13 +95,13 @@ class Slot:
     number: int
     replica_id: str
     epoch: int
-    """0: retired."""
+    """Epoch of the owner; 0: retired."""
     address: str
     capacity: int
     is_live: bool
-    """Published, and its lease runs."""
+    """Whether it is published and its lease runs."""
     is_expired: bool
-    """Its bits are to be reaped."""
+    """Whether its bits are to be reaped."""
 
 
 class SlotTable:
@@ -111,24 +112,25 @@ class SlotTable:
         self._keys = [slots_key(model_key, shard)]
 
     async def take(self, replica_id: str, epoch: int, address: str, capacity: int) -> int:
-        """The lowest free number, leased and not yet published."""
+        """Takes the lowest free number, leased and not yet published."""
         arguments = (epoch_text(epoch), replica_id, address, capacity, LEASE_MS)
         return int(await self._store.run(_TAKE, self._keys, arguments))
 
     async def renew(self, slot: int, epoch: int) -> bool:
-        """False when the slot is not this incarnation's any more."""
+        """Renews the lease. Returns False when the slot belongs to this incarnation no longer."""
         return bool(await self._store.run(_RENEW, self._keys, (slot, epoch_text(epoch), LEASE_MS)))
 
     async def publish(self, slot: int, epoch: int, replica_id: str) -> bool:
-        """Shows the column to readers and retires every other one of the replica, in one step. False as for `renew`."""
+        """Shows the column to readers and retires every other one of the replica, in one step. Returns False as
+        `renew`."""
         return bool(await self._store.run(_PUBLISH, self._keys, (slot, epoch_text(epoch), replica_id)))
 
     async def retire(self, slot: int, epoch: int) -> bool:
-        """Hides the column for good and leaves it to the reaper. False as for `renew`."""
+        """Hides the column for good and leaves it to the reaper. Returns False as `renew`."""
         return bool(await self._store.run(_RETIRE, self._keys, (slot, epoch_text(epoch))))
 
     async def read(self, *, seconds: float | None = None) -> list[Slot]:
-        """Every slot that has a number, in order; `seconds` as for `Store.run`."""
+        """Every slot that has a number, in order; `seconds` as in `Store.run`."""
         now, flat = await self._store.run(_READ, self._keys, seconds=seconds)
         fields = {field.decode(): value for field, value in zip(flat[::2], flat[1::2], strict=True)}
         numbers = sorted(int(field.partition(":")[0]) for field in fields if field.endswith(":epoch"))
@@ -136,7 +138,7 @@ class SlotTable:
 
 
 def epoch_text(epoch: int) -> str:
-    """How an epoch is written in Redis."""
+    """Text of an epoch in Redis."""
     return f"{epoch:016x}"
 
 

@@ -28,13 +28,13 @@ _LEAVE_SECONDS = 1.0
 
 
 class IndexWriter:
-    """Use within `running`, and hand every batch that goes out on the bus to `apply`."""
+    """Writer of one engine. Use within `running`, and give every batch that is published on the bus to `apply`."""
 
     def __init__(
         self, store: Store, model: ServedModel, owner: Owner, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.refusal: str | None = None
-        """Why the model's entry keeps this engine out of the index; None while nothing does."""
+        """Error of the model's entry that keeps this engine out of the index; None while there is none."""
         self._store, self._clock = store, clock
         self._model = model
         self._columns = [IndexColumn(store, model.key, shard, owner, clock=clock) for shard in range(model.num_shards)]
@@ -45,7 +45,8 @@ class IndexWriter:
     async def running(self) -> AsyncIterator[IndexWriter]:
         """Writes for the length of a scope; leaving it leaves the index.
 
-        Raises `ModelRefused` where Redis answers and the model is served differently; without Redis it just begins.
+        Raises `ModelRefused` where Redis answers and the model is served differently; without Redis the scope just
+        begins.
         """
         try:
             await register(self._store, self._model)
@@ -73,7 +74,7 @@ class IndexWriter:
 
     @property
     def slots(self) -> list[int | None]:
-        """The published slot of each shard; None where the engine is not in the index."""
+        """Published slot of each shard; None where the engine is not in the index."""
         return [column.slot for column in self._columns]
 
     def _column_with(self, block: bytes) -> IndexColumn:
@@ -101,7 +102,7 @@ class IndexWriter:
                     await self._wanted.wait()
 
     async def _write(self) -> bool:
-        """Whether Redis has everything now."""
+        """Writes pending changes; returns whether Redis has everything now."""
         if self._clock() >= self._register_at:
             await self._register()
         if self.refusal is not None:

@@ -1,4 +1,4 @@
-"""Whether a model may draft tokens for another: both have to mean the same tokens by the same ids."""
+"""Checks that a model may draft tokens for another: both must have the same tokens under the same ids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _content(folder: Path) -> bytes:
 
 
 def _tokens(folder: Path) -> dict[int, str]:
-    """Every token by its id."""
+    """Tokens of a model by their ids."""
     try:
         tokenizer: dict[str, Any] = msgspec.json.decode(_content(folder))
         vocabulary, added = tokenizer["model"]["vocab"], tokenizer.get("added_tokens") or []

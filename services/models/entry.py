@@ -8,7 +8,8 @@ from ..runtime.served_model import ServedModel
 from ..runtime.store import Script, Store
 
 _TTL_MS = 15_000
-"""Renewed by every engine of the model; when the last one is gone, another revision may take the name."""
+"""Lifetime of an entry, renewed by every engine of the model; when the last one is gone, another revision may take the
+name."""
 _REGISTER = Script(
     """
 if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
@@ -23,7 +24,7 @@ return entry
 
 
 class ModelRefused(Exception):
-    """The model is served already, and differently: names the field."""
+    """The model is served already, and differently. Names the field."""
 
 
 def entry_key(model_key: str) -> str:
@@ -31,7 +32,7 @@ def entry_key(model_key: str) -> str:
 
 
 async def register(store: Store, model: ServedModel) -> None:
-    """Writes the entry or agrees with it, for another while. Raises `ModelRefused` and `StoreUnavailable`."""
+    """Writes the entry, or checks that it agrees, and renews it. Raises `ModelRefused` and `StoreUnavailable`."""
     flat = [str(word) for pair in dataclasses.asdict(model).items() for word in pair]
     reply = await store.run(_REGISTER, [entry_key(model.key)], (_TTL_MS, *flat))
     words = [word.decode() for word in reply]
@@ -41,7 +42,7 @@ async def register(store: Store, model: ServedModel) -> None:
 
 
 def _parse(entry: dict[str, str]) -> ServedModel:
-    """An entry that another version wrote may lack a field; it then reads as empty or zero."""
+    """Reads an entry. A field that another version did not write reads as empty or zero."""
     values: dict[str, str | int] = {
         field.name: int(entry.get(field.name, 0)) if field.type == "int" else entry.get(field.name, "")
         for field in dataclasses.fields(ServedModel)

@@ -1,6 +1,6 @@
-"""Whether a GGUF file can be what its header says, found out from the header alone: before a reader believes it.
+"""Checks from the header alone whether a GGUF file can hold what its header claims, before it is read.
 
-A reader makes lists as long as the file claims they are; what it claims is checked against what is there.
+A reader allocates lists of the claimed lengths, so the claims are checked against the size of the file.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ MAX_TENSORS = 65_536
 MAX_NAME_BYTES = 65_535
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS_PER_BYTE = 8
-"""Of a tensor: no kind of weights takes less than a bit."""
+"""Largest number of a tensor's elements in a byte: no kind of weights takes less than a bit."""
 STRING, ARRAY = 8, 9
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes of a value, by the number of its type."""
+"""Size of a value in bytes, by the number of its type."""
 QUANT_SIZES = {kind.value: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
 """Elements and bytes of a block, by the number of the type."""
 
 
 class GgufFileError(Exception):
-    """A file that is no GGUF file, or claims to have more than it has."""
+    """A file that is no GGUF file, or claims to hold more than it does."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} cannot be read: {reason}")
@@ -37,7 +37,7 @@ class GgufFileError(Exception):
 
 
 def check_gguf(path: Path) -> None:
-    """Raises `GgufFileError`, `OSError`."""
+    """Checks a file. Raises `GgufFileError`, `OSError`."""
     with path.open("rb") as file:
         header = _Header(path, file)
         if header.take(4) != MAGIC:
@@ -123,7 +123,7 @@ class _Header:
             raise self.fault(f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these")
 
     def _within(self, num_bytes: int) -> int:
-        """The number, if so many bytes are left."""
+        """Returns the number, if that many bytes are left."""
         if num_bytes > self._size - self._file.tell():
             raise self.fault(f"{num_bytes} bytes are announced and {self._size - self._file.tell()} are there")
         return num_bytes

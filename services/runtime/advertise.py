@@ -1,4 +1,4 @@
-"""What the address that a server listens on means: who reaches it, and how."""
+"""Address under which others reach a server that listens on an address."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ WILDCARDS = ("", "0.0.0.0", "::")
 
 
 def advertised(host: str, port: int) -> str:
-    """`host:port`; for a server that listens everywhere, with the address of this machine's (or pod's) own name."""
+    """Advertised `host:port`; for a server that listens everywhere, with the address of this machine's (or pod's) own
+    name."""
     if host in WILDCARDS:
         host = socket.gethostbyname(socket.gethostname())
     return joined(host, port)
 
 
 def joined(host: str, port: int | str) -> str:
-    """`host:port`, with brackets around an address of IPv6."""
+    """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,6 +1,6 @@
 """The bus: facts over NATS core, by subject. Losing NATS loses facts, never a request: nothing here raises for it.
 
-Knows subjects and bytes; knows nothing about what they say.
+Knows subjects and bytes; knows nothing about their meaning.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from .tasks import end, log_failure
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 OPEN_SECONDS = 1.0
-"""That who opens a bus waits for its server, unless told otherwise."""
+"""Default number of seconds for which opening a bus waits for its server."""
 _HANDSHAKE_SECONDS = 2.0
 _FORGET_SECONDS = 30
-"""After which nobody waits for the answer to a ping: the link that was to bring it has long been given up by then."""
+"""Seconds after which the answer to a ping is no longer awaited: its connection has long been given up by then."""
 _RECONNECT_SECONDS: Any = 0.2
-"""NOTE: the client takes fractions, its type says whole seconds."""
+"""Seconds between two attempts to connect. NOTE: the client takes fractions, its type says whole seconds."""
 _PING_SECONDS: Any = 2
-"""Between two questions to the server whether it is there; it is given up when the third is due."""
+"""Seconds between two pings of the server; it is given up when the third is due."""
 _FULL_SECONDS = 1.0
-"""That a message waits for room where much has not been sent yet; then it goes with the rest, or is lost with it."""
+"""Seconds that a message waits for room where much has not been sent yet; then it is sent or lost with the rest."""
 _DURABLE_SECONDS = 5.0
-"""What one call of JetStream may take."""
+"""Time limit of one JetStream call, in seconds."""
 _QUEUE_LEN = 65536
 
 
@@ -48,20 +48,20 @@ class Message:
     subject: str
     payload: bytes
     reply: str = ""
-    """Where an answer is awaited; empty: nowhere."""
+    """Subject of the answer; empty: none is awaited."""
 
 
 class Subscription:
     """Messages of one subject pattern, in order, for as long as it is open; outlives the loss of the server.
 
-    A reader that falls behind loses the oldest messages: what a fact needs to be safe from that (a sequence number)
-    it carries itself.
+    A reader that falls behind loses the oldest messages: a message that has to be safe from that carries a sequence
+    number.
     """
 
     def __init__(self, subject: str, seals: SealReader) -> None:
         self.subject, self._seals = subject, seals
         self.num_dropped = 0
-        """Messages that its reader was too late for."""
+        """Number of messages that were dropped because the reader fell behind."""
         self._server_side: ServerSubscription | None = None
         self._messages: deque[Message] = deque()
         self._arrived = asyncio.Event()
@@ -91,8 +91,9 @@ class Subscription:
 
 
 class _Client(Client):
-    """NOTE: the client waits for a link that it gives up until all that was written is sent, and only then says so and
-    tries another one: for ever, where a server hangs or is cut off and more was written than the system takes."""
+    """The NATS client. NOTE: the original waits for a connection that it gives up until everything written is sent, and
+    only then reports the loss and tries another one: for ever, where a server hangs or is cut off and more was written
+    than the system takes."""
 
     async def _attempt_reconnect(self) -> None:
         if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
@@ -101,33 +102,32 @@ class _Client(Client):
 
 
 class Bus:
-    """A connection to NATS that is kept up for ever. Without a url it is a bus with nobody on it.
+    """A connection to NATS that reconnects for ever. Without a url it is a bus without other processes.
 
     Where the scope that it is made in has a cluster key, messages are sealed with it, and those of strangers dropped.
 
-    async with Bus.open(url) as bus:
-        async with bus.subscribe("member.>") as messages:
-            async for message in messages: ...
+    async with Bus.open(url) as bus: async with bus.subscribe("member.>") as messages: async for message in messages:
+    ...
     """
 
     def __init__(self, url: str | None) -> None:
         self.url = url
         self.connected = False
-        """The server answers and knows every subscription: what is published now arrives."""
+        """Set while the server answers and knows every subscription: a message that is published now arrives."""
         self._key, self._refusals = cluster_key.current(), Refusals("message")
         self._sealer = Sealer(self._key)
         self._client = _Client()
         self._subscriptions: list[Subscription] = []
         self._listeners: list[Callable[[], None]] = []
         self._violations: set[str] = set()
-        """What the server has refused, logged once each."""
+        """Refusals of the server, logged once each."""
         self._linked = asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, url: str | None, *, wait_seconds: float | None = None) -> AsyncIterator[Bus]:
-        """A bus for the length of a scope; waits `wait_seconds` for the server and goes on without it."""
+        """Scope of a bus; waits `wait_seconds` for the server and goes on without it."""
         bus, wait_seconds = cls(url), OPEN_SECONDS if wait_seconds is None else wait_seconds
         keeper = asyncio.create_task(bus._keep_connected())
         keeper.add_done_callback(log_failure)
@@ -141,11 +141,11 @@ class Bus:
 
     @property
     def shown_url(self) -> str:
-        """For logs."""
+        """Address without password, for logs."""
         return without_password(self.url or "")
 
     async def wait_connected(self, seconds: float) -> bool:
-        """Whether the bus is, or within the time becomes, connected."""
+        """Waits until the bus is connected; returns whether it is within the time."""
         if self.url is None or self.connected:
             return self.connected
         settled = asyncio.Event()
@@ -173,11 +173,12 @@ class Bus:
             structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
 
     def jetstream(self) -> JetStreamContext | None:
-        """What is durable; None while nothing is connected. Calls of it raise: facts may be lost, this may not."""
+        """The JetStream context for durable data; None while nothing is connected. Its calls raise: messages may be
+        lost, durable data may not."""
         return self._client.jetstream(timeout=_DURABLE_SECONDS) if self.connected else None
 
     async def ask(self, subject: str, payload: bytes, *, seconds: float) -> bytes | None:
-        """The first answer of whoever listens to `subject`; None when nobody says anything in time."""
+        """The first answer of a subscriber of `subject`; None when none answers in time."""
         if not self.connected:
             return None
         try:
@@ -191,7 +192,7 @@ class Bus:
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
-        """Messages that match `subject` for the length of a scope. When entered while connected, none is missed."""
+        """Messages that match `subject`, for the length of a scope. When entered while connected, none is missed."""
         subscription = Subscription(subject, self._seal_reader())
         self._subscriptions.append(subscription)
         try:
@@ -212,8 +213,8 @@ class Bus:
     async def _flush(self) -> None:
         """Returns when the server has all that was sent. Raises `TimeoutError`, and what the client raises.
 
-        NOTE: the client's own, when it is given up or cancelled, leaves behind a future that the late answer trips
-        over, and from then on nothing is read. So it is let be.
+        NOTE: the client's own flush, when it is given up or cancelled, leaves behind a future on which the late answer
+        raises, and from then on nothing is read. So it is never cancelled.
         """
         ping = asyncio.create_task(self._ping())
         self._pings.add(ping)
@@ -224,7 +225,8 @@ class Bus:
         ping.result()
 
     async def _ping(self) -> None:
-        """NOTE: the client's ping overtakes what waits to be written, a subscription say; the second one does not."""
+        """Pings the server twice. NOTE: the client's ping overtakes data that waits to be written, such as a
+        subscription; the second one does not."""
         for _ in range(2):
             await self._client.flush(_FORGET_SECONDS)
 
@@ -256,7 +258,8 @@ class Bus:
             await self._handshake()
 
     async def _handshake(self) -> None:
-        """NOTE: a subscription counts from the server's answer to a ping that follows it, not from its sending."""
+        """Confirms subscriptions. NOTE: a subscription counts from the server's answer to a ping that follows it, not
+        from its sending."""
         try:
             await self._flush()
             # More may be opened while these are asked for.
@@ -306,5 +309,5 @@ class Bus:
 
 
 def without_password(urls: str) -> str:
-    """Addresses as they may be logged and shown."""
+    """Addresses without passwords, for logs and display."""
     return re.sub(r"//[^@/,]*@", "//", urls)

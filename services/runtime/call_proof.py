@@ -1,6 +1,6 @@
 """Calls between stages prove that both sides know the cluster's token, which itself never travels.
 
-The caller's proof names method, time and a nonce, so that one who catches it can neither use it for another method nor
+The caller's proof names method, time and a nonce, so that an eavesdropper can use it neither for another method nor
 twice. The server answers with a code of the nonce before anything else. Nothing is encrypted: TLS does that.
 """
 
@@ -22,10 +22,10 @@ from .freshness import WINDOW_SECONDS, is_fresh, now_ms
 from .refusals import Refusals
 
 PROOF_SECONDS = 3.0
-"""Time for a server to answer a proof with its own."""
+"""Seconds within which a server has to answer a proof with its own."""
 _PROOF, _ANSWER = "headwater-proof", "headwater-answer"
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
-"""Container health checks and load balancers have no token."""
+"""Prefix of methods without proof: container health checks and load balancers have no token."""
 
 
 class Impostor(Exception):
@@ -64,7 +64,7 @@ class Proof:
 
     @classmethod
     def read(cls, method: str, text: str, key: ClusterKey) -> Proof | None:
-        """The proof in a call's metadata; None where the key did not sign it for this method."""
+        """Proof in a call's metadata; None where the key did not sign it for this method."""
         at, _, rest = text.partition(".")
         nonce, _, mac = rest.partition(".")
         if not (at.isascii() and at.isdigit() and len(at) <= 15):
@@ -83,14 +83,14 @@ def _unhex(text: str) -> bytes:
 class ProofInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a proof, and answers the others with the server's own. Without a key it lets all pass.
 
-    To be the first of a server's interceptors. Sessions get their initial metadata at once in either case, so that a
-    caller knows that it is heard before the first frame.
+    It has to be the first of a server's interceptors. Sessions get their initial metadata at once in either case, so
+    that a caller knows before the first frame that the call has arrived.
     """
 
     def __init__(self, key: ClusterKey | None) -> None:
         self._key = key
         self._seen: OrderedDict[bytes, int] = OrderedDict()
-        """Nonces of the last calls, and when they were made."""
+        """Nonces of the last calls with the time of each call."""
         self._refusals = Refusals("call")
 
     async def intercept_service(
@@ -111,7 +111,7 @@ class ProofInterceptor(grpc.aio.ServerInterceptor):
         return _answering(handler, (proof.answer(self._key),))
 
     def _checked(self, method: str, text: str, key: ClusterKey) -> tuple[Proof | None, str]:
-        """The call's proof, or None and what is wrong with it."""
+        """Proof of the call, or None and the problem."""
         if not text:
             return None, "missing"
         if (proof := Proof.read(method, text, key)) is None:
@@ -134,7 +134,7 @@ class ProofInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(handler: grpc.RpcMethodHandler[Any, Any], why: str) -> grpc.RpcMethodHandler[Any, Any]:
-    """What a stranger sent is not even parsed."""
+    """Handler that refuses a call without parsing the request."""
 
     async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
@@ -175,7 +175,7 @@ class StageChannel(grpc.aio.Channel):
         return self._key is not None
 
     async def proven(self, call: Any) -> None:
-        """Returns when the server of a call has proven itself; prompts go to no other.
+        """Returns when the server of a call has proven itself; prompts are sent to no other.
 
         Raises `Impostor`, and `AioRpcError` for a call that has failed.
         """

@@ -1,7 +1,7 @@
 """gRPC between stages: the options of every channel and server, in one place.
 
 Both ends ping, so that a peer that fell silent (a cable, a paused machine, a firewall that drops) counts as gone within
-seconds, as one that closed its connection does at once.
+seconds. A peer that closes its connection is gone at once.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from . import cluster_key, tls
 from .call_proof import StageChannel
 
 PING_SECONDS = 3.0
-"""Between two pings of a connection on which nothing else is heard."""
+"""Seconds between two pings of a connection without other traffic."""
 PONG_SECONDS = 5.0
-"""What the answer may take: a busy machine is slow before it is gone."""
+"""Seconds that the answer may take: a busy machine is slow before it is gone."""
 _RECONNECT_MS = (200, 1000)
 """Least and longest pause before a peer is tried again: one that comes back is found within a second."""
 _WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
-"""What may lie between two stages unread. NOTE: gRPC measures how much a connection holds and makes room for all of it;
-of a reader that is behind it learns that megabytes fit, which are seconds of small frames ahead of any new one."""
+"""Bytes between two stages that may be unread. NOTE: gRPC measures the capacity of a connection and makes room for all
+of it; with a reader that is behind it learns that megabytes fit, which are seconds of small frames ahead of any new
+one."""
 MAX_TEXT_BYTES = 64 << 20
-"""Of one answer of a processor: a prompt in a body within its limit has fewer tokens than that."""
+"""Largest answer of a processor in bytes: a prompt in a body within its limit has fewer tokens than that."""
 
 Options = tuple[tuple[str, int], ...]
 
 
 def open_channel(address: str, *options: tuple[str, int]) -> StageChannel:
-    """A channel to a stage at host:port; connects when it is used."""
+    """Channel to a stage at host:port; it connects when it is used."""
     return StageChannel(_plain_channel(address, options), address, cluster_key.current())
 
 
@@ -42,12 +43,13 @@ def _plain_channel(address: str, options: Options) -> grpc.aio.Channel:
 
 
 def server_options() -> Options:
-    """Of a stage's server. NOTE: without the last one it would take the pings of idle clients for an attack."""
+    """Options of a stage's server. NOTE: without the last one it would take the pings of idle clients for an attack."""
     return (("grpc.so_reuseport", 0), *_keepalive(), ("grpc.http2.max_ping_strikes", 0))
 
 
 def _keepalive() -> Options:
-    """NOTE: a ping's own timeout is a minute unless it is set, whatever the one of keepalive says."""
+    """Options for pings. NOTE: a ping's own timeout is a minute unless it is set, whatever the one of keepalive
+    says."""
     ping, pong = int(PING_SECONDS * 1000), int(PONG_SECONDS * 1000)
     return (
         ("grpc.keepalive_time_ms", ping),

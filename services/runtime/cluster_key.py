@@ -22,7 +22,7 @@ _ALLOWED = f"words of at least {MIN_TOKEN_LEN} characters, the one that signs fi
 
 
 class Purpose(Enum):
-    """What a code is for; each has a key of its own, so that a code for one is none for another."""
+    """Purpose of a code; each has a key of its own, so that a code for one is not valid for another."""
 
     CALL = b"call"
     ANSWER = b"answer"
@@ -31,8 +31,8 @@ class Purpose(Enum):
 
 
 class ClusterKey:
-    """Keys derived from the cluster's tokens. The first token signs; all of them are believed, so that they can be
-    rotated while stages run."""
+    """Keys derived from the cluster's tokens. The first token signs; all of them verify, so that they can be rotated
+    while stages run."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         assert tokens
@@ -47,7 +47,7 @@ class ClusterKey:
         return hmac.digest(self._keys[purpose][0], message, "sha256")
 
     def believes(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
-        """Compares in constant time; `mac` may be cut to 16 bytes."""
+        """Whether a code is valid. Compares in constant time; `mac` may be cut to 16 bytes."""
         if len(mac) < MIN_MAC_LEN:
             return False
         for key in self._keys[purpose]:
@@ -56,7 +56,7 @@ class ClusterKey:
         return False
 
     def is_of_first(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
-        """Whether the token that signs now made it, and not one that is only believed."""
+        """Whether the first token, which signs now, made the code, and not one that only verifies."""
         return hmac.compare_digest(mac, self.sign(purpose, message))
 
 
@@ -66,7 +66,7 @@ def framed(*parts: bytes) -> bytes:
 
 
 def read_cluster_key(token: str, token_file: str) -> ClusterKey | None:
-    """The key of tokens separated by white space, given as they are or in a file; None where neither is given.
+    """Key of tokens separated by white space, given as they are or in a file; None where neither is given.
 
     Raises `SettingError` for a token that is too short, `OSError` for a file that cannot be read.
     """
@@ -83,7 +83,7 @@ def read_cluster_key(token: str, token_file: str) -> ClusterKey | None:
 
 
 def make_token_file(path: Path) -> None:
-    """Writes a random token, for its owner's eyes."""
+    """Writes a random token to a file that only its owner can read."""
     write_owner_file(path, f"{secrets.token_hex(32)}\n".encode())
 
 
@@ -91,13 +91,13 @@ _CURRENT: ContextVar[ClusterKey | None] = ContextVar("cluster_key", default=None
 
 
 def current() -> ClusterKey | None:
-    """Key of the scope that this runs in; tasks have that of their starter. None: stages believe anyone."""
+    """Key of the current scope; tasks inherit that of their starter. None: stages trust every peer."""
     return _CURRENT.get()
 
 
 @contextlib.contextmanager
 def using(key: ClusterKey | None) -> Iterator[None]:
-    """Channels, servers and buses that are opened in this scope prove themselves, and ask for proof, by the key."""
+    """Scope whose channels, servers and buses send and require proofs by the key."""
     before = _CURRENT.set(key)
     try:
         yield

@@ -1,23 +1,12 @@
-"""What can go wrong between a client and an answer, as named exceptions that write their own sentence.
+"""Errors between a client and an answer, as named exceptions that write their own sentence.
 
-    HeadwaterError
-    ├── BadRequest                 400 INVALID_ARGUMENT      a field, its value, what is allowed
-    │   ├── ContextTooLong         400
-    │   └── UnsupportedField       400
-    ├── Unauthenticated            401 UNAUTHENTICATED
-    │   └── KeyRevoked             401                       a key that was good when the request began
-    ├── PermissionDenied           403 PERMISSION_DENIED
-    ├── NotFound                   404 NOT_FOUND             a model, a request
-    ├── SlowBody                   408 DEADLINE_EXCEEDED     its body does not come
-    ├── BodyTooLarge               413 INVALID_ARGUMENT
-    ├── UnsupportedMediaType       415 INVALID_ARGUMENT
-    ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
-    │   └── StorageLimitExceeded   429                       bytes that a tenant may keep
-    ├── ClientGone                 499 CANCELLED
-    │   └── SlowReader             499 RESOURCE_EXHAUSTED    its answer waits for it no longer
-    ├── InternalError              500 INTERNAL
-    ├── Unavailable                503 UNAVAILABLE           retry after
-    └── DeadlineExceeded           504 DEADLINE_EXCEEDED
+HeadwaterError ├── BadRequest 400 INVALID_ARGUMENT a field, its value, what is allowed │ ├── ContextTooLong 400 │ └──
+UnsupportedField 400 ├── Unauthenticated 401 UNAUTHENTICATED │ └── KeyRevoked 401 a key that was good when the request
+began ├── PermissionDenied 403 PERMISSION_DENIED ├── NotFound 404 NOT_FOUND a model, a request ├── SlowBody 408
+DEADLINE_EXCEEDED its body does not come ├── BodyTooLarge 413 INVALID_ARGUMENT ├── UnsupportedMediaType 415
+INVALID_ARGUMENT ├── LimitExceeded 429 RESOURCE_EXHAUSTED retry after │ └── StorageLimitExceeded 429 bytes that a tenant
+may keep ├── ClientGone 499 CANCELLED │ └── SlowReader 499 RESOURCE_EXHAUSTED its answer waits for it no longer ├──
+InternalError 500 INTERNAL ├── Unavailable 503 UNAVAILABLE retry after └── DeadlineExceeded 504 DEADLINE_EXCEEDED
 
 The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in the gateway.
 """
@@ -27,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 MAX_NAMED = 16
-"""Of what there is instead of what is not."""
+"""Largest number of existing names in the error about a missing one."""
 STORAGE_RETRY_SECONDS = 60.0
 
 
 class HeadwaterError(Exception):
-    """Base of everything that is told to a client. `code` is a stable word for programs; `retry_after` is seconds."""
+    """Base of errors that clients get. `code` is a stable word for programs; `retry_after` is in seconds."""
 
     code = "internal_error"
     param: str | None = None
@@ -62,7 +51,7 @@ class BadRequest(HeadwaterError):
         return cls(param, f"{param} is {shown}; allowed: {allowed}")
 
     def in_words_of(self, renamed: Mapping[str, str]) -> BadRequest:
-        """The error with the name of the field that the client used."""
+        """The error with the client's name of the field."""
         theirs = renamed.get(self.param or "")
         if theirs is None:
             return self
@@ -102,10 +91,10 @@ class PermissionDenied(HeadwaterError):
 
 
 class NotFound(HeadwaterError):
-    """Something addressed by name or id that is not there (or belongs to somebody else)."""
+    """Something addressed by name or id that does not exist (or belongs to another tenant)."""
 
     def __init__(self, kind: str, name: str, served: Sequence[str] = ()) -> None:
-        """`served`: what there is of the kind, where whoever asks may know; the first of many are named."""
+        """`served` are the existing names of the kind, where the caller may know them; the first of many are named."""
         told = ", ".join(served[:MAX_NAMED]) + (f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else "")
         super().__init__(f"the {kind} {name!r} does not exist" + (f"; served: {told}" if served else ""))
         self.param = kind
@@ -145,7 +134,8 @@ class LimitExceeded(HeadwaterError):
 
 
 class StorageLimitExceeded(LimitExceeded):
-    """Names the limit, what is kept, what was to be added, and what is allowed."""
+    """More bytes than a tenant may keep. Names the limit, the bytes kept, the bytes to be added and the bytes
+    allowed."""
 
     code = "storage_limit_exceeded"
 
@@ -170,7 +160,7 @@ class InternalError(HeadwaterError):
 
 
 class Unavailable(HeadwaterError):
-    """No replica can take the request now, or the one that ran it is gone; trying again is right."""
+    """No replica can take the request now, or the one that ran it is gone; a retry may succeed."""
 
     code = "unavailable"
 

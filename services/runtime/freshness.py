@@ -1,11 +1,11 @@
-"""How old a signed call or message may be, by the clocks of both sides."""
+"""Bounds the age of a signed call or message, by the clocks of both sides."""
 
 from __future__ import annotations
 
 import time
 
 WINDOW_SECONDS = 60.0
-"""Clocks of machines that form a cluster must agree within this."""
+"""Seconds within which the clocks of machines that form a cluster must agree."""
 
 
 def now_ms() -> int:

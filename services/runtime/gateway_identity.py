@@ -1,4 +1,4 @@
-"""Who a session between a gateway and an output processor is with, as its metadata says."""
+"""Identity of the gateway of a session with an output processor, as the session's metadata gives it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NAME, _INCARNATION = "headwater-gateway", "headwater-incarnation"
 
 
 class Gateway(NamedTuple):
-    """One process; another of the same name is another one."""
+    """One gateway process; another process of the same name is another gateway."""
 
     name: str = ""
     incarnation: str = ""

@@ -44,7 +44,7 @@ def status_of(error: errors.HeadwaterError) -> grpc.StatusCode:
 
 
 def to_status(error: errors.HeadwaterError) -> status_pb2.Status:
-    """With its details."""
+    """Status of an error, with its details."""
     info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"param": error.param or ""})
     details: list[Any] = [info]
     if isinstance(error, errors.BadRequest) and error.param is not None:
@@ -60,7 +60,8 @@ def to_status(error: errors.HeadwaterError) -> status_pb2.Status:
 
 
 def _cut(message: str) -> str:
-    """A status travels in trailers, of which clients take a few kilobytes: of more they see another error."""
+    """Shortens a status. It travels in trailers, of which clients take a few kilobytes: with more they report another
+    error."""
     return message if len(message) <= MAX_MESSAGE_LEN else message[: MAX_MESSAGE_LEN - 3] + "..."
 
 
@@ -77,7 +78,7 @@ def from_rpc_error(failure: grpc.aio.AioRpcError) -> errors.HeadwaterError:
 
 
 def from_status(status: status_pb2.Status) -> errors.HeadwaterError:
-    """As `from_rpc_error`, of what a session carries."""
+    """As `from_rpc_error`, for the status that a session carries."""
     return _named(_CODES[status.code], status.message, status.details)
 
 
@@ -112,10 +113,10 @@ def _unpack(detail: AnyMessage, into: Any) -> bool:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Maps named errors of every handler to status; what is unforeseen becomes INTERNAL and one log line."""
+    """Maps named errors of every handler to status; other errors become INTERNAL and one log line."""
 
     def __init__(self, reader_patience: float | None = None) -> None:
-        """`reader_patience`: seconds after which a stream ends whose reader takes nothing."""
+        """`reader_patience` is the number of seconds after which a stream ends whose reader takes nothing."""
         self._reader_patience = reader_patience
 
     async def intercept_service(
@@ -155,7 +156,7 @@ def _guard_unary(behavior: Any, method: str) -> Any:
 
 
 async def reply_or_refusal(work: Awaitable[ReplyT], method: str) -> ReplyT | status_pb2.Status:
-    """Of one of a session's requests: what a call of its own would end with."""
+    """Reply to one of a session's requests, or the status with which a call of its own would end."""
     try:
         return await work
     except errors.HeadwaterError as error:
@@ -170,7 +171,7 @@ def _unforeseen(method: str) -> errors.InternalError:
 
 
 def _guard_stream(behavior: Any, method: str, patience: float | None) -> Any:
-    """Of a handler that yields its replies, or writes them itself as health's does."""
+    """Guards a handler that yields its replies, or writes them itself as health's does."""
 
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
@@ -193,7 +194,7 @@ def _guard_stream(behavior: Any, method: str, patience: float | None) -> Any:
 
 
 async def _write(context: grpc.aio.ServicerContext[Any, Any], reply: Any, patience: float | None) -> None:
-    """Raises `SlowReader`."""
+    """Writes a reply. Raises `SlowReader`."""
     if patience is None:
         await context.write(reply)
         return

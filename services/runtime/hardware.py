@@ -1,4 +1,4 @@
-"""What this machine computes with: cores, GPUs, and the dtype that suits them. Asks the system, never torch."""
+"""Cores and GPUs of this machine, and the dtype that suits them. Asks the system, never torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
 def num_cores() -> int:
-    """Cores that this process may run on."""
+    """Number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """NVIDIA GPUs as the driver lists them; empty without a driver."""
+    """Names of NVIDIA GPUs as the driver lists them; empty without a driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ()
@@ -38,17 +38,17 @@ def cpu_has_fast_bf16() -> bool:
 
 
 def default_replicas(device: str) -> int:
-    """One a GPU; on a CPU two, since a line of one shows little of what it is for."""
+    """Default number of replicas: one for each GPU; two on a CPU, since one replica shows little of a cluster."""
     return len(gpu_names()) or 1 if resolve_device(device) == "cuda" else 2
 
 
 def resolve_device(device: str) -> str:
-    """`auto` is the GPU where there is one."""
+    """Device of a setting; `auto` is the GPU where there is one."""
     return device if device != "auto" else ("cuda" if gpu_names() else "cpu")
 
 
 def resolve_dtype(dtype: str, device: str) -> str:
-    """`auto` is bfloat16 on a GPU and on CPUs with instructions for it, float32 elsewhere."""
+    """Type of a setting; `auto` is bfloat16 on a GPU and on CPUs with instructions for it, float32 elsewhere."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if device == "cuda" or cpu_has_fast_bf16() else "float32"

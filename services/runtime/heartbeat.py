@@ -41,12 +41,12 @@ class Heartbeat:
                 await heartbeat.leave()
 
     async def beat(self) -> None:
-        """A heartbeat now, so that a change is seen at once."""
+        """Publishes a heartbeat now, so that a change is seen at once."""
         if not self._left:
             await self._publish(self._describe())
 
     async def leave(self) -> None:
-        """The last heartbeat; nothing follows it."""
+        """Publishes the last heartbeat."""
         if not self._left:
             self._left = True
             await self._publish(dataclasses.replace(self._describe(), draining=True, leaving=True))

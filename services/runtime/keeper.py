@@ -1,7 +1,7 @@
 """Runs a foreign program and ends it when the supervisor is gone: `keeper FD LIMIT PROGRAM ARGUMENT…`.
 
-FD is the read end of the supervisor's pipe; LIMIT is the seconds that the program is given to end by itself.
-Imports little, so that it costs little.
+FD is the read end of the supervisor's pipe; LIMIT is the seconds that the program is given to end by itself. It imports
+little, so that it costs little.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 ORPHAN_SECONDS = 0.8
-"""What the program is given at most when the supervisor is gone."""
+"""Largest number of seconds that the program is given when the supervisor is gone."""
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _die_with_keeper() -> None:
-    """In the child: Linux sends it SIGKILL should the keeper itself be killed."""
+    """Makes Linux send the program SIGKILL if the keeper itself is killed. Runs in the child."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""A child process that does not outlive this one: its output line by line, its end with the reading."""
+"""A child process that does not outlive this one. Its output is read line by line, and it ends with the reading."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ KEEPER = Path(__file__).with_name("keeper.py")
 
 
 def keeper_command(*, pipe: int, limit: float) -> list[str]:
-    """What to put before the command of a program that must end when `pipe`, inherited, reaches its end of file."""
+    """Prefix of a command that must end when `pipe`, inherited, reaches its end of file."""
     return [sys.executable, "-S", "-E", str(KEEPER), str(pipe), str(limit)]
 
 
 class KeptChild:
-    """Iterate over its lines (standard output and error together); afterwards `returncode` says how it ended."""
+    """Child process. Iterate over its lines (standard output and error together); afterwards `returncode` is its exit
+    status."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -22,7 +22,7 @@ class Listener:
     """A gRPC server with health; `address` once it listens."""
 
     def __init__(self, host: str, port: int, tracing: Tracing = NO_TRACING, *, service: str = "") -> None:
-        """`service` is what its health is told of, by name, beside that of the whole."""
+        """`service` is the name that health reports, besides the whole server."""
         interceptors: list[grpc.aio.ServerInterceptor] = [ProofInterceptor(cluster_key.current()), ErrorInterceptor()]
         if tracing is not NO_TRACING:
             interceptors.append(TraceInterceptor(tracing))

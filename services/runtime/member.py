@@ -1,4 +1,4 @@
-"""What a process says of itself: which stage, which incarnation, where it answers, what it serves, how busy it is."""
+"""Description that a process publishes of itself: stage, incarnation, address, model and load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KIND_OF_PB = {number: kind for kind, number in _KIND_TO_PB.items()}
 
 
 def new_epoch() -> int:
-    """Names one life of a process; random, so that no store is needed to draw it. Never 0."""
+    """Random number that identifies one life of a process, so that no store is needed to draw it. Never 0."""
     return secrets.randbits(64) | 1
 
 
@@ -85,7 +85,7 @@ class Member:
     leaving: bool = False
     load: ReplicaLoad | None = field(default=None, compare=False)
     without: tuple[str, ...] = field(default=(), compare=False)
-    """Of a gateway: what it goes without for now."""
+    """Names of the services that a gateway does without for now."""
     rest_url: str = field(default="", compare=False)
     """Of a gateway: base address of its REST API."""
 
@@ -110,7 +110,7 @@ class Member:
 
     @classmethod
     def from_pb(cls, message: events_pb2.Member) -> Member:
-        """Raises `ValueError` for a kind that this version does not know."""
+        """Member of a message. Raises `ValueError` for a kind that this version does not know."""
         if message.kind not in _KIND_OF_PB:
             raise ValueError(f"member kind {message.kind} is unknown")
         return cls(

@@ -1,7 +1,7 @@
-"""Who is there: a live table of processes by kind, from heartbeats on the bus and from seeds asked over gRPC.
+"""The live table of processes by kind, from heartbeats on the bus and from seeds that are asked over gRPC.
 
 A process leaves by its last heartbeat, or when it is silent on the bus, or the bus is away, and it does not answer over
-gRPC either. Knows nothing about what the processes do.
+gRPC either. Knows nothing about the work of processes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .seeds import Resolve, Seeds, Target, resolved
 from .tasks import owned_task
 
 EXPIRY_SECONDS = 4.0
-"""Silence after which a process is gone."""
+"""Seconds of silence after which a process is gone."""
 _SWEEP_SECONDS = 0.5
 _PROBE_EVERY = 2
-"""Sweeps."""
+"""Number of sweeps between two probes."""
 _PROBE_FAILURES = 2
-"""In a row; one may be a hiccup."""
+"""Number of failures in a row after which a process is gone; one may be a hiccup."""
 
 
 class ChangeKind(Enum):
@@ -45,7 +45,7 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A restarted process leaves as one incarnation and joins as another."""
+    """Kind of a change. A restarted process leaves as one incarnation and joins as another."""
 
     kind: ChangeKind
     member: Member
@@ -60,7 +60,7 @@ class _Entry:
 
 
 class Members:
-    """Use within `running`; read with `of` and `get`, follow with `on_change` or `wait_for`."""
+    """Table of processes. Use within `running`; read with `of` and `get`, follow with `on_change` or `wait_for`."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class Members:
         probers: Callable[[], AbstractAsyncContextManager[Prober]] = Prober.open,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seeds` are addresses (host:port) that are asked whether or not there is a bus, `saved` are members of an
-        earlier life that are asked until there is one."""
+        """`seeds` are addresses (host:port) that are asked whether or not there is a bus; `saved` are members of an
+        earlier life, which are asked until there is one."""
         self._bus, self._probers, self._clock = bus, probers, clock
         self._kinds = frozenset(kinds)
         self._seeds = Seeds(seeds or {}, resolve=resolve)
@@ -90,7 +90,7 @@ class Members:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Members]:
-        """Follows the membership for the length of a scope; whoever is on the bus is known milliseconds later."""
+        """Follows the membership for the length of a scope; members on the bus are known milliseconds later."""
         async with (
             self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats,
             self._seeds.running(),
@@ -107,7 +107,7 @@ class Members:
                 yield self
 
     def of(self, kind: Kind, model_key: str | None = None) -> list[Member]:
-        """Those of a kind, and of one model where `model_key` is given, in the order of their coming."""
+        """Members of a kind, and of one model where `model_key` is given, in the order of joining."""
         return [
             entry.member
             for (each, _), entry in self._table.items()
@@ -115,7 +115,7 @@ class Members:
         ]
 
     def everyone(self) -> list[Member]:
-        """Of all kinds that are followed."""
+        """Members of all kinds that are followed."""
         return [entry.member for entry in self._table.values()]
 
     def get(self, kind: Kind, replica_id: str) -> Member | None:
@@ -123,7 +123,7 @@ class Members:
         return entry.member if entry is not None else None
 
     def on_change(self, listener: Callable[[Change], None]) -> None:
-        """Calls `listener` for each join, leave and change, beginning with a join of everyone who is already known."""
+        """Calls `listener` for each join, leave and change, beginning with a join of every known member."""
         self._listeners.append(listener)
         for entry in list(self._table.values()):
             listener(Change(ChangeKind.JOINED, entry.member))
@@ -132,13 +132,13 @@ class Members:
         self._listeners.remove(listener)
 
     async def wait_for(self, condition: Callable[[Members], bool]) -> None:
-        """Returns when the condition holds of the table."""
+        """Returns when the condition holds for the table."""
         while not condition(self):
             self._changed.clear()
             await self._changed.wait()
 
     def hear(self, member: Member, *, from_bus: bool) -> None:
-        """Takes what a process said of itself, or was found to be."""
+        """Takes the description that a process published, or that a probe found."""
         key = (member.kind, member.replica_id)
         if member.kind not in self._kinds or (member.replica_id, member.epoch) in self._retired:
             return
@@ -159,13 +159,13 @@ class Members:
             self._tell(ChangeKind.UPDATED, member)
 
     def _drop_seed_of(self, member: Member) -> None:
-        """A process that was known by its address only, and now introduces itself, is the same one."""
+        """Removes the seed of a process that was known by its address only and now introduces itself."""
         nameless = (member.kind, member.address)
         if member.replica_id != member.address and nameless in self._table:
             self._remove(nameless)
 
     def _retire(self, key: tuple[Kind, str]) -> None:
-        """Removes an incarnation that never comes back; late words of it count nothing."""
+        """Removes an incarnation that never comes back; late messages of it are ignored."""
         member = self._table[key].member
         if member.epoch:
             self._retired.append((member.replica_id, member.epoch))
@@ -217,14 +217,15 @@ class Members:
                 self._expire(now, self._readable_since)
 
     def _expire(self, now: float, readable_since: float) -> None:
-        """Whoever is silent on the bus is asked from now on, and gone when it does not answer the first time."""
+        """Probes members that are silent on the bus; one that does not answer the first time is gone."""
         for entry in self._table.values():
             if entry.from_bus and now - max(entry.seen, readable_since) > EXPIRY_SECONDS:
                 entry.from_bus = False
                 entry.num_failures = _PROBE_FAILURES - 1
 
     async def _probe(self, prober: Prober) -> None:
-        """Asks every seed and every member that the bus does not bring; while it is away, that is everyone."""
+        """Probes every seed and every member that the bus does not bring; while the bus is away, that is every
+        member."""
         asked, before = self._to_ask(), self._asked
         self._asked = asked
         for _, address in before - asked:
@@ -260,7 +261,7 @@ class Members:
         )
 
     def _is_heard(self, kind: Kind, address: str) -> bool:
-        """Its heartbeats come over the bus now, so that nobody needs to ask."""
+        """Whether its heartbeats come over the bus now, so that it need not be probed."""
         entry = self._at(kind, address)
         return self._bus.connected and entry is not None and entry.from_bus
 

@@ -8,5 +8,5 @@ from headwater.engine_core.kv.prefix_hash import block_hashes
 
 
 def prefix_of(namespace: bytes, token_ids: Sequence[int], block_size: int) -> bytes:
-    """Of the full blocks of `token_ids`, 16 bytes each, one after another."""
+    """Hashes of the full blocks of `token_ids`, 16 bytes each, one after another."""
     return b"".join(block_hashes(namespace, token_ids, block_size))

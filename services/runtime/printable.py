@@ -1,4 +1,4 @@
-"""Text that somebody else wrote, as a terminal may show it: names of models and members come from the network."""
+"""Makes foreign text safe for a terminal: names of models and members come from the network."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ LAYOUT = "\n\t"
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    r"""Characters that steer a terminal, or turn the direction of writing, as `\x1b`; those of `keep` as they are."""
+    r"""The text with characters that steer a terminal, or turn the direction of writing, escaped as in `\x1b`;
+    characters of `keep` stay."""
     return "".join(char if char.isprintable() or char in keep else _escaped(char) for char in text)
 
 
 def shown(text: str) -> str:
-    """For Rich's markup, which a name has no part in either."""
+    """The text with Rich's markup escaped as well, which has no meaning in a name."""
     return escape(printable(text))
 
 

@@ -1,4 +1,4 @@
-"""Asks a process at an address who it is and whether it is alive, over gRPC; for seeds, and while the bus is away."""
+"""Asks a process at an address over gRPC for its identity and health; for seeds, and while the bus is away."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .member import Kind, Member
 
 PROBE_SECONDS = 1.0
 SERVICES = {Kind.PROCESSOR: "headwater.v1.Processor", Kind.OUTPUT_PROCESSOR: "headwater.v1.OutputProcessor"}
-"""Of which a stage says that it is healthy: an address may have become that of another one."""
+"""Health services by kind of stage: an address may have become that of another stage."""
 
 
 class Prober:
-    """One channel an address, kept while its owner is."""
+    """Prober with one channel per address, kept while its owner is."""
 
     def __init__(self) -> None:
         self._channels: dict[str, StageChannel] = {}
@@ -42,7 +42,7 @@ class Prober:
             await channel.close(None)
 
     async def probe(self, kind: Kind, address: str) -> Member | None:
-        """Who answers there; None when nobody does, or not as a healthy `kind`.
+        """Member at an address; None when no process answers, or not as a healthy `kind`.
 
         An engine introduces itself. Any other stage is named by its address, with epoch 0.
         """

@@ -1,4 +1,4 @@
-"""The life of one stage process: logs, readiness, signals, the supervisor's pipe. Knows nothing of its work."""
+"""The life of one stage process: logs, readiness, signals, the supervisor's pipe. Knows nothing about its work."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ READY_FD = "HEADWATER_READY_FD"
 PARENT_FD = "HEADWATER_PARENT_FD"
 """File descriptor that reaches end of file when the supervisor is gone."""
 ORPHAN_SECONDS = 1.0
-"""What a process has left when its supervisor is gone; then the system ends it, whatever it does."""
+"""Seconds that a process has when its supervisor is gone; then the system ends it."""
 
 
 class Lifetime:
-    """From start to the request to stop. `stopping` is set by SIGTERM, SIGINT or the loss of the supervisor."""
+    """Life of a process up to the request to stop. `stopping` is set by SIGTERM, SIGINT or the loss of the
+    supervisor."""
 
     def __init__(self, stage: str) -> None:
         self.stage = stage
         self.stopping = asyncio.Event()
         self.orphaned = False
-        """The supervisor is gone: leave at once, nobody waits for a drain."""
+        """Set when the supervisor is gone: the process stops at once, since no client waits for a drain."""
 
     def announce(self, **addresses: str) -> None:
-        """Says that the stage is ready and where it answers, to the log and to a supervisor that asked for it."""
+        """Reports that the stage is ready, with its addresses, to the log and to a supervisor that asked for it."""
         structlog.get_logger().info("ready", stage=self.stage, **addresses)
         if READY_FD in os.environ:
             fd = int(os.environ.pop(READY_FD))
@@ -45,7 +46,7 @@ class Lifetime:
 
 @contextlib.asynccontextmanager
 async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
-    """Scopes a stage's life: inside, signals and the supervisor's pipe set `stopping`."""
+    """Scope of a stage's life: inside, signals and the supervisor's pipe set `stopping`."""
     life, loop = Lifetime(stage), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, life.stopping.set)
@@ -70,7 +71,8 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
 
 
 def configure_logging(stage: str, level: str = "info") -> None:
-    """JSON lines on standard error, each with the stage's name. Raises `SettingError` for a level that is none."""
+    """Configures JSON lines on standard error, each with the stage's name. Raises `SettingError` for an unknown
+    level."""
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:
         raise SettingError("log_level", level, "debug, info, warning or error")

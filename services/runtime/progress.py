@@ -1,4 +1,4 @@
-"""How long work tells a person where it stands. Knows nothing of the work."""
+"""Progress of long work, for people. Knows nothing about the work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Report = Callable[[str, int, int], None]
 
 
 def word_of(line: str) -> dict[str, Any] | None:
-    """What a child that speaks a JSON object a line says; None for what else comes from it, of its libraries say."""
+    """Report in a line of a child that writes a JSON object a line; None for other lines, of its libraries for
+    example."""
     try:
         word = json.loads(line)
     except ValueError:
@@ -26,11 +27,11 @@ def word_of(line: str) -> dict[str, Any] | None:
 
 
 def silent(what: str, done: int, total: int) -> None:
-    """A report that nobody reads."""
+    """Ignores reports."""
 
 
 class ProgressBars:
-    """One bar for each `what` that is reported, nothing until then; use as a context manager and pass `report` on."""
+    """Progress bars, one for each `what` that is reported. Use as a context manager and pass `report` on."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(

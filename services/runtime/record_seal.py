@@ -1,7 +1,8 @@
-"""Seals on records that outlive their writer, in NATS and Redis: what a stranger writes there is not believed.
+"""Seals on records that outlive their writer, in NATS and Redis: records that a process without the key wrote are not
+trusted.
 
-A seal is a code of the place that a record lies in, its value and the time of writing. It does not say that no later
-record was written there: a reader whom that concerns remembers the times that it has seen.
+A seal is a code of a record's place, its value and the time of writing. It does not prove that no later record was
+written there: a reader that needs to know remembers the times that it has seen.
 """
 
 from __future__ import annotations
@@ -14,32 +15,32 @@ from .freshness import now_ms
 from .refusals import Refusals
 
 _MAGIC = b"hw1"
-"""No JSON document begins with it, and no map of msgpack."""
+"""First bytes of a seal. No JSON document begins with them, and no map of msgpack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A record that is believed."""
+    """A record that is trusted."""
 
     value: bytes
     at: int
-    """Milliseconds since 1970 of its writing; 0 where it has no seal."""
+    """Time of writing, milliseconds since 1970; 0 where it has no seal."""
     is_current: bool
-    """Its seal was made with the token that signs now; else it is to be written again."""
+    """Whether its seal was made with the token that signs now; otherwise it is to be written again."""
 
 
 class RecordSeals:
     """Seals of one bucket. Without a cluster key nothing is sealed, and sealed records are read all the same."""
 
     def __init__(self, bucket: str, *, adopts_unsigned: bool = False) -> None:
-        """`adopts_unsigned`: records without a seal are believed; an earlier version wrote them."""
+        """`adopts_unsigned`: records without a seal are trusted; an earlier version wrote them."""
         self._bucket, self._adopts_unsigned = bucket.encode(), adopts_unsigned
         self._key = cluster_key.current()
         self._refusals = Refusals("record")
 
     @property
     def are_made(self) -> bool:
-        """There is a cluster key."""
+        """Whether there is a cluster key."""
         return self._key is not None
 
     def code(self, key: str, value: bytes, *, after: int = 0) -> bytes:
@@ -52,7 +53,8 @@ class RecordSeals:
         return b"%s.%d.%s" % (_MAGIC, at, mac.hex().encode())
 
     def name_of(self, word: str) -> str:
-        """A name that nobody foresees who has no cluster key, always the same; without one the word itself."""
+        """Name that is always the same for a word and cannot be guessed without the cluster key; without a key, the
+        word itself."""
         if self._key is None:
             return word
         return self._key.sign(Purpose.RECORD, framed(self._bucket, b"name", word.encode())).hex()
@@ -63,14 +65,15 @@ class RecordSeals:
         return code + b"\n" + value if code else value
 
     def open(self, key: str, sealed: bytes, *, not_before: int = 0) -> Opened | None:
-        """What `seal` made; as `open_beside`."""
+        """Opens a value of `seal`; otherwise as `open_beside`."""
         if not sealed.startswith(_MAGIC):
             return self.open_beside(key, b"", sealed, not_before=not_before)
         code, _, value = sealed.partition(b"\n")
         return self.open_beside(key, code, value, not_before=not_before)
 
     def open_beside(self, key: str, code: bytes, value: bytes, *, not_before: int = 0) -> Opened | None:
-        """None for a record that is refused, which is counted; so is one that was written before that time."""
+        """Checks a value against its seal. None for a record that is refused, which is counted; a record that was
+        written before `not_before` is refused, too."""
         opened, why = self._open(key, code, value)
         if opened is not None and opened.at < not_before:
             opened, why = None, "replayed"
@@ -80,7 +83,7 @@ class RecordSeals:
 
     @staticmethod
     def time_of(sealed: bytes) -> int:
-        """Of what `seal` made; 0 where it made no seal."""
+        """Time in a seal of `seal`; 0 where it made none."""
         words = sealed.partition(b"\n")[0].split(b".")
         return int(words[1]) if words[0] == _MAGIC else 0
 

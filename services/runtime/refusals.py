@@ -1,4 +1,5 @@
-"""Counts what is refused for want of a proof, and logs the first of each kind: a stranger must not fill the log."""
+"""Counts refusals for lack of a proof, and logs the first of each kind, so that a process without the key cannot fill
+the log."""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ REFUSED = prometheus_client.Counter(
 
 
 class Refusals:
-    """Refusals of one kind of thing: `what` is the word in the metric."""
+    """Refusals of one kind of thing. `what` is the label of the metric."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._logged: set[str] = set()
 
     def add(self, why: str, **about: str) -> None:
-        """`why` is a word of a fixed set."""
+        """Counts a refusal. `why` is a word of a fixed set."""
         REFUSED.labels(self._what, why).inc()
         if why not in self._logged:
             self._logged.add(why)

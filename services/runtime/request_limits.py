@@ -1,4 +1,5 @@
-"""How much of each thing a request may have, whichever surface it came by: counted before anything walks over it."""
+"""Limits on the size of a request, the same for every surface. They are checked before any other work on the
+request."""
 
 from __future__ import annotations
 
@@ -9,23 +10,23 @@ from headwater.proto import common_pb2, processor_pb2
 from .errors import BadRequest
 
 MAX_MESSAGE_PARTS = 16_384
-"""Messages, parts of their content and calls in them, together."""
+"""Largest number of messages, parts of their content and calls in them, together."""
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 1 << 20
-"""Names, descriptions, schemas and grammars of all tools."""
+"""Largest number of bytes of names, descriptions, schemas and grammars of all tools."""
 MAX_BIASES = 1024
 MAX_TEXTS = 1024
-"""Of a list of strings or token ids that an answer is steered by."""
+"""Largest length of a list of strings or token ids in the sampling fields."""
 
 
 def check_count(param: str, count: int, most: int) -> None:
-    """Raises `BadRequest`."""
+    """Raises `BadRequest` for a count above the limit."""
     if count > most:
         raise BadRequest(param, f"{param} has {count} entries; allowed: at most {most}")
 
 
 def bounded_tools(tools: Iterable[common_pb2.Tool]) -> list[common_pb2.Tool]:
-    """The tools. Raises `BadRequest` at the first one that is too many or too much."""
+    """The tools. Raises `BadRequest` at the first one beyond a limit."""
     taken: list[common_pb2.Tool] = []
     num_bytes = 0
     for tool in tools:
@@ -40,7 +41,7 @@ def bounded_tools(tools: Iterable[common_pb2.Tool]) -> list[common_pb2.Tool]:
 
 
 def check_conversation(conversation: processor_pb2.Conversation) -> None:
-    """Raises `BadRequest`."""
+    """Raises `BadRequest` for a conversation beyond a limit."""
     check_count("messages", len(conversation.messages), MAX_MESSAGE_PARTS)
     num_parts = sum(1 + len(message.parts) + len(message.tool_calls) for message in conversation.messages)
     check_count("messages", num_parts, MAX_MESSAGE_PARTS)
@@ -49,7 +50,7 @@ def check_conversation(conversation: processor_pb2.Conversation) -> None:
 
 
 def check_sampling_sizes(sampling: common_pb2.Sampling, vocab_size: int) -> None:
-    """Raises `BadRequest`."""
+    """Raises `BadRequest` for a list in the sampling fields beyond a limit."""
     check_count("logit_bias", len(sampling.logit_bias), MAX_BIASES)
     for name in ("stop_token_ids", "bad_words"):
         check_count(name, len(getattr(sampling, name)), MAX_TEXTS)

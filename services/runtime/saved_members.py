@@ -1,6 +1,6 @@
-"""Who was in the cluster when the bus last told, in a file of this machine, for a start while NATS is away.
+"""The members of the cluster as the bus last reported them, in a file of this machine, for a start while NATS is away.
 
-Knows names, addresses and models; whether any of them still lives, whoever reads the list asks.
+Knows names, addresses and models; the reader of the list finds out which members still live.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .owner_file import write_owner_file
 from .tasks import owned_task
 
 SETTLE_SECONDS = 1.0
-"""Between two writings: changes come many at once, while a line starts."""
+"""Seconds between two writings: many changes come at once while a cluster starts."""
 
 
 class SavedMembers:
-    """Of nothing where `path` is empty."""
+    """File of members. Without a `path` it keeps nothing."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
         self._kept = b""
 
     def load(self) -> list[Member]:
-        """Empty where there is no list that can be read."""
+        """Members of the file; empty where there is no list that can be read."""
         if self._path is None or not self._path.exists():
             return []
         try:
@@ -46,7 +46,7 @@ class SavedMembers:
 
     @contextlib.asynccontextmanager
     async def keeping(self, bus: Bus, members: Members) -> AsyncIterator[None]:
-        """Keeps the list as it is on the bus, for the length of a scope."""
+        """Keeps the list up to date for the length of a scope, as far as the bus reports members."""
         if self._path is None:
             yield
             return
@@ -73,7 +73,7 @@ class SavedMembers:
                 await self._save(everyone)
 
     async def _save(self, everyone: list[Member]) -> None:
-        """A file that cannot be written costs only what it is for."""
+        """Writes the file. Errors are logged and not raised."""
         assert self._path is not None
         plain = [dataclasses.replace(each, load=None).to_pb() for each in everyone]
         content = json_format.MessageToJson(events_pb2.MemberList(members=plain)).encode()

@@ -1,7 +1,7 @@
-"""Seals on messages of the bus: who has no cluster token can publish, and is not believed.
+"""Seals on messages of the bus: a process without a cluster token can publish, and is not trusted.
 
 A seal is a code of subject, sender, number, time and payload. Each sender numbers its messages, so that a reader takes
-none twice; one that has just begun to read refuses what is older than a minute.
+none twice; a new reader refuses messages that are older than a minute.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .freshness import is_fresh, now_ms
 from .refusals import Refusals
 
 _MAGIC = b"\x00hw1"
-"""No message begins with these bytes by itself: neither protobuf nor JSON does."""
+"""First bytes of a seal. No other message begins with them: neither protobuf nor JSON does."""
 _HEAD = struct.Struct(">4s8sQQ16s")
-"""Magic, sender, number, milliseconds since 1970, code."""
+"""Format of the head: magic, sender, number, milliseconds since 1970, code."""
 _SIGNED = struct.Struct(">8sQQI")
 _MAX_SENDERS = 4096
-"""Senders whose last number a reader remembers."""
+"""Number of senders whose last message number a reader remembers."""
 
 
 class Sealer:
@@ -41,7 +41,7 @@ class Sealer:
 
 
 class SealReader:
-    """One reader of messages in the order of their sending. Without a key it takes what has no seal."""
+    """One reader of messages in the order of their sending. Without a key it accepts messages without a seal."""
 
     def __init__(self, key: ClusterKey | None, refusals: Refusals) -> None:
         self._key, self._refusals = key, refusals
@@ -77,6 +77,6 @@ class SealReader:
 
 
 def _message(subject: str, sender: bytes, number: int, at: int, payload: bytes) -> bytes:
-    """What the code is of. The length of the subject says where the payload begins."""
+    """Bytes that the code covers. The length of the subject marks the start of the payload."""
     name = subject.encode()
     return _SIGNED.pack(sender, number, at, len(name)) + name + payload

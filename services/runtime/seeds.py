@@ -1,7 +1,7 @@
-"""Addresses that a process was told, host:port; a name stands for every address that it resolves to.
+"""Configured addresses, host:port; a name stands for every address that it resolves to.
 
 A headless service of Kubernetes is such a name: its pods come and go, so it is resolved again and again. Knows nothing
-of who answers there.
+about the processes there.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .tasks import owned_task
 RESOLVE_SECONDS = 5.0
 Target = tuple[Kind, str]
 Resolve = Callable[[str], Awaitable[Sequence[str]]]
-"""The addresses of a host's name. Raises `OSError`."""
+"""Function that returns the addresses of a host's name. Raises `OSError`."""
 
 
 async def resolved(host: str) -> Sequence[str]:
-    """Of one family, IPv4 where there is any: a stage that has both is one stage."""
+    """Addresses of one family, IPv4 where there is any: a stage that has both is one stage."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     families = {family for family, *_ in found}
     wanted = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
@@ -34,7 +34,7 @@ async def resolved(host: str) -> Sequence[str]:
 
 
 class Seeds:
-    """Use within `running`; `targets` are what to ask now."""
+    """Seeds of a process. Use within `running`; `targets` are the addresses to probe now."""
 
     def __init__(self, addresses: Mapping[Kind, Iterable[str]], *, resolve: Resolve = resolved) -> None:
         self._resolve = resolve
@@ -46,12 +46,13 @@ class Seeds:
 
     @property
     def targets(self) -> frozenset[Target]:
-        """NOTE: an address that a name no longer has is not here, but whoever was found there may live on."""
+        """Addresses now. NOTE: an address that a name no longer has is missing, but a process that was found there may
+        live on."""
         return frozenset((kind, each) for (kind, _), found in self._known.items() for each in found)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Seeds]:
-        """Resolves for the length of a scope; a resolver that hangs holds up nothing else."""
+        """Resolves for the length of a scope; a resolver that hangs delays nothing else."""
         names = [told for told in self._known if _is_taken_apart(told[1])]
         async with contextlib.AsyncExitStack() as tasks:
             for told in names:
@@ -70,8 +71,8 @@ class Seeds:
 
 
 def _is_taken_apart(address: str) -> bool:
-    """A name, unless certificates are made out to names: then whoever answers has to have that name. What has no port,
-    as an address within one process, is no host's."""
+    """Whether an address is resolved: a name is, unless certificates are made out to names, which the process there
+    must then have. An address without a port, as within one process, is not."""
     if ":" not in address:
         return False
     if (certificates := tls.current()) is not None and not certificates.name:

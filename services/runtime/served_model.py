@@ -1,4 +1,4 @@
-"""A served model's entry: what must be equal on every replica, and the key under which the cluster speaks of it."""
+"""A served model's entry: fields that must be equal on every replica, and its key in the cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ServedModel:
 
     @property
     def key(self) -> str:
-        """Hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
+        """Key in hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
         return model_key(self.name)
 
     def mismatch(self, other: ServedModel) -> str | None:
@@ -46,5 +46,5 @@ class ServedModel:
 
 @lru_cache(maxsize=256)
 def model_key(name: str) -> str:
-    """Of the model that is served under a name."""
+    """Key of the model that is served under a name."""
     return blake2b(name.encode(), digest_size=8).hexdigest()

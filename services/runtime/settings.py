@@ -28,7 +28,7 @@ class SettingError(ValueError):
 
 
 def setting(default: Any, help_text: str, *, secret: bool = False) -> Any:
-    """A dataclass field with its default, written here once, and the line that `--help` shows.
+    """A dataclass field with its default, written here once, and the text that `--help` shows.
 
     `secret`: the value is, or may hold, a password, which no command line of a child process may show.
     """
@@ -58,8 +58,8 @@ def read_settings(
 
 
 def to_argv(settings: object) -> list[str]:
-    """The flags that `read_settings` turns into an equal instance, secrets aside: how a parent hands settings to a
-    child. Everyone on the machine can read a command line."""
+    """Flags that `read_settings` turns into an equal instance, without secrets: a parent passes them to a child. Every
+    user of the machine can read a command line."""
     argv: list[str] = []
     for field in _fields(type(settings)):
         if field.metadata.get("secret"):

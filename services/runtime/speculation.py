@@ -1,13 +1,13 @@
-"""What may be said about speculation: by operators in an engine's settings, by clients in a request."""
+"""Names and limits of speculation, in an engine's settings and in a client's request."""
 
 from __future__ import annotations
 
 MODES = ("auto", "off")
 DRAFTERS = ("ngram", "suffix")
-"""What looks tokens up."""
+"""Drafters that look tokens up."""
 DRAFT_MODEL = "draft_model"
 DRAFT_HEADS = "draft_heads"
 NAMES = (*DRAFTERS, DRAFT_MODEL, DRAFT_HEADS)
 """Drafters that a request may name."""
 MAX_DRAFT_TOKENS = 31
-"""Of one request in one step."""
+"""Largest number of draft tokens of one request in one step."""

@@ -1,4 +1,4 @@
-"""What every stage is told of its security towards other stages: certificates, and the cluster's token."""
+"""Settings of every stage's security towards other stages: certificates, and the cluster's token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tls import StageTlsSettings, certificates_shown
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSecuritySettings(StageTlsSettings):
-    """Settings that stages need to believe each other."""
+    """Settings by which stages trust each other."""
 
     cluster_token: str = setting(
         "", "secret that all stages share, at least 32 characters; for the environment", secret=True
@@ -26,13 +26,13 @@ class StageSecuritySettings(StageTlsSettings):
     )
 
     def cluster_key(self) -> ClusterKey | None:
-        """Raises `SettingError`, `OSError`."""
+        """Key of the cluster's tokens. Raises `SettingError`, `OSError`."""
         return read_cluster_key(self.cluster_token, self.cluster_token_file)
 
 
 @contextlib.contextmanager
 def stages_secured(settings: StageSecuritySettings, *, is_stage: bool = True) -> Iterator[None]:
-    """Channels, servers and buses that are opened in this scope use the settings' certificates and token."""
+    """Scope whose channels, servers and buses use the settings' certificates and token."""
     key = settings.cluster_key()
     if key is None and is_stage:
         structlog.get_logger().warning(

@@ -1,6 +1,7 @@
-"""The store: what the cluster shares in Redis and can rebuild. Slow or lost, it says so and is left alone a while.
+"""The store: data that the cluster shares in Redis and can rebuild. A slow or lost store raises, and is not used for a
+while.
 
-Knows connections, scripts and time limits; knows nothing about what the keys mean. Commands of Redis 7.0 only.
+Knows connections, scripts and time limits; knows nothing about the meaning of keys. Commands of Redis 7.0 only.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from .settings import SettingError
 from .tasks import end
 
 READ_SECONDS = 0.003
-"""What a read may take while a request waits for it."""
+"""Seconds that a read may take while a request waits for it."""
 _PATIENCE_SECONDS = 2.0
-"""What anything else may take."""
+"""Seconds that any other call may take."""
 _MAX_CONNECTIONS = 64
 _BREAK_SECONDS = 0.5
-"""How long whoever is in a hurry leaves the store alone after it failed one."""
+"""Seconds for which callers with a deadline do not use the store after it failed one of them."""
 _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
-"""Answers that say the server is there and yet no help."""
+"""Errors of a server that is reachable and cannot serve."""
 _CANNOT_SERVE_WORDS = ("BUSY ", "MISCONF ", "NOREPLICAS ")
-"""More of them, which the client knows by their first word only: a script that does not end, a disk that takes no
-snapshot, too few replicas to write to."""
+"""First words of more such errors, which the client does not know as classes: a script that does not end, a disk that
+takes no snapshot, too few replicas to write to."""
 _CLUSTER_SCHEME = "redis+cluster://"
 
 
 class StoreUnavailable(Exception):
-    """The store did not answer in time, or at all. Whoever asked goes on without it."""
+    """The store did not answer in time, or at all. The caller goes on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,8 @@ class Script:
     """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie in one hash slot.
 
     Scripts keep what the cluster needs (limits, fair shares, the index and its leases), whose size is bounded by the
-    number of tenants and of KV blocks. They write, and free, past Redis's bound of memory too, so that what tenants
-    have stored there cannot stop them; one with `past_memory_bound=False` is not begun past the bound.
+    number of tenants and of KV blocks. They write, and free, past Redis's bound of memory too, so that the data of
+    tenants cannot stop them; a script with `past_memory_bound=False` is not begun past the bound.
     """
 
     body: str
@@ -75,7 +76,7 @@ class Script:
 class Store:
     """A client of one Redis, or of a Redis Cluster where the url says `redis+cluster://`. Without a url: unavailable.
 
-    Opening never waits and fails for a url that is none alone, with `SettingError`: the first use connects.
+    Opening never waits, and raises only `SettingError`, for an invalid url: the first use connects.
     """
 
     def __init__(self, url: str | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -84,7 +85,7 @@ class Store:
         self._broken_until = 0.0
         self._hurried: set[asyncio.Task[Any]] = set()
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
-        """More calls at once wait: the client would refuse them."""
+        """Limits calls at the same time: the client would refuse more, so they wait."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -99,7 +100,7 @@ class Store:
 
     @property
     def broken(self) -> bool:
-        """Whoever is in a hurry need not ask now."""
+        """Whether callers with a deadline should not use the store now."""
         return self._client is None or self._clock() < self._broken_until
 
     async def run(
@@ -107,8 +108,8 @@ class Store:
     ) -> Any:
         """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the script itself.
 
-        `seconds`, here and below: a request waits for it, so give up after that time and rest a while. By default the
-        store may take its time.
+        `seconds`, here and below: time limit for a waiting request; after it the store is not used for a while. By
+        default the limit is a generous one.
         """
         try:
             return await self._call("EVALSHA", script.sha, len(keys), *keys, *args, seconds=seconds)
@@ -157,7 +158,8 @@ class Store:
             raise StoreUnavailable(f"{type(failure).__name__}: {failure}") from failure
 
     async def _drop_idle(self) -> None:
-        """A server that is gone has closed them all: kept, each would fail one more call once it is back."""
+        """Closes idle connections. A server that is gone has closed them all: kept, each would fail one more call once
+        it is back."""
         if isinstance(self._client, Redis):
             with contextlib.suppress(RedisError, OSError):
                 await self._client.connection_pool.disconnect(inuse_connections=False)

@@ -7,7 +7,7 @@ from hashlib import blake2b
 HELLO = "ctl.hello"
 """Asks every process for a heartbeat now."""
 EXPLAIN = "ctl.explain"
-"""Asks every gateway what it knows of a request."""
+"""Asks every gateway for the timeline of a request."""
 GATEWAY_DEMAND = "ctl.demand"
 """Tells every gateway how many requests one gateway has, by model."""
 BATCH_JOBS = "batch.jobs"
@@ -15,17 +15,17 @@ BATCH_JOBS = "batch.jobs"
 BATCH_LINES = "batch.lines"
 """The work queue of their lines; durable."""
 BACKGROUND_JOBS = "background.jobs"
-"""The work queue of responses that nobody waits for; durable."""
+"""The work queue of background responses; durable."""
 BACKGROUND_EVENTS = "background.events"
-"""Of such a response; durable for a while."""
+"""Events of a background response; durable for a while."""
 TENANTS_CHANGED = "ctl.tenants"
 """Tells every gateway to read the tenants again."""
 USAGE = "usage"
-"""Of a tenant: one record a request; durable."""
+"""Usage records of a tenant, one a request; durable."""
 USAGE_LEFT = "ctl.usage.left"
-"""Tells every gateway what a request used whose gateway died."""
+"""Tells every gateway the usage of a request whose gateway died."""
 AUDIT = "audit.admin"
-"""One record a call of an administrator; durable."""
+"""Audit log, one record a call of an administrator; durable."""
 EVERY_MEMBER = "member.>"
 EVERY_DEMAND = "demand.>"
 EVERY_CATALOGUE = "catalogue.>"
@@ -48,12 +48,12 @@ def load(model_key: str, replica_id: str) -> str:
 
 
 def in_flight(epoch: int) -> str:
-    """What one gateway's router has under way."""
+    """Subject of the requests that one gateway's router has under way."""
     return f"inflight.{epoch:016x}"
 
 
 def backlog(model_key: str, epoch: int) -> str:
-    """What waits at one gateway for a model."""
+    """Subject of the number of tokens that wait at one gateway for a model."""
     return f"backlog.{model_key}.{epoch:016x}"
 
 
@@ -66,17 +66,17 @@ def kv_events(model_key: str, replica_id: str) -> str:
 
 
 def demand(model_key: str) -> str:
-    """Requests that wait for a replica of the model."""
+    """Subject of the number of requests that wait for a replica of the model."""
     return f"demand.{model_key}"
 
 
 def catalogue(supervisor_id: str) -> str:
-    """What a supervisor serves."""
+    """Subject of a supervisor's catalogue of models."""
     return f"catalogue.{key_of(supervisor_id)}"
 
 
 def models_control(supervisor_id: str) -> str:
-    """Where a supervisor is asked to load and unload models."""
+    """Subject on which a supervisor takes requests to load and unload models."""
     return f"ctl.models.{key_of(supervisor_id)}"
 
 
@@ -85,10 +85,10 @@ def usage(tenant_id: str) -> str:
 
 
 def batch_lines(batch_id: str, first: str) -> str:
-    """Lines of one batch, by the number of the first; `>`: all of them."""
+    """Subject of lines of one batch, by the number of the first; `>`: all of them."""
     return f"{BATCH_LINES}.{batch_id}.{first}"
 
 
 def background_events(tenant: str, response_id: str) -> str:
-    """Events of one response of a tenant, by `Tenant.key`; `>`: of all its responses."""
+    """Subject of the events of one response of a tenant, by `Tenant.key`; `>`: of all its responses."""
     return f"{BACKGROUND_EVENTS}.{key_of(tenant)}.{response_id}"

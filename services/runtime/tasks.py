@@ -11,9 +11,9 @@ from typing import Any
 import structlog
 
 INSIST_SECONDS = 5.0
-"""After which a task is cancelled again; longer than what any does on its way out."""
+"""Seconds after which a task is cancelled again; longer than the clean-up of any task."""
 ENDED_AT_ONCE = 8
-"""Number of tasks that are ended together, of many."""
+"""Number of tasks, of many, that are ended together."""
 Startable = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 
@@ -21,7 +21,7 @@ Startable = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 async def owned_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
     """Runs a background task for the length of a scope; leaving cancels and awaits it.
 
-    A failure of it is logged when it happens, and raised on leaving.
+    A failure of the task is logged when it happens, and raised on leaving.
     """
     task = asyncio.ensure_future(coroutine)
     task.add_done_callback(log_failure)
@@ -34,7 +34,8 @@ async def owned_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyn
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels tasks and returns when all have ended, whatever they ended with. Being cancelled meanwhile ends no wait.
+    """Cancels tasks and returns when all have ended, with any result. A cancellation of the caller does not end the
+    wait.
 
     NOTE: a task may lose its cancellation and go on for ever: before Python 3.12 `asyncio.wait_for` does, when its
     result comes at the same moment, and the NATS client has more such places. So it is cancelled again.
@@ -56,7 +57,8 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def few_at_once(calls: Sequence[Callable[[], Awaitable[None]]], num_at_once: int) -> None:
-    """Awaits every call, so many of them at a time, in order. The first error ends the others and is raised."""
+    """Awaits every call, at most `num_at_once` of them at a time, in order. The first error ends the others and is
+    raised."""
     if len(calls) == 1:
         await calls[0]()
         return
@@ -81,9 +83,9 @@ class _Succession:
         self._newest: asyncio.Task[None] | None = None
         """The task that has not let the next one start."""
         self.running: dict[asyncio.Task[None], None] = {}
-        """In the order of their starts."""
+        """Running calls in the order of their starts."""
         self.over: asyncio.Future[None] = self._loop.create_future()
-        """Done when all have ended, or one has failed."""
+        """Done when all calls have ended, or one has failed."""
 
     def start(self) -> None:
         if self.over.done():
@@ -115,8 +117,8 @@ class _Succession:
 
 
 async def in_succession(calls: Iterable[Startable]) -> None:
-    """Awaits every call. A call is given a function by which it lets the next one start; one that ends without having
-    called it lets the next one start as well. The first error ends the others and is raised."""
+    """Awaits every call. A call gets a function by which it lets the next one start; a call that ends without calling
+    it lets the next one start as well. The first error ends the others and is raised."""
     succession = _Succession(calls)
     succession.start()
     try:
@@ -141,6 +143,6 @@ async def _end_in_parts(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 def log_failure(task: asyncio.Task[Any]) -> None:
-    """For tasks that end by being cancelled: another end is a fault that must not stay unseen."""
+    """Logs the error of a task that should end only by being cancelled."""
     if not task.cancelled() and (failure := task.exception()) is not None:
         structlog.get_logger().error("background task failed", task=task.get_name(), exc_info=failure)

@@ -1,6 +1,6 @@
-"""Certificates between stages: who a stage says it is, and whom it believes. Both sides show theirs.
+"""Certificates between stages: a stage's identity, and the identities that it trusts. Both sides present theirs.
 
-Nothing is encrypted where no files are named.
+Without files nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .settings import SettingError, setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTlsSettings:
-    """What every stage is told of TLS between stages: all of it or nothing."""
+    """Settings of TLS between stages: all of them or none."""
 
     stage_tls_cert_file: str = setting("", "PEM certificate that this stage shows to other stages; none: no TLS")
     stage_tls_key_file: str = setting("", "PEM private key of that certificate")
@@ -27,7 +27,8 @@ class StageTlsSettings:
     stage_tls_name: str = setting("", "name in the certificates of all stages; default: the address of each")
 
     def stage_tls(self) -> StageTls | None:
-        """Raises `SettingError` for half of it, `OSError` for files that cannot be read."""
+        """Certificates of the settings. Raises `SettingError` where only some are set, `OSError` for files that cannot
+        be read."""
         paths = {
             "stage_tls_cert_file": self.stage_tls_cert_file,
             "stage_tls_key_file": self.stage_tls_key_file,
@@ -44,7 +45,7 @@ class StageTlsSettings:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StageTls:
-    """Read files."""
+    """Contents of the files."""
 
     cert: bytes
     key: bytes
@@ -59,8 +60,8 @@ class StageTls:
 
 
 def own_gateway_context(cert_file: Path, key_file: Path) -> ssl.SSLContext:
-    """For whoever asks the gateway that it runs itself: believes the gateway's own certificate, whatever address it was
-    made out to, and shows the same to a gateway that wants to see one."""
+    """Client context for the gateway that the same operator runs: trusts the gateway's own certificate, whatever
+    address it was made out to, and presents it to a gateway that requires one."""
     context = ssl.create_default_context(cafile=str(cert_file))
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
@@ -72,13 +73,13 @@ _CURRENT: ContextVar[StageTls | None] = ContextVar("stage_tls", default=None)
 
 
 def current() -> StageTls | None:
-    """Of the scope that this runs in; tasks have that of whoever started them."""
+    """Certificates of the current scope; tasks inherit those of their starter."""
     return _CURRENT.get()
 
 
 @contextlib.contextmanager
 def certificates_shown(settings: StageTlsSettings) -> Iterator[None]:
-    """Channels and servers of stages that are opened in this scope use the settings' certificates."""
+    """Scope whose channels and servers of stages use the settings' certificates."""
     token = _CURRENT.set(settings.stage_tls())
     try:
         yield
@@ -87,13 +88,13 @@ def certificates_shown(settings: StageTlsSettings) -> Iterator[None]:
 
 
 def add_port(server: grpc.aio.Server, address: str) -> int:
-    """Lets a stage's server listen, by the scope's certificates; its port. Raises `OSError`."""
+    """Lets a stage's server listen, by the scope's certificates; returns its port. Raises `OSError`."""
     tls = current()
     return bind(server, address, tls.server() if tls is not None else None)
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    """The port that a server listens on from here on. Raises `OSError`."""
+    """Binds a server; returns the port that it listens on. Raises `OSError`."""
     try:
         return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
     except RuntimeError:

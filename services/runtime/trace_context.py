@@ -1,4 +1,4 @@
-"""W3C trace context: which trace a request belongs to. Pure; knows nothing about spans or who collects them."""
+"""W3C trace context: the trace that a request belongs to. Pure; knows nothing about spans and collectors."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A span, named so that other processes can have it as parent."""
+    """A span in a form that other processes can use as parent."""
 
     trace_id: str
-    """32 hex digits."""
+    """Id of the trace, 32 hex digits."""
     span_id: str
-    """16 hex digits."""
+    """Id of the span, 16 hex digits."""
     is_sampled: bool = False
     tracestate: str = ""
-    """What vendors say beside it: passed on as it came."""
+    """State of vendors, passed on as it came."""
 
     @classmethod
     def parse(cls, traceparent: str, tracestate: str = "") -> TraceContext | None:
-        """None for what is no traceparent of W3C's version 00, or of a later one that begins like it."""
+        """Context of a header; None for a traceparent that is not of W3C's version 00, or of a later one that begins
+        like it."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if match is None:
             return None
@@ -34,7 +35,7 @@ class TraceContext:
 
     @classmethod
     def fresh(cls) -> TraceContext:
-        """Of a trace that nobody collects: its id joins log lines all the same."""
+        """Context of a trace that is not collected: its id joins log lines all the same."""
         return cls(f"{random.getrandbits(128) or 1:032x}", f"{random.getrandbits(64) or 1:016x}")
 
     @property

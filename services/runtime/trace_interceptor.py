@@ -12,7 +12,8 @@ from .tracing import Tracing
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):
-    """Sessions, which carry many requests, are left alone: their streams have spans of their own."""
+    """Interceptor of unary calls. Sessions, which carry many requests, are left alone: their streams have spans of
+    their own."""
 
     def __init__(self, tracing: Tracing) -> None:
         self._tracing = tracing

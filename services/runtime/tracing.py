@@ -1,6 +1,7 @@
-"""Spans of one process, sent to an OpenTelemetry collector. Off, nothing of OpenTelemetry is imported or called.
+"""Spans of one process, sent to an OpenTelemetry collector. Without tracing, nothing of OpenTelemetry is imported or
+called.
 
-Times are seconds of `time.perf_counter`, which is what stages measure with.
+Times are seconds of `time.perf_counter`, the clock that stages measure with.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from .settings import SettingError
 from .trace_context import TraceContext
 
 FLUSH_MILLISECONDS = 2000
-"""What the last spans get to reach the collector when the process leaves."""
+"""Milliseconds that the last spans get to reach the collector when the process stops."""
 
 
 class Span(Protocol):
-    """A stretch of a request's road in one process."""
+    """A request's stay in one process."""
 
     @property
     def context(self) -> TraceContext:
-        """What the next stage is told, so that its spans hang on this one."""
+        """Context for the next stage, whose spans become children of this one."""
         ...
 
     def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
-        """Something within it that is over."""
+        """Adds a finished part of the span."""
         ...
 
     def end(self, error: str = "", **attributes: Any) -> None: ...
@@ -35,13 +36,13 @@ class Span(Protocol):
 
 class Tracing(Protocol):
     def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> Span:
-        """A span that begins now, within the one that `traceparent` names, or as the root of a trace."""
+        """Begins a span now, within the one that `traceparent` names, or as the root of a trace."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoSpan:
-    """Passes on whose trace it is and collects nothing."""
+    """Passes on the trace and collects nothing."""
 
     context: TraceContext = field(default_factory=TraceContext.fresh)
 
@@ -50,7 +51,7 @@ class NoSpan:
 
 
 class NoTracing:
-    """Nobody collects."""
+    """Tracing that collects nothing."""
 
     def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> NoSpan:
         context = TraceContext.parse(traceparent, tracestate)
@@ -104,9 +105,9 @@ class CollectedTracing:
 
 @contextlib.contextmanager
 def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
-    """Spans to the OTLP collector at `endpoint` (http://host:port, gRPC) for the length of a scope; empty: none.
+    """Sends spans to the OTLP collector at `endpoint` (http://host:port, gRPC) for the length of a scope; empty: none.
 
-    How many traces are sampled is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER). Raises `SettingError` where the
+    The share of sampled traces is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER). Raises `SettingError` where the
     extra `tracing` is not installed.
     """
     if not endpoint:

@@ -1,8 +1,7 @@
-"""What requests used: one record each in a stream of JetStream, by tenant, counted once however often it is sent.
+"""Usage records of requests, one each in a stream of JetStream, by tenant, counted once however often it is sent.
 
-Gateways write them; what a gateway left behind when it died, its output processor does, under the same id. While NATS
-is away records wait here, within a bound. Records that no cluster key signed are not counted. Knows nothing about
-limits.
+Gateways write them; an output processor writes those of a gateway that died, under the same id. While NATS is away
+records wait here, within a bound. Records that no cluster key signed are not counted. Knows nothing about limits.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ MSG_ID = "Nats-Msg-Id"
 STREAM, AUDIT_STREAM = "headwater_usage", "headwater_audit"
 KEPT_SECONDS = 400 * 86_400.0
 SAME_SECONDS = 24 * 3600.0
-"""In which a record with the same request id is the same record."""
+"""Seconds within which a record with the same request id is the same record."""
 MAX_WAITING = 100_000
 ACK_SECONDS = 0.1
-"""That the end of a request waits for its record to be stored."""
+"""Seconds that the end of a request waits for its record to be stored."""
 LAST_SECONDS = 2.0
-"""For what still waits when the gateway leaves."""
+"""Seconds for which records that still wait are sent when the gateway stops."""
 RETRY_SECONDS = 0.5
 PAGE = 512
 SEAL = "Headwater-Seal"
-"""Header of a record: its seal. The record itself is plain JSON."""
+"""Header of a record with its seal. The record itself is plain JSON."""
 _ADOPTED = f"{subjects.USAGE}.adopted"
-"""Where it is said, signed, up to which number records without a seal are believed; the subject of no tenant."""
+"""Subject, of no tenant, of the signed number up to which records without a seal are trusted."""
 LEFT = "left"
-"""The outcome of a request whose gateway died, as far as its output processor knows: it may be too little, should that
-gateway have lived after all."""
+"""Outcome of a request whose gateway died, as far as its output processor knows. The counts may be too low if that
+gateway still lives."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,7 +52,7 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     tenant: str
     model: str
     at: float
-    """When it ended, seconds since 1970."""
+    """Time of the request's end, seconds since 1970."""
     key_id: str = ""
     prompts: int = 1
     prompt_tokens: int = 0
@@ -68,27 +67,27 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
         return self.prompt_tokens + self.output_tokens
 
     def beyond(self, other: UsageRecord) -> UsageRecord | None:
-        """What the other one lacks, as a record beside it; None where that is nothing."""
+        """The part of this record that the other one lacks, as a record beside it; None where it lacks nothing."""
         names = ("prompts", "prompt_tokens", "cached_tokens", "output_tokens")
         more = {name: max(0, getattr(self, name) - getattr(other, name)) for name in names}
         return msgspec.structs.replace(self, request_id=f"{self.request_id}+", **more) if any(more.values()) else None
 
 
 class UsageLeft(msgspec.Struct, frozen=True):
-    """What a request used whose gateway died, for those who keep the limits."""
+    """Usage of a request whose gateway died, for the gateways that keep the limits."""
 
     request_id: str
     tenant: str
     used: int
-    """Tokens."""
+    """Number of tokens."""
     seq: int
-    """Of its record."""
+    """Number of its usage record."""
 
 
 _records = msgspec.json.Decoder(UsageRecord)
 _left = msgspec.json.Decoder(UsageLeft)
 OnStored = Callable[[int], None]
-"""Is told the number under which a record is stored; 0 where there is no NATS to store it."""
+"""Called with the number under which a record is stored; 0 where there is no NATS to store it."""
 
 
 @dataclass(slots=True)
@@ -98,7 +97,7 @@ class _Waiting:
 
 
 class UsageLog:
-    """Writes within `running`; reads whenever there is a NATS."""
+    """Usage log of a process. Writes within `running`; reads whenever there is a NATS."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus, self._seals = bus, RecordSeals(STREAM)
@@ -109,7 +108,7 @@ class UsageLog:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[UsageLog]:
-        """Leaving waits a moment for what is still to be written."""
+        """Scope of writing; leaving waits a moment for records that are still to be written."""
         async with owned_task(self._write()):
             try:
                 yield self
@@ -123,11 +122,11 @@ class UsageLog:
 
     @property
     def is_kept(self) -> bool:
-        """There is a NATS, here now or not."""
+        """Whether there is a NATS, reachable now or not."""
         return self._bus.url is not None
 
     def add(self, record: UsageRecord, on_stored: OnStored) -> None:
-        """Without waiting. Of records that wait too long for NATS the oldest go."""
+        """Adds a record without waiting. Of records that wait too long for NATS the oldest are dropped."""
         if not self.is_kept:
             on_stored(0)
             return
@@ -140,7 +139,7 @@ class UsageLog:
         self._arrived.set()
 
     async def stored(self, record: UsageRecord, on_stored: OnStored) -> int:
-        """Adds it; the number under which it is stored, 0 where that is not known soon."""
+        """Adds a record; returns the number under which it is stored, 0 where that is not known soon."""
         if not self._bus.connected:
             self.add(record, on_stored)
             return 0
@@ -196,25 +195,25 @@ class UsageLog:
         return await js.publish(subject, data, headers=headers)
 
     async def tell_left(self, record: UsageRecord, seq: int) -> None:
-        """Every gateway that is there, that a record of a dead one is stored."""
+        """Tells every running gateway that a record of a dead one is stored."""
         left = UsageLeft(record.request_id, record.tenant, record.num_tokens, seq)
         await self._bus.publish(subjects.USAGE_LEFT, msgspec.json.encode(left))
 
     async def left(self) -> AsyncIterator[UsageLeft]:
-        """As it is told, for ever."""
+        """Yields the usage that output processors report, for ever."""
         async with self._bus.subscribe(subjects.USAGE_LEFT) as messages:
             async for message in messages:
                 yield _left.decode(message.payload)
 
     async def make(self) -> None:
-        """Its stream, unless it is there. Raises what NATS raises."""
+        """Makes the stream, unless it is there. Raises what NATS raises."""
         js = self._bus.jetstream()
         if js is None:
             raise ConnectionError("NATS is away")
         await make_stream(js, STREAM, f"{subjects.USAGE}.>")
 
     async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
-        """What a tenant used since a moment, oldest first, each with its number. Raises what NATS raises."""
+        """Records of a tenant since a moment, oldest first, each with its number. Raises what NATS raises."""
         subject = subjects.usage(tenant)
         num_adopted = await self._num_adopted()
         async for message in read_stream(self._bus, STREAM, subject, since):
@@ -223,8 +222,8 @@ class UsageLog:
                 yield message.seq, _records.decode(message.data)
 
     async def adopt(self) -> None:
-        """Records that are there and have no seal are believed from now on: an earlier version wrote them. Said once;
-        it is forgotten when they are. Raises what NATS raises."""
+        """Makes stored records without a seal trusted from now on: an earlier version wrote them. Done once; the mark
+        goes when the records do. Raises what NATS raises."""
         js = self._bus.jetstream()
         if js is None:
             raise ConnectionError("NATS is away")
@@ -233,7 +232,7 @@ class UsageLog:
             await js.publish(_ADOPTED, data, headers={SEAL: self._seals.code(_ADOPTED, data).decode()})
 
     async def _num_adopted(self) -> int:
-        """The number of the last record that is believed without a seal."""
+        """Number of the last record that is trusted without a seal."""
         js = self._bus.jetstream()
         if js is None:
             raise ConnectionError("NATS is away")
@@ -247,7 +246,7 @@ class UsageLog:
 
 
 async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:
-    """Unless it is there."""
+    """Makes a stream, unless it is there."""
     try:
         await js.stream_info(name)
     except nats.js.errors.NotFoundError:
