@@ -1,4 +1,4 @@
-"""`headwater bench NAME …`: becomes one of the benchmarks beside this file; each is a program of its own."""
+"""`headwater bench NAME …`: replaces itself by one of the benchmarks beside this file; each is a program of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure what
 
 
 def _add(name: str, module: str, summary: str) -> None:
-    """A command that hands every flag on, `--help` included."""
+    """Adds a command that passes every flag on, `--help` included."""
     context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
     @app.command(name, help=summary, add_help_option=False, context_settings=context_settings)

@@ -39,7 +39,7 @@ from .program import run_program
 TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
 SAME_FILE = "the same file, expanded"
 SCORED_AT_ONCE = 128
-"""Positions whose logits exist at the same time."""
+"""Number of positions whose logits exist at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class WholeModel:
         self._block_tables = torch.arange(blocks, dtype=torch.int32)[None]
 
     def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[T, H]"""
+        """Hidden states of a window, [T, H]."""
         positions = torch.arange(len(token_ids))
         batch = ForwardBatch(
             token_ids=torch.tensor(token_ids),
@@ -106,13 +106,13 @@ class WholeModel:
         return self._model.forward(batch, self._kv_cache)
 
     def log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, H] → float32 [S, V]"""
+        """Log probabilities of hidden [S, H], float32 [S, V]."""
         return self._model.logits(hidden).float().log_softmax(-1)
 
 
 @torch.inference_mode()
 def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> Scores:
-    """Scores of every token of the window but the first, which nothing predicts."""
+    """Scores of every token of the window except the first, which nothing predicts."""
     states = served.hidden(window)[:-1], expanded.hidden(window)[:-1]
     targets, parts = torch.tensor(window[1:]), []
     for begin in range(0, len(targets), SCORED_AT_ONCE):
@@ -158,7 +158,7 @@ def measure(
 
 
 def windows_of(token_ids: Sequence[int], window: int) -> Iterator[Sequence[int]]:
-    """Pieces of a text; a rest of one token predicts nothing."""
+    """Windows of a text; a rest of one token predicts nothing and is dropped."""
     for begin in range(0, len(token_ids), window):
         if len(piece := token_ids[begin : begin + window]) > 1:
             yield piece

@@ -1,4 +1,5 @@
-"""Batches whose attention `attention_library` times, and ours of them, with what a step plans for all of its layers.
+"""Batches whose attention `attention_library` times, and our attention of them, with the plan of a step for all of its
+layers.
 
 Sizes are those of Qwen3-8B; blocks are shuffled, and there are caches of several layers, so that none is found in the
 GPU's cache.
@@ -23,19 +24,19 @@ from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 64
 
 Attend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Keys and values of a layer, [num_blocks, Hk, PAGE, D], to the rows [T, Hq, D] of attention."""
+"""Attention function: keys and values of a layer, [num_blocks, Hk, PAGE, D], to the rows [T, Hq, D]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
     attend: Attend
     plan: Callable[[], object] | None = None
-    """What a step does once for all of its layers; it has been done."""
+    """Plans a step for all of its layers; it has been called once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The last `counts[i]` tokens of sequence i, of `lens[i]` in all, over bf16 caches."""
+    """Batch of the last `counts[i]` tokens of sequence i, of `lens[i]` in all, over bf16 caches."""
 
     name: str
     counts: list[int]
@@ -61,15 +62,16 @@ class Batch:
 
     @property
     def limit_ms(self) -> float:
-        """What its products take at the ceiling of the matrix units, or its keys and values at the memory's."""
+        """Milliseconds of its products at the ceiling of the matrix units, or of its keys and values at the
+        memory's."""
         pairs = zip(self.counts, self.lens, strict=True)
         flops = sum(prefill_flops(count, length - count, HEADS) for count, length in pairs)
         num_bytes = sum(self.lens) * 2 * KV_HEADS * HEAD_DIM * 2
         return max(flops / FLOPS_PER_US, num_bytes / BYTES_PER_US) / 1e3
 
     def end_of_first(self, tokens: int) -> tuple[Batch, slice]:
-        """Its first sequence's last tokens as a batch of their own, the rest as their cached prefix; which rows they
-        are here."""
+        """The last tokens of its first sequence as a batch of their own, the rest as their cached prefix; and their
+        rows here."""
         rows = slice(self.counts[0] - tokens, self.counts[0])
         part = replace(self, counts=[tokens], lens=self.lens[:1], q=self.q[rows], table=self.table[:1])
         return part, rows

@@ -1,8 +1,8 @@
 """`headwater bench attention`: our attention beside libraries' on a GPU, of prompts and of decode, in turn.
 
-Each takes its turn for half a second, since a GPU that computes without pause is at its limit of power: what a short
-run shows is another figure. Results are compared first, and whether a row's bits depend on what else is in the batch
-and on where its prompt is cut, since only one whose bits do not could be on the default path.
+Each takes its turn for half a second, since a GPU that computes without pause is at its limit of power: a short run
+gives another figure. Results are compared first, and whether a row's bits depend on the rest of the batch and on the
+division of its prompt into chunks, since only an attention whose bits do not could be on the default path.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .gpu_timing import captured, randn
 from .program import run_program
 
 PROMPTS = ((1, 8192, 0), (1, 8192, 8192), (1, 8192, 24_576), (1, 1024, 0), (8, 1024, 0))
-"""Chunks, (how many, tokens of each, tokens cached before each), of O5, O6, O7 and O2."""
+"""Chunks (number, tokens of each, tokens cached before each) of O5, O6, O7 and O2."""
 DECODES = ("16 x 30k", "64 x 2k", "256 x 1k", "1 x 1k")
 HIDDEN, WIDTH = 4096, 12_288
-"""Of Qwen3-8B."""
+"""Sizes of Qwen3-8B."""
 MAX_DIFFERENCE = 0.01
 
 
@@ -41,14 +41,14 @@ class Measurement:
     batch: str
     whose: str
     difference: float
-    """Of the result from ours, relative."""
+    """Relative difference of the result from ours."""
     ms: float
     of_limit: float
-    """What matrix units or memory would take at their ceilings, as a part of it."""
+    """Time of matrix units or memory at their ceilings, as a share of the measured time."""
     layer_ms: float | None
-    """Of prompts: with a layer's products around it."""
+    """Milliseconds of a prompt with a layer's products around the attention."""
     plan_us: float | None
-    """What a step pays once, for all of its layers."""
+    """Microseconds that a step pays once, for all of its layers."""
     same_alone: bool | None
     """Whether the first sequence's rows have the same bits without the others."""
     same_cut: bool | None
@@ -91,7 +91,7 @@ def batches() -> Iterator[Batch]:
 
 
 def compare(batch: Batch, *, rounds: int, seconds: float) -> Iterator[Measurement]:
-    """Ours first. Raises AssertionError where a library's result is another."""
+    """Measurements of all libraries, ours first. Raises AssertionError where a library's result differs."""
     contenders = {"ours": ours(batch), **others(batch)}
     results = {whose: planned.attend(*batch.caches[0]).clone() for whose, planned in contenders.items()}
     differences = {whose: _difference(result, results["ours"]) for whose, result in results.items()}

@@ -21,11 +21,12 @@ from .attention_cases import HEAD_DIM, HEADS, KV_HEADS, PAGE, Batch, Planned, in
 
 WORKSPACE_BYTES = 512 << 20
 INVARIANT_PAGES = 512 // PAGE
-"""Splits of decode as long as ours: with a fixed length FlashInfer promises bits that do not depend on the batch."""
+"""Number of pages in a split of decode, as long as ours: with a fixed length FlashInfer promises bits that do not
+depend on the batch."""
 
 
 def others(batch: Batch) -> dict[str, Planned]:
-    """By name, those that serve this batch on this GPU."""
+    """Libraries, by name, that serve this batch on this GPU."""
     planned = {}
     if not batch.decodes and len(set(zip(batch.counts, batch.lens, strict=True))) == 1:
         planned["cuDNN"] = cudnn(batch)
@@ -44,7 +45,7 @@ def has_flashinfer() -> bool:
 
 
 def flashinfer(batch: Batch, backend: str, **options: int) -> Planned:
-    """Its wrapper for prompts, or its decode on matrix units, planned on the host."""
+    """FlashInfer's attention: its wrapper for prompts, or its decode on matrix units, planned on the host."""
     library: Any = importlib.import_module("flashinfer")
     workspace, out = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda"), torch.empty_like(batch.q)
     widths = [-(-length // PAGE) for length in batch.lens]
@@ -69,7 +70,7 @@ def flashinfer(batch: Batch, backend: str, **options: int) -> Planned:
 
 
 def cudnn(batch: Batch) -> Planned:
-    """Of prompts of one length."""
+    """cuDNN's attention, for prompts of one length."""
     num, tokens = len(batch.counts), batch.counts[0]
     length, cached = batch.lens[0], batch.lens[0] - tokens
     q = batch.q.view(num, tokens, HEADS, HEAD_DIM).transpose(1, 2)

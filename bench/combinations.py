@@ -1,4 +1,5 @@
-"""`headwater bench combinations`: every capability beside every other, and docs/combinations.md from what was seen.
+"""`headwater bench combinations`: tests every capability beside every other, and writes docs/combinations.md from the
+results.
 
 Runs `tests/combinations` on one platform, notes each cell with the commit and the day in docs/combinations.json, and
 renders the page from that file. Knows no capability: names and order are those of the cells that ran.
@@ -27,15 +28,16 @@ PLATFORMS = {
     "demo": ("long and not gpu", "the demo model on a CPU"),
     "gpu": ("gpu", "random weights on an NVIDIA GPU"),
 }
-"""pytest's expression, and what a cell stands for."""
+"""Platforms, each with pytest's expression and the meaning of its cells."""
 NUM_WORKERS = {"cpu": 2}
-"""Processes that run a platform's cells beside each other; one where none is named. Cells of an engine alone and those
-of a cluster share nothing."""
+"""Number of processes that run a platform's cells beside each other; one for platforms that are not here. Cells of an
+engine alone and those of a cluster share nothing."""
 FAILED, REFUSED, NOT_SEEN = "failed", "refused", "not run"
 MARKS = {FAILED: "✗", REFUSED: "–", NOT_SEEN: "·"}
 EQUAL = "="
 Cells = dict[str, dict[str, Any]]
-"""By name, `first × second`: `place` in the table, and what was `seen` by platform with its commit and date."""
+"""Cells by name, `first × second`: `place` in the table, and the result `seen` on each platform with its commit and
+date."""
 
 HEAD = """\
 # Combinations of capabilities
@@ -82,7 +84,7 @@ def main(
 
 
 def _run(platform: str, limit: float, more: Iterable[str]) -> tuple[list[dict[str, Any]], str]:
-    """Lines of `pytest_results`, and how pytest ended if not well."""
+    """Runs cells; returns the lines of `pytest_results`, and the way pytest ended if not well."""
     with tempfile.TemporaryDirectory(prefix="headwater-combinations-") as folder:
         path = Path(folder) / "results"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "headwater.bench.pytest_results"]
@@ -94,7 +96,7 @@ def _run(platform: str, limit: float, more: Iterable[str]) -> tuple[list[dict[st
 
 
 def cells_seen(lines: Iterable[Mapping[str, Any]]) -> Cells:
-    """What became of each cell: its own words, or the first line of its error."""
+    """Result of each cell: its own words, or the first line of its error."""
     found: Cells = {}
     for line in lines:
         cell = line.get("properties", {}).get("cell")
@@ -107,7 +109,8 @@ def cells_seen(lines: Iterable[Mapping[str, Any]]) -> Cells:
 
 
 def note(seen: Cells, platform: str, commit: str, *, forget: bool) -> None:
-    """Keeps what other platforms have shown of the same cells. With `forget` cells that were not seen are no more."""
+    """Adds results to the file's. Results of other platforms for the same cells stay. With `forget`, cells without a
+    new result are dropped."""
     before, today = read_results(), time.strftime("%Y-%m-%d", time.gmtime())
     kept = set(seen) if forget else before.keys() | seen.keys()
     results: Cells = {}
@@ -126,7 +129,7 @@ def read_results() -> Cells:
 
 
 def page(results: Cells) -> str:
-    """The page, from nothing but the results."""
+    """The page, rendered from the results alone."""
     names = [name.split(" × ")[0] for name, cell in results.items() if cell["place"][0] == cell["place"][1]]
     by_place = {tuple(cell["place"]): (name, cell["platforms"]) for name, cell in results.items()}
     order = [f"{i}. `{name}`: {what}" for i, (name, (_, what)) in enumerate(PLATFORMS.items(), 1)]

@@ -1,4 +1,4 @@
-"""What is sent: dialogues of one or more turns, each turn a request body. Knows nothing about time or connections.
+"""Dialogues of one or more turns, each turn a request body. Knows nothing about time or connections.
 
 A dialogue is asked for its next body with the reply to the one before (None at the start) and answers None at its end.
 """
@@ -15,9 +15,9 @@ import numpy as np
 from .trace_file import read_bodies, read_trace
 
 FIRST_ORDINARY_ID = 10
-"""Ids below are special in many vocabularies."""
+"""Least id that is drawn; lower ids are special in many vocabularies."""
 TRACE_BLOCK = 512
-"""Tokens that one hash id of a trace file stands for."""
+"""Number of tokens that one hash id of a trace file stands for."""
 
 
 class Dialogue(Protocol):
@@ -44,7 +44,7 @@ class OneShot:
 
 @dataclass(slots=True)
 class Chat:
-    """Turns of a user, each sent with everything said before."""
+    """A user's turns, each sent with all earlier messages."""
 
     questions: list[str]
     parameters: dict[str, Any]
@@ -73,7 +73,8 @@ class Shape:
     model: str
     temperature: float = 0.6
     as_text: bool = False
-    """Words instead of token ids, about one a token, and OpenAI's fields only: for servers that take no others."""
+    """Whether prompts are words instead of token ids, about one a token, with OpenAI's fields only: for servers that
+    take no others."""
 
     def body(self, token_ids: list[int], output_len: int | None = None) -> dict[str, Any]:
         prompt = " ".join(str(_WORDS[token % len(_WORDS)]) for token in token_ids) if self.as_text else token_ids
@@ -86,7 +87,7 @@ class Shape:
 
 
 def random_prompts(num_requests: int, shape: Shape, rng: np.random.Generator) -> Iterator[Dialogue]:
-    """Prompts of uniformly drawn ids: nothing is shared."""
+    """Prompts of uniformly drawn ids, which share nothing."""
     for _ in range(num_requests):
         yield OneShot(shape.body(_ids(shape.prompt_len, shape, rng)))
 

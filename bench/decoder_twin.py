@@ -19,14 +19,14 @@ class DecoderTwin:
     """B texts of T tokens, H hidden, Hq and Hk query and key heads of D."""
 
     def __init__(self, config: ModelConfig, tensors: Tensors) -> None:
-        """Raises `ConfigError` for an architecture of other layers."""
+        """Builds the decoder. Raises `ConfigError` for an architecture of other layers."""
         if not issubclass(model_class(config), Decoder):
             raise ConfigError("architectures", config.architecture, "one with the layers of Llama, Qwen2 or Qwen3")
         self.config, self.tensors = config, tensors
 
     def hidden(self, token_ids: Tensor, inputs: dict[int, Tensor] | None = None) -> Tensor:
-        """token_ids int64 [B, T] → normed hidden states [B, T, H]. `inputs` takes those before each layer that is a key
-        of it."""
+        """Normed hidden states [B, T, H] of token_ids int64 [B, T]. `inputs` receives the states before each layer that
+        is a key of it."""
         cos, sin = cos_sin_table(self.config, token_ids.shape[1]).to(token_ids.device).chunk(2, dim=1)
         x = embedding(token_ids, self.tensors["embed"])
         for i in range(self.config.num_layers):
@@ -38,11 +38,11 @@ class DecoderTwin:
 
     @property
     def vocabulary(self) -> Tensor:
-        """[V, H]: what makes logits of hidden states."""
+        """Weight of the head, [V, H]."""
         return self.tensors["embed" if self.config.tie_word_embeddings else "lm_head"]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[…, H] → float32 […, V]."""
+        """Logits of hidden states […, H], float32 […, V]."""
         return linear(hidden, self.vocabulary).float()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -67,6 +67,6 @@ class DecoderTwin:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [B, heads, T, D], cos and sin [T, D / 2]: halves of each head are rotated by their position."""
+    """Rotates x [B, heads, T, D] by cos and sin [T, D / 2]: halves of each head are rotated by their position."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)

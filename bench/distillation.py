@@ -1,4 +1,5 @@
-"""Tunes a model to say what another one would say next, on texts of that other one. Knows neither files nor engines."""
+"""Tunes a model to predict the next tokens of another model, on texts of that other one. Knows neither files nor
+engines."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from .decoder_twin import DecoderTwin
 
 HELD_BACK = 16
-"""One text of so many is for measuring alone."""
+"""One text of HELD_BACK is used for measuring alone."""
 WARM_UP = 0.05
 """Share of the time in which the learning rate rises; afterwards it falls as a cosine."""
 LEAST_RATE = 0.1
@@ -22,31 +23,31 @@ LEAST_RATE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Tokens of a prompt and its answer. What follows prompt tokens is not learned."""
+    """Tokens of a prompt and its answer. Prompt tokens are not learned."""
 
     token_ids: list[int]
     num_prompt: int
     temperature: float = 0.0
-    """At which the answer was drawn."""
+    """Temperature at which the answer was drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """How long and how fast to tune."""
+    """Length and speed of tuning."""
 
     steps: int
-    """At most."""
+    """Largest number of steps."""
     seconds: float = math.inf
-    """After which no other step begins."""
+    """Seconds after which no further step begins."""
     learning_rate: float = 5e-4
     batch_tokens: int = 4096
-    """A step takes so many tokens, padding included."""
+    """Number of tokens in a step, padding included."""
     seed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """How near a student is to its teacher, over tokens of answers that it has not seen."""
+    """Similarity of a student to its teacher, over tokens of answers that it has not seen."""
 
     divergence: float
     """Mean Kullback-Leibler divergence from the teacher, in nats."""
@@ -99,7 +100,7 @@ def tune(
 
 @torch.no_grad()
 def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], tuning: Tuning) -> Quality:
-    """Over the texts that `distill` leaves out."""
+    """Quality over the texts that `distill` leaves out."""
     divergence = overlap = agreement = 0.0
     num_tokens = 0
     for batch in packed(split(texts)[1], tuning.batch_tokens):
@@ -112,7 +113,7 @@ def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], t
 
 
 def _logits(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Returns both models' logits after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
+    """Both models' logits after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
     device = student.tensors["embed"].device
     token_ids, is_learned = padded(texts, device)
     with computing(device):
@@ -135,7 +136,7 @@ def padded(texts: Sequence[Text], device: torch.device) -> tuple[Tensor, Tensor]
 
 
 def computing(device: torch.device) -> torch.autocast:
-    """On a GPU products are computed in bfloat16, on a CPU everything in float32."""
+    """Scope in which products are computed in bfloat16 on a GPU, and everything in float32 on a CPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
@@ -145,7 +146,7 @@ def _divergence(ours: Tensor, theirs: Tensor) -> Tensor:
 
 
 def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
-    """What is learned, and what is held back."""
+    """Texts that are learned, and those that are held back."""
     answers = [text for text in texts if len(text.token_ids) > max(text.num_prompt, 1)]
     held = answers[::HELD_BACK]
     return [text for i, text in enumerate(answers) if i % HELD_BACK] or held, held
@@ -172,7 +173,7 @@ def packed(texts: Sequence[Text], batch_tokens: int) -> list[list[Text]]:
 
 
 def _pace(share: float) -> float:
-    """The share of the learning rate that counts after this share of the time."""
+    """Factor of the learning rate at this share of the time."""
     if share < WARM_UP:
         return (share + 0.01) / (WARM_UP + 0.01)
     return LEAST_RATE + (1 - LEAST_RATE) * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))) / 2

@@ -1,7 +1,7 @@
 """`headwater bench draft-heads`: trains draft heads for a model on the model's own answers.
 
-As for a draft model, nothing but the model is needed. The folder that is written has the layout in which such heads are
-published, and goes to `headwater up --draft-heads`.
+As for a draft model, nothing but the model is needed. The written folder has the layout in which such heads are
+published, and is the value of `headwater up --draft-heads`.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from .teacher_states import TeacherStates
 KINDS = (EAGLE, EAGLE3, MEDUSA)
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "max_position_embeddings")
 SCALE_TEXTS = 8
-"""From which the size of hidden states is taken."""
+"""Number of texts that the size of hidden states is taken from."""
 SPREAD = 0.02
 """Standard deviation of weights before training."""
 NOT_WRITTEN = ("embed_tokens.weight",)
-"""The served model's own."""
+"""Published tensors that are not written, because they are the served model's own."""
 
 
 def main(
@@ -122,7 +122,7 @@ def published_config(
 def trained_heads(
     config: HeadsConfig, source: Path, texts: Sequence[Text], tuning: Tuning, depth: int, device: torch.device
 ) -> Tensors:
-    """Tensors under their published names. Prints what chains are worth, before and after. Raises `ConfigError`."""
+    """Tensors under their published names. Prints the quality of chains, before and after. Raises `ConfigError`."""
     served = registry.read_config(source)
     stored = model_file.load(source, device)
     teacher = DecoderTwin(served, {name: tensor.float() for name, tensor in stored.items()})
@@ -142,7 +142,7 @@ def trained_heads(
 
 
 def input_scale(config: HeadsConfig, states: TeacherStates, texts: Sequence[Text]) -> torch.Tensor | None:
-    """A number for each input of EAGLE's `fc`, which makes them about equally large."""
+    """Factor for each input of EAGLE's `fc`, which makes the inputs about equally large."""
     if config.kind == MEDUSA:
         return None
     embedding = states.teacher.tensors["embed"]
@@ -153,9 +153,9 @@ def input_scale(config: HeadsConfig, states: TeacherStates, texts: Sequence[Text
 
 
 def first_tensors(config: HeadsConfig, teacher: DecoderTwin, scale: torch.Tensor | None) -> Tensors:
-    """Small random weights. What adds to a residual stream begins at zero, a head and the norm before it as the
-    model's, and what takes hidden states in passes on the last ones: EAGLE as they are, EAGLE-3 scaled, since it has a
-    norm."""
+    """Small random weights. Tensors that add to a residual stream begin at zero, a head and the norm before it as the
+    model's, and tensors that read hidden states pass the last ones on: EAGLE as they are, EAGLE-3 scaled, since it has
+    a norm."""
     served, vocabulary = teacher.config, teacher.vocabulary
     required, _ = CLASSES[config.kind].published(config, served)
     generator, tensors = torch.Generator().manual_seed(0), Tensors()
@@ -188,7 +188,7 @@ def frequent_tokens(texts: Sequence[Text], count: int, vocab_size: int) -> torch
 
 
 def maps_of(token_ids: torch.Tensor, vocab_size: int) -> Tensors:
-    """The published maps of tokens that heads guess among: to ids, and from ids."""
+    """The published maps of the tokens that heads guess among: to ids, and from ids."""
     is_guessed = torch.zeros(vocab_size, dtype=torch.bool)
     is_guessed[token_ids] = True
     return {"d2t": token_ids - torch.arange(len(token_ids)), "t2d": is_guessed}

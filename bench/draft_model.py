@@ -1,7 +1,7 @@
 """`headwater bench draft-model`: makes a draft model from a model's own first layers, tuned on the model's own answers.
 
-The questions are the model's own too: what it says where a chat template has a user speak. Nothing but the model is
-needed. The folder that is written goes to `headwater up --draft-model`.
+The model writes the questions too: it continues a chat template at the place of the user's words. Nothing but the model
+is needed. The written folder is the value of `headwater up --draft-model`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .speculated_run import run_exchanges
 
 QUESTION_TOKENS = 80
 TEMPERATURES = (0.0, 1.0)
-"""Answers are drawn at these in turn."""
+"""Temperatures of answers, in turn."""
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 GPU_SHARE = 0.4
-"""The engine that answers takes this share of a GPU's memory; tuning takes more, afterwards."""
+"""Share of a GPU's memory that the answering engine takes; tuning takes more, afterwards."""
 MARK = "\N{PILCROW SIGN}"
 """Stands for a user's words while a chat template is taken apart."""
 
@@ -82,8 +82,8 @@ def main(
 
 
 def own_answers(options: ExecutorOptions, num_answers: int, answer_tokens: int) -> Iterator[Text]:
-    """Chats of one turn in which the model says both parts; of a model without a chat template, texts from their first
-    token on."""
+    """Chats of one turn in which the model writes both parts; for a model without a chat template, texts from their
+    first token on."""
     assert options.model_folder is not None
     text = load_text_model(options.model_folder, "", ServingChoices())
     before, after = list(text.eos_token_ids[:1] or (0,)), list[int]()
@@ -125,7 +125,7 @@ def tuned_layers(source: Path, layers: int, texts: Sequence[Text], tuning: Tunin
 
 
 def write_draft_model(source: Path, layers: int, tensors: Tensors, folder: Path) -> None:
-    """A converted model of these tensors, with the text files of the one that it drafts for."""
+    """Writes a converted model of these tensors, with the text files of the model that it drafts for."""
     folder.mkdir(parents=True)
     for name in TEXT_FILES:
         if (source / name).is_file():

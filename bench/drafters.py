@@ -1,7 +1,7 @@
-"""Measures what drafting costs the host: microseconds a row and step of the drafters that look tokens up.
+"""Measures the host's cost of drafting: microseconds a row and step of the drafters that look tokens up.
 
 Tokens are drawn as often as words of a text are (Zipf), so that nearly every pair has been seen many times and a search
-looks at as many places as it may: what copies is found sooner.
+looks at as many places as it may: copied text is found sooner.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ANSWER_LEN = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Times are microseconds a row; of several steps, in each of which every row has one token more."""
+    """Microseconds a row; over several steps, in each of which every row has one token more."""
 
     drafter: str
     num_rows: int
     context_len: int
     first_us: float
-    """The step that knows the prompts for the first time."""
+    """Time of the step that sees the prompts for the first time."""
     median_us: float
     least_us: float
     drafts_per_row: float
@@ -48,7 +48,7 @@ class Measurement:
 
 
 def measure(*, num_rows: int, context_len: int, num_steps: int, num_learned: int) -> Iterator[Measurement]:
-    """Both drafters over the same rows; `num_learned` tokens are in the history before."""
+    """Measures both drafters over the same rows; `num_learned` tokens are in the history before."""
     rng = np.random.default_rng(0)
     max_len = context_len + num_steps
     token_ids = _text(rng, num_rows * max_len).reshape(num_rows, max_len)
@@ -73,7 +73,7 @@ def measure(*, num_rows: int, context_len: int, num_steps: int, num_learned: int
 
 
 def _run(drafter: Drafter, token_ids: Int32Array, context_len: int) -> tuple[list[float], int]:
-    """Seconds of each step, and the tokens drafted in all."""
+    """Seconds of each step, and the number of tokens drafted in all."""
     num_rows, max_len = token_ids.shape
     rows, most = np.arange(num_rows, dtype=np.int32), np.full(num_rows, MAX_DRAFTS, np.int32)
     for row in range(num_rows):

@@ -1,4 +1,4 @@
-"""`headwater bench dummy-model`: a model folder in the shape of a workload's model, for lines on random weights.
+"""`headwater bench dummy-model`: a model folder in the shape of a workload's model, for clusters on random weights.
 
 The tokenizer is the demo model's, so the vocabulary is cut to fit it. Serve it with `--load-format dummy`.
 """

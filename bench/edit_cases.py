@@ -16,8 +16,8 @@ PROMPT_LEN = 2000
 
 
 def edit_call(logits: torch.Tensor, num_outputs: int) -> Callable[[], None]:
-    """Launches penalties, biases and bad words for logits [P, V] of positions of one row, as of a row with drafts, the
-    last of which stands behind so many outputs."""
+    """Launches penalties, biases and bad words for logits [P, V] of positions of one row, as for a row with drafts;
+    `num_outputs` outputs stand before the last draft."""
     (num_positions, vocab_size), random = logits.shape, np.random.default_rng(0)
     num_outputs = max(num_outputs, num_positions)
     prompt_ids, outputs = (random.integers(0, vocab_size, n).astype(np.int32) for n in (PROMPT_LEN, num_outputs))
@@ -39,5 +39,5 @@ def edit_call(logits: torch.Tensor, num_outputs: int) -> Callable[[], None]:
 
 
 def _edit(packed: torch.Tensor, *given: torch.Tensor) -> None:
-    """`packed` is kept for the addresses, which point to it."""
+    """Launches the edits. `packed` is kept for the addresses, which point to it."""
     edit_logits(*given)

@@ -1,7 +1,7 @@
 """`headwater bench engine`: the S and T loads of the workloads on an engine alone, in this process.
 
-As `headwater bench line` sends them, so many at once in a closed loop, to an engine with the settings that `headwater
-up` gives it: the difference is what the line takes.
+The requests are those of `headwater bench line`, a fixed number at once in a closed loop, for an engine with the
+settings that `headwater up` gives it: the difference is the cost of the other stages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(
     dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
-    """Measure an engine under the loads of the table, without a line around it."""
+    """Measure an engine under the loads of the table, without a cluster around it."""
     if unknown := set(load or ()) - LINE_LOADS.keys():
         raise typer.BadParameter(f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(LINE_LOADS)}")
     chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
@@ -66,7 +66,7 @@ def main(
 
 
 def measure(bench: Bench, load: LineLoad, runs: int) -> dict[str, Any]:
-    """The best of several runs, each of prompts of its own."""
+    """Figures of the best of several runs, each with prompts of its own."""
     closed_loop(bench, requests(bench, load, min(load.concurrency, MOST_WARMUP)), load.concurrency)
     seconds = min(
         closed_loop(bench, requests(bench, load, load.num_requests), load.concurrency) for _ in range(max(1, runs))
@@ -80,7 +80,7 @@ def requests(bench: Bench, load: LineLoad, count: int) -> list[NewRequest]:
 
 
 def closed_loop(bench: Bench, requests: Sequence[NewRequest], concurrency: int) -> float:
-    """Seconds of all, of which so many are there at any time."""
+    """Seconds to answer all requests, a fixed number of them at any time."""
     began, engine, num_left = time.perf_counter(), bench.engine, len(requests)
     waiting: Iterator[NewRequest] = iter(requests)
     for request in islice(waiting, concurrency):

@@ -36,9 +36,9 @@ OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_num_batched_tokens": 131, "block_size": 16, "async_depth": 4},
     {"max_num_batched_tokens": 1024, "block_size": 64, "decode_steps": 4, "num_blocks": 150},
 )
-"""Engines that share a shape's requests: large and small chunks, preemption, several steps a plan."""
+"""Settings of the engines that share a shape's requests: large and small chunks, preemption, several steps a plan."""
 SHOWN = 3
-"""Differences that are told of each engine."""
+"""Number of differences that are printed for each engine."""
 
 
 def main(

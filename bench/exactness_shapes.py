@@ -43,6 +43,6 @@ SHAPES = {
     "hidden-1600": _shape(1600, 4288, (25, 5), 64),
     "hidden-2112": _shape(2112, 5632, (33, 3), 64),
 }
-"""By name; heads and key heads 9/3, 14/2 and 4/1 among them."""
+"""Shapes by name; heads and key heads 9/3, 14/2 and 4/1 among them."""
 TINY = _shape(64, 128, (4, 2), 16, num_hidden_layers=2, vocab_size=512, max_position_embeddings=1024)
-"""For a machine without a GPU, where it shows that the benchmark works."""
+"""Shape for a machine without a GPU, where it shows that the benchmark works."""

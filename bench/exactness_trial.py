@@ -22,12 +22,12 @@ from .kv_reader import KvReader
 from .stress import Stress
 
 ROUND_SIZES = (3, 14, 24, 24, 30, 40, 64)
-"""Requests that are together in a round, drawn by lot: kernels are chosen by the number of rows."""
+"""Numbers of requests in a round, drawn at random: kernels are chosen by the number of rows."""
 MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 900, 16
 PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
-"""Prompts of a round begin with one of these numbers of common tokens."""
+"""Numbers of common tokens, one of which the prompts of a round begin with."""
 LONGEST_OWN, SHORTEST_OWN = 9.5, 1.0
-"""Powers of two that bound how many tokens of its own a prompt has."""
+"""Powers of two that bound the number of tokens of its own in a prompt."""
 LONG_SHARE = 0.08
 """Share of long prompts in every other round, whose other prompts are short. A long row is still computed while the
 kernels that follow attention have begun."""
@@ -39,7 +39,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     kv: torch.Tensor | None = field(default=None, compare=False)
-    """Keys and values of all its tokens but the last; see `KvReader.read`."""
+    """Keys and values of all its tokens except the last; see `KvReader.read`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +123,12 @@ class Trial:
         return replace(plain, repetition_penalty=1.2, presence_penalty=0.5, logit_bias={5: 1.5})
 
     def _resumed(self, request: NewRequest, answer: Answer) -> NewRequest:
-        """The rest of an answer, as an engine gets it whose predecessor died."""
+        """The rest of an answer, as an engine gets it after the death of another one."""
         known = answer.token_ids[: self._rng.randrange(len(answer.token_ids))]
         return replace(request, output_ids=known, sampling=replace(request.sampling, num_prompt_logprobs=None))
 
     def _answer(self, engine: Engine, requests: Sequence[NewRequest], pause: float = 0.0) -> list[Answer]:
-        """All at once, or with a chance that a step lies between one and the next."""
+        """Answers all requests at once, or with a chance of a step between one and the next."""
         asked = {next(self._keys): request for request in requests}
         answers = {key: Answer(token_ids=list(request.output_ids)) for key, request in asked.items()}
         for key, request in asked.items():

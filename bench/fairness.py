@@ -1,8 +1,9 @@
-"""Fair shares on a line of its own with simulated engines: one tenant that asks for far too much, nine that do not.
+"""Measures fair shares on a cluster of its own with simulated engines: one tenant sends far too many requests, nine do
+not.
 
-`share`: everyone wants more than there is; what each is given, and Jain's index of that. `latency`: nine ask now and
-then; their time to first token, with and without the tenth. The tenth asks with many requests at a time, or with few
-that have many prompts and choices each, which is measured by `latency` alone.
+`share`: all tenants want more than there is; measures the share of each, and Jain's index of the shares. `latency`:
+nine tenants send requests now and then; measures their time to first token, with and without the tenth. The tenth sends
+many requests at a time, or few with many prompts and choices each, which `latency` alone measures.
 """
 
 from __future__ import annotations
@@ -31,18 +32,20 @@ from .program import run_program
 NUM_NORMAL = 9
 ABUSER = "abuser"
 WARM_UP_SECONDS = 10.0
-"""What many ask for at the very start is not shared between gateways yet, and takes its time to be worked off."""
+"""Seconds before measuring: the burst of the start is not shared between gateways yet, and takes its time to be worked
+off."""
 
 
 @dataclass(slots=True)
 class Seen:
-    """Of one run."""
+    """Figures of one run."""
 
     tokens: Counter[str] = field(default_factory=Counter)
     ttft: list[float] = field(default_factory=list)
-    """Of the normal ones, in seconds."""
+    """Times to first token of the normal tenants, in seconds."""
     fair_ttft: list[float] = field(default_factory=list)
-    """What of it was waiting for turn and seat, and being computed: the rest is the front's, and its machine's."""
+    """The part of them that was waiting for turn and seat, and being computed: the rest is the cost of the other stages
+    and their machine."""
     num_failed: int = 0
 
 
@@ -54,7 +57,7 @@ class Shape:
     output_len: int
     prompts: int = 1
     choices: int = 1
-    """Choices of each prompt. Only the abuser's requests have several prompts or choices."""
+    """Number of choices of each prompt. Only the abuser's requests have several prompts or choices."""
 
     @property
     def is_flood(self) -> bool:
@@ -62,7 +65,7 @@ class Shape:
 
 
 class Load:
-    """Asks a line in tenants' names."""
+    """Sends requests to a cluster in tenants' names."""
 
     def __init__(self, line: LineRecord, client: httpx.AsyncClient, shape: Shape) -> None:
         self._line, self._client, self._shape = line, client, shape
@@ -94,8 +97,8 @@ class Load:
             self.seen.fair_ttft.append(waited + receipt["prefill_seconds"])
 
     async def flood(self, tenant: str) -> None:
-        """One request with many prompts and choices, whose answer is not read as it comes, and whose body is made in
-        milliseconds: the client is no part of what is measured."""
+        """Sends one request with many prompts and choices. Its answer is not read as it comes, and its body is made in
+        milliseconds: the client's cost is not part of the measurement."""
         shape = self._shape
         body = {
             "model": self._line.model,
@@ -123,7 +126,8 @@ class Load:
 
 
 async def run(line: LineRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:
-    """`workers` of each normal tenant ask on and on, or, with a `rate`, each asks so often; `abuse` of the abuser."""
+    """Runs `workers` of each normal tenant in closed loops, or, with a `rate`, at that rate; `abuse` workers of the
+    abuser."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
     async with httpx.AsyncClient(base_url=line.rest, timeout=120, limits=limits) as client:
         load = Load(line, client, shape)
@@ -139,12 +143,12 @@ async def run(line: LineRecord, seconds: float, shape: Shape, *, workers: int, a
 
 
 def jain(values: list[int]) -> float:
-    """1: all are given the same; 1/n: one is given everything."""
+    """Jain's index. 1: all tenants get the same; 1/n: one gets everything."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
 
 def _shares(seen: Seen) -> dict[str, Any]:
-    """What each tenant was given, where that was measured."""
+    """Jain's index and the tokens of each tenant in the measured time, if there were any."""
     if not seen.tokens:
         return {}
     given = [seen.tokens[f"normal-{i}"] for i in range(NUM_NORMAL)] + [seen.tokens[ABUSER]]

@@ -1,7 +1,7 @@
-"""Answers that are known beforehand: each sampled token is replaced by the recorded one at its output index.
+"""Forces recorded answers: each sampled token is replaced by the recorded one at its output index.
 
-That happens where tokens are drawn, on a GPU inside the launches that a graph holds, so a model of any weights takes
-the time and accepts the drafts that it would with these answers. For benchmarks alone.
+Tokens are replaced where they are drawn, on a GPU inside the launches of a graph, so a model of any weights takes the
+time and accepts the drafts that it would with these answers. For benchmarks alone.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from headwater.engine_core.sampling.sampler import Known, Sampler
 from headwater.kernels.device import upload
 
 BEHIND = 64
-"""Output indices behind the longest answer that a step may compute in vain."""
+"""Number of output indices behind the longest answer that a step may compute in vain."""
 FREE = -1
-"""In a token's place: it is sampled."""
+"""Stands in the place of a token that is sampled."""
 
 
 class ForcedAnswers:
-    """By the seed of a request its answer; a request whose seed is not here is answered by the model."""
+    """Answers by the seed of a request; a request with another seed is answered by the model."""
 
     def __init__(self, longest: int) -> None:
-        """`longest`: tokens of the longest answer there will be."""
+        """`longest`: number of tokens of the longest answer."""
         self.width = longest + BEHIND
         self._answers: Mapping[int, list[int]] = {}
 
     def expect(self, answers: Mapping[int, list[int]]) -> None:
-        """The answers from now on, by seed."""
+        """Sets the answers from now on, by seed."""
         assert all(len(answer) <= self.width - BEHIND for answer in answers.values())
         self._answers = answers
 
     def of(self, seed: int) -> Int32Array:
-        """What is forced in each place, int32 [width]."""
+        """Forced token of each place, int32 [width]."""
         places = np.full(self.width, FREE, np.int32)
         answer = self._answers.get(seed, [])
         places[: len(answer)] = answer
@@ -50,7 +50,7 @@ class ForcedAnswers:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Executors that are built meanwhile force these answers for as long as they live."""
+        """Scope in which executors are built that force these answers for as long as they live."""
         with (
             mock.patch.object(runner, "Sampler", partial(ForcedSampler, self)),
             mock.patch.object(cuda, "DeviceSampler", partial(ForcedDeviceSampler, self)),
@@ -59,7 +59,7 @@ class ForcedAnswers:
 
 
 class ForcedTokens:
-    """What is forced for the rows of a request table, on their device."""
+    """Forced tokens of the rows of a request table, on their device."""
 
     def __init__(self, answers: ForcedAnswers, num_rows: int, device: torch.device) -> None:
         self._answers, self._device = answers, device
@@ -72,7 +72,7 @@ class ForcedTokens:
         self._places[admitted.row].copy_(on_device)
 
     def replace(self, tokens: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor) -> None:
-        """Replaces in tokens [S] those of rows [S] that are forced at their output indices [S]. Launches only."""
+        """Replaces the tokens [S] of rows [S] that are forced at their output indices [S]. Launches only."""
         width = self._places.shape[1]
         # A negative index counts from the end. Steps that only make kernels compile may hold anything.
         at = torch.add(output_indices, rows, alpha=width).clamp_(-width, self._places.numel() - width - 1)
@@ -81,7 +81,7 @@ class ForcedTokens:
 
 
 class ForcedSampler(Sampler):
-    """On a CPU."""
+    """Sampler on a CPU."""
 
     def __init__(self, answers: ForcedAnswers, num_rows: int, operations: Any, device: torch.device) -> None:
         super().__init__(num_rows, operations, device)
@@ -105,7 +105,7 @@ class ForcedSampler(Sampler):
 
 
 class ForcedDeviceSampler(DeviceSampler):
-    """On a GPU. Log probabilities are those of the tokens that would have been drawn."""
+    """Sampler on a GPU. Log probabilities are those of the tokens that would have been drawn."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What a gateway costs by itself: time added to short requests at a rate, memory and CPU of streams that are open.
+"""Measures the cost of a gateway alone: time added to short requests at a rate, memory and CPU of open streams.
 
-`overhead` puts a real gateway before stages that answer at once, and takes off what the same client sees of a server
-that does nothing. `streams` opens streams through a whole line whose executor is simulated.
+`overhead` puts a real gateway before stages that answer at once, and subtracts the times of the same client with a
+server that does nothing. `streams` opens streams through a whole cluster whose executor is simulated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="print JSON only")]
 
 
 async def answer_at_once(incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-    """A Session's handler: every request is answered whole in one frame."""
+    """Handler of a Session that answers every request whole in one frame."""
     async for frame in incoming:
         adds = [opened.add for opened in frame.opens]
         if not adds:
@@ -72,7 +72,7 @@ def overhead(
     pin: Annotated[bool, typer.Option(help="give the gateway a core that nothing else of this benchmark uses")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Latency that a gateway adds to short requests, and its CPU time for one."""
+    """Measure the latency that a gateway adds to short requests, and its CPU time for one."""
     cores = sorted(os.sched_getaffinity(0))
     own, others = ({cores[0]}, set(cores[1:])) if pin and len(cores) > 1 else (set(cores), set(cores))
     os.sched_setaffinity(0, others)
@@ -109,7 +109,7 @@ def streams(
     seconds: Annotated[float, typer.Option(help="that are measured")] = 10.0,
     as_json: AsJson = False,
 ) -> None:
-    """Memory and CPU of one gateway with open streams."""
+    """Measure memory and CPU of one gateway with open streams."""
     os.environ |= {
         "HEADWATER_SIMULATED_STEP_SECONDS": str(1 / tokens_per_second),
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
@@ -158,7 +158,7 @@ def _load(base_url: str, rate: float, seconds: float, output_len: int) -> dict[s
 
 
 def _move(pid: int, cores: set[int]) -> None:
-    """Every thread of a process."""
+    """Moves every thread of a process to some cores."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), cores)
 

@@ -1,9 +1,8 @@
 """Times every kernel on a GPU against what memory and arithmetic allow: a table, then JSON.
 
 `python -m headwater.bench.gpu_kernels [--skip-tests] [--only PART ...]` runs the kernels' GPU tests first and stops if
-one fails.
-Each figure is the median over replays of a CUDA graph whose calls rotate through copies of their inputs, so that the
-cache is not what is measured.
+one fails. Each figure is the median over replays of a CUDA graph whose calls rotate through copies of their inputs, so
+that the cache does not help.
 """
 
 from __future__ import annotations
@@ -87,7 +86,8 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
 
 
 def products() -> Iterator[Figure]:
-    """Our product for many rows beside the library's, then with each of its tiles, to choose among them by."""
+    """Times our product for many rows beside the library's, then with each of its tiles, as a base for choosing among
+    them."""
     for name, (n, k) in (LINEARS | NARROW_LINEARS).items():
         weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
         for m in (64, 256, 512, 2048, 8192):
@@ -112,7 +112,7 @@ class Sequences:
     num_kv_heads: int = 8
     block_size: int = 64
     shared: int = 0
-    """First keys that all have in common."""
+    """Number of first keys that all sequences have in common."""
     fp8: bool = False
 
     def caches(self) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -1,8 +1,8 @@
-"""`headwater bench gpu`: what there is to know of this commit on a GPU, in under eight minutes.
+"""`headwater bench gpu`: tests and measures this commit on a GPU, in under eight minutes.
 
-The tests marked `gpu`, every offline workload, every load through a line, answers under a schema: each part is a
-program of its own with a bound of its own. Results are printed and written as they come; the last line is all of them
-as JSON.
+It runs the tests marked `gpu`, every offline workload, every load through a cluster, and answers under a schema: each
+part is a program of its own with a bound of its own. Results are printed and written as they come; the last line is all
+of them as JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PEER = {
     "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73, "O9": 2.91,
     "S64": 15_900, "S256": 18_700, "S1024": 21_700, "T128": 8340,
 }  # fmt: skip
-"""Seconds offline, tokens a second through a server, see docs/benchmarks.md."""
+"""The peer's results: seconds offline, tokens a second through a server, see docs/benchmarks.md."""
 PEER_MEASURED = {
     "name": "vLLM 0.23.0",
     "machine": "another machine with one NVIDIA H200, driver 580.159, torch 2.11.0+cu130",
@@ -54,25 +54,25 @@ ASIDE = {
     "uniform": ("--load-format=dummy-uniform", ("O5", "O6")),
     "fp8": ("--kv-cache-dtype=fp8", ("O1",)),
 }
-"""Workloads that are run under a setting as well, if time is left: on the peer's kind of random weights where power is
-the limit, and where a setting buys speed with other bits."""
+"""Workloads that also run under a setting, if time is left: on the peer's kind of random weights where power is the
+limit, and where a setting buys speed with other bits."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
-"""Figures for bits that do not depend on the batch: Headwater computes no others."""
+"""The peer's figures with bits that do not depend on the batch: Headwater computes no others."""
 MOST_RESTARTS = 1000
-"""Workers that end before xdist gives up; time is what limits the tests."""
+"""Number of workers that may end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
 TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT, COMBINATIONS_LIMIT = 240.0, 200.0, 120.0, 90.0, 400.0
 SPECULATION_LIMIT = 300.0
 """Seconds for the replays of one model."""
 REPLAYED = 16
-"""Answers of a replay; all of them take an 8B model more time than there is."""
+"""Number of answers in a replay; all of them take an 8B model more time than there is."""
 
 console = Console(stderr=True)
 
 
 class Suite:
-    """What is found, and the time that is left to find more."""
+    """Results so far, and the time that is left for more."""
 
     def __init__(self, *, runs: int, limit: float, output: Path | None, dry_run: bool) -> None:
         self._began, self._limit = time.monotonic(), limit
@@ -101,14 +101,14 @@ class Suite:
             self._found("tests", tests.run().plain())
 
     def compute(self, model: str) -> None:
-        """The offline workloads of a model; the process is the model's, so that memory is too."""
+        """Runs the offline workloads of a model in a process of their own, which has the memory to itself."""
         ids = [name for name, workload in WORKLOADS.items() if workload.model == model]
         # The longest last: what is cut off then is one.
         ids.sort(key=lambda name: PEER[name])
         self._named("workloads", "workload", ids, self._offline(), MODEL_LIMIT)
 
     def aside(self) -> None:
-        """The workloads under settings."""
+        """Runs the workloads under settings."""
         for group, (flag, ids) in ASIDE.items():
             # A CPU has no other kernels and caches to set.
             if group == "uniform" or not self._dry_run:
@@ -119,7 +119,7 @@ class Suite:
         return [*command, *(("--dry-run", "--device=cpu", "--threads=1") if self._dry_run else ("--device=cuda",))]
 
     def serve(self, model: str) -> None:
-        """The loads of a model through a line."""
+        """Runs the loads of a model through a cluster."""
         command = [sys.executable, "-m", "headwater.bench.line_load", "--json"]
         if self._dry_run:
             command += ["--dry-run", "--settle=0", "--workers=1", "--up=--device=cpu", "--up=--replicas=1"]
@@ -132,7 +132,7 @@ class Suite:
         self._named("line", "load", ids, command, LINE_LIMIT)
 
     def structure(self) -> None:
-        """Answers under a schema beside free ones, of the small model."""
+        """Runs answers under a schema beside free ones, of the small model."""
         with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
             model = next(iter(MODELS))
             dummy_model.write(model, TINY if self._dry_run else MODELS[model], Path(folder))
@@ -149,7 +149,7 @@ class Suite:
             self._missing["structured"] = outcome.why
 
     def combine(self) -> None:
-        """Capabilities beside one another; the cells of the GPU."""
+        """Runs capabilities beside one another: the cells of the GPU."""
         command = [sys.executable, "-m", "headwater.bench.combinations", "--platform=gpu"]
         limit = self._left(COMBINATIONS_LIMIT)
         outcome = run_part([*command, f"--limit={limit}", *(["--collect"] if self._dry_run else [])], limit + 10.0)
@@ -159,7 +159,7 @@ class Suite:
             self._missing["combinations"] = outcome.why
 
     def speculate(self, model: str) -> None:
-        """Replays with speculation off and on, of a model."""
+        """Runs replays of a model with speculation off and on."""
         results = self.report.setdefault("speculation", {})
 
         def told(row: Row) -> None:
@@ -177,7 +177,7 @@ class Suite:
                 self._missing[f"speculation, {model}, {', '.join(names)}"] = outcome.why
 
     def close(self) -> bool:
-        """Prints the table and, last, everything; whether all is there and tests passed."""
+        """Prints the table and, last, everything; returns whether all is there and tests passed."""
         workloads = self.report.get("workloads", {})
         workloads |= {name: workloads[same] for name, same in SAME_BITS.items() if same in workloads}
         self.report |= {"missing": self._missing, "seconds": round(time.monotonic() - self._began)}
@@ -203,7 +203,7 @@ class Suite:
         )
 
     def _named(self, group: str, key: str, ids: Sequence[str], command: list[str], limit: float) -> None:
-        """A row for each of `ids`, which the program takes as its option `key`."""
+        """Runs a program that prints a row for each of `ids`, which it takes as its option `key`."""
         results = self.report.setdefault(group, {})
 
         def told(name: str, row: Row) -> None:
@@ -281,7 +281,7 @@ def _table(workloads: dict[str, Row], line: dict[str, Row]) -> Table:
 
 
 def _lacking() -> str:
-    """What keeps every line from starting here, and its remedy; empty where nothing does."""
+    """Problem that keeps every cluster from starting here, and its remedy; empty where there is none."""
     if not list(importlib.metadata.distributions(name="headwater")):
         return "the package headwater has no metadata here: install it (pip install --no-deps -e .)"
     if not (Path(sysconfig.get_path("scripts")) / "nats-server").exists() and shutil.which("nats-server") is None:
@@ -290,7 +290,7 @@ def _lacking() -> str:
 
 
 def _said(*command: str) -> str:
-    """What a program prints; nothing where there is no such program."""
+    """Output of a program; empty where there is no such program."""
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except FileNotFoundError:

@@ -23,7 +23,7 @@ class Figure:
 
 
 def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """The calls of the list one after another, as a graph."""
+    """Graph of the calls of the list, one after another."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -40,7 +40,7 @@ def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
 
 
 def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> list[float]:
-    """As `timed`, of each list. Their graphs take turns: a GPU at its limit of power slows down for all alike."""
+    """As `timed`, for each list. Their graphs take turns: a GPU at its limit of power slows down for all alike."""
     graphs = [captured(calls) for calls in lists]
     for graph in graphs:
         graph.replay()
@@ -57,7 +57,7 @@ def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> 
 
 
 def copies_for(num_bytes: int) -> int:
-    """Enough copies of an input to overflow the cache twice, at most 64."""
+    """Number of copies of an input that overflow the cache twice, at most 64."""
     return max(min(3 * L2_BYTES // max(num_bytes, 1) + 1, 64), 2)
 
 

@@ -18,7 +18,7 @@ class Trial(Generic[CandidateT]):
     rung: int
     budget: int
     score: float
-    """More is better."""
+    """Score of the trial; more is better."""
     report: Report
 
 
@@ -53,7 +53,7 @@ def winner(trials: Sequence[Trial[CandidateT]]) -> Trial[CandidateT]:
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (cost, gain) points those that no other beats in both, by cost."""
+    """(cost, gain) points that no other point beats in both, by cost."""
     front: list[tuple[float, float]] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:

@@ -1,4 +1,4 @@
-"""Trains draft heads on texts of the model that they draft for, and tells how many of their guesses would stand.
+"""Trains draft heads on texts of the model that they draft for, and measures how many of their guesses would stand.
 Knows neither files nor engines."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .head_twins import HeadsTwin
 from .teacher_states import Taught, TeacherStates
 
 REGRESSION_WEIGHT = 0.2
-"""Weight of the distance between what EAGLE makes of a hidden state and the next one, beside the cross entropy."""
+"""Weight of the distance between the hidden state that EAGLE predicts and the next one, beside the cross entropy."""
 LINK_WEIGHT = 0.8
 """Weight of a link of a chain against the one before it: that one has to stand first."""
 
@@ -29,20 +29,20 @@ class Link:
     hidden: Tensor
     """[N, H]"""
     rows: Tensor
-    """int64 [N]: of each place, which of the model's distributions it is to guess."""
+    """int64 [N]: for each place, the row of the model's distribution that it has to guess."""
     at: tuple[Tensor, Tensor]
     """Text and position of each place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainQuality:
-    """What chains would be worth over answers that were held back, all drawn at one temperature."""
+    """Quality of chains over answers that were held back, all drawn at one temperature."""
 
     temperature: float
     tokens_per_step: float
-    """Tokens that a step brings, the sampled one counted, where each step verifies a whole chain."""
+    """Number of tokens of a step, the sampled one counted, where each step verifies a whole chain."""
     stands: tuple[float, ...]
-    """Share of those links that stand of those that are reached, by place in the chain."""
+    """Share of the reached links that stand, by place in the chain."""
 
 
 def train_heads(
@@ -55,7 +55,7 @@ def train_heads(
     report: Callable[[int, float], None],
 ) -> None:
     """Tunes all tensors of the heads, in place. EAGLE learns chains of `depth` links as they are served, each link on
-    what the one before it made (training-time test, Li et al. 2025)."""
+    the output of the one before it (training-time test, Li et al. 2025)."""
 
     def loss_of(batch: Sequence[Text]) -> Tensor:
         taught = states.of(batch)
@@ -142,7 +142,7 @@ def shared_noise(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _links(heads: HeadsTwin, taught: Taught, depth: int) -> Iterator[Link]:
-    """Place p of a link guesses what the model says behind position p + 1."""
+    """Links of chains. Place p of a link guesses the model's token behind position p + 1."""
     is_learned = taught.is_learned
     numbers = is_learned.flatten().cumsum(0).view_as(is_learned) - 1
     positions = torch.arange(is_learned.shape[1], device=is_learned.device)

@@ -31,11 +31,11 @@ class HeadsTwin(Protocol):
     """Ids int64 [G]; None: all of the vocabulary."""
 
     def links(self, token_ids: Tensor, final: Tensor, inputs: Mapping[int, Tensor], depth: int) -> Iterator[Tensor]:
-        """Yields for each link of all chains what its `logits` are made from, [B, T, H]: place p of it guesses the
-        token at p + 2. token_ids [B, T]; final [B, T, H] and inputs by layer are the model's hidden states."""
+        """Yields, for each link of all chains, the states [B, T, H] that its `logits` are made from: place p guesses
+        the token at p + 2. token_ids [B, T]; final [B, T, H] and inputs by layer are the model's hidden states."""
 
     def logits(self, link: int, hidden: Tensor) -> Tensor:
-        """[N, H] of a link → float32 [N, G]"""
+        """Logits float32 [N, G] of a link's states [N, H]."""
 
     def published(self) -> Tensors:
         """The tensors as they are served."""
@@ -112,7 +112,7 @@ class EagleTwin:
         return linear(self._norm(hidden, "norm"), self.tensors["lm_head.weight"]).float()
 
     def _inputs(self, tokens: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention reads, and the residual stream."""
+        """Input of attention, and the residual stream."""
         if self._is_third:
             read = self._norm(tokens, "midlayer.input_layernorm"), self._norm(features, "midlayer.hidden_norm")
             return torch.cat(read, dim=-1), features
@@ -120,7 +120,7 @@ class EagleTwin:
         return x, x
 
     def _heads(self, x: Tensor, name: str) -> Tensor:
-        """[B, heads, T, D]"""
+        """Heads of a projection, [B, heads, T, D]."""
         heads = self._product(x, f"self_attn.{name}_proj")
         return heads.view(*heads.shape[:2], -1, self._layer.head_dim).transpose(1, 2)
 
@@ -133,13 +133,14 @@ class EagleTwin:
 
 
 def _behind(x: Tensor, count: int) -> Tensor:
-    """[B, T, …] moved so many places towards the end; what comes in is zero."""
+    """[B, T, …] moved by `distance` places towards the end; zeros come in."""
     return pad(x[:, : x.shape[1] - count], (0, 0, count, 0)) if count else x
 
 
 def _attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """q [B, Hq, T, D] of a link, keys and values [B, Hk, T, D] of the links so far. A place reads what the model's own
-    hidden states gave, up to where its chain began, and the links of its chain. → [B, T, Hq D]"""
+    """Attention of a link, [B, T, Hq D]: q [B, Hq, T, D] of the link, keys and values [B, Hk, T, D] of the links so
+    far. A place reads those of the model's own hidden states, up to the beginning of its chain, and those of the links
+    of its chain."""
     link, length, repeats = len(keys) - 1, q.shape[2], q.shape[1] // keys[0].shape[1]
     wide_keys, wide_values = ([each.repeat_interleave(repeats, dim=1) for each in parts] for parts in (keys, values))
     is_ahead = torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1 - link)
@@ -156,7 +157,7 @@ def _attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
 
 
 def _moved(x: Tensor, count: int) -> Tensor:
-    """As `_behind`, of [B, heads, T, D]."""
+    """As `_behind`, for [B, heads, T, D]."""
     return pad(x[:, :, : x.shape[2] - count], (0, 0, count, 0)) if count else x
 
 

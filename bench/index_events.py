@@ -1,4 +1,5 @@
-"""What it costs a gateway to know the caches of very many replicas: memory, time of a decision, CPU time of events.
+"""Measures a gateway's cost of knowing the caches of very many replicas: memory, time of a decision, CPU time of
+events.
 
 `headwater bench index-events`: synthetic publishers in this process. `--live`: they publish over a NATS server from a
 process of their own, faster and faster, until the gateway's core no longer keeps up and reads Redis through.
@@ -45,13 +46,13 @@ from .synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPubli
 
 NUM_TOKENS, MAX_TOKENS = 8192, 256
 RATES = (100_000, 150_000, 200_000, 250_000, 300_000, 350_000, 400_000, 600_000, 800_000, 1_000_000)
-"""Blocks a second, of all replicas together."""
+"""Blocks a second, over all replicas."""
 STEP_SECONDS = 5.0
-"""At each rate: longer than a gateway's patience."""
+"""Seconds at each rate: longer than a gateway's patience."""
 PUBLISH_EVERY = 0.02
 CONNECT_SECONDS = 30.0
 HELD_BYTES = 57
-"""Of a publisher's memory for each block: a string of 16 bytes and its place in a queue."""
+"""Bytes of a publisher's memory for each block: a string of 16 bytes and its place in a queue."""
 Row = dict[str, Any]
 
 
@@ -60,7 +61,7 @@ def resident_bytes() -> int:
 
 
 def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
-    """In one thread and without a network, on an index of its own."""
+    """Measures in one thread and without a network, on an index of its own."""
     configure_logging("bench", "error")
     members = Members(Bus(None), (Kind.ENGINE,))
     feed = IndexFeed(Bus(None), members, Store(None))
@@ -90,7 +91,7 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
 
 
 def _events_per_second(index: KvIndex, told: list[SyntheticPublisher], num_batches: int = 5000) -> float:
-    """Blocks stored, as many removed with them, by CPU time of parsing and applying."""
+    """Number of blocks stored, with as many removed, by CPU second of parsing and applying."""
     rng = random.Random(0)
     payloads = [rng.choice(told).batch() for _ in range(num_batches)]
     started = time.thread_time()
@@ -121,7 +122,7 @@ async def _decide(router: Router, told: list[SyntheticPublisher], number: int) -
 
 
 class EmptySnapshot:
-    """What a follower asks an engine for: a cache with nothing in it, so that events begin with the first."""
+    """Snapshot of an engine for its follower: a cache with nothing in it, so that events begin with the first."""
 
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
@@ -130,7 +131,7 @@ class EmptySnapshot:
         yield KvSnapshotPart(incarnation=Incarnation(replica_id=self._replica_id, epoch=EPOCH), seq=0, last=True)
 
     async def KvEvents(self, request: KvEventsRequest, timeout: float) -> AsyncIterator[KvEventBatch]:
-        """Asked before anything was published: nothing is missing."""
+        """Yields nothing: it is called before anything was published, so nothing is missing."""
         nothing: tuple[KvEventBatch, ...] = ()
         for batch in nothing:
             yield batch
@@ -142,7 +143,7 @@ async def _empty_snapshots(address: str) -> AsyncIterator[EmptySnapshot]:
 
 
 async def live(num_replicas: int, num_blocks: int) -> Row:
-    """The rate at which the gateway began to read Redis through, and its share of a core at those below."""
+    """Rate at which the gateway began to read Redis instead, and its share of a core at lower rates."""
     with tempfile.TemporaryDirectory(prefix="headwater-events-") as name:
         nats, valkey = await start_nats(Path(name)), await start_valkey(Path(name))
         here, there = multiprocessing.Pipe()
@@ -180,7 +181,7 @@ async def _follow(there: Connection, nats_url: str, redis_url: str, num_replicas
 
 
 def publish(parent: Connection, url: str, num_replicas: int, num_blocks: int) -> None:
-    """In a process of its own: at each rate, for some seconds, whenever the parent says."""
+    """Publishes in a process of its own: at each rate, for some seconds, on the parent's command."""
     asyncio.run(_publish(parent, url, num_replicas, num_blocks))
 
 
@@ -228,7 +229,7 @@ def main(
 
 
 def _apart(number: int, blocks: int, decisions: int) -> Row:
-    """In a process of its own, whose memory nobody has used before."""
+    """Runs a function in a process of its own, whose memory is unused."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (number, blocks, decisions))
 

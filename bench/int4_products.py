@@ -23,7 +23,8 @@ def random_int4(n: int, k: int, group_size: int, *, in_order: bool = True) -> In
 
 
 def time_int4(name: str, n: int, k: int, batch_sizes: tuple[int, ...], group_size: int = 128) -> Iterator[Figure]:
-    """Weights of four bits beside the same expanded, each number of rows with all tiles that may serve it."""
+    """Times weights of four bits beside the same weights expanded, each number of rows with all tiles that may serve
+    it."""
     num_bytes = n * k // 2 + n * k // group_size * 3
     weights = [random_int4(n, k, group_size) for _ in range(copies_for(num_bytes))]
     matrices = [expanded(weight, torch.bfloat16) for weight in weights[: copies_for(2 * n * k)]]
@@ -51,7 +52,7 @@ def time_int4(name: str, n: int, k: int, batch_sizes: tuple[int, ...], group_siz
 
 
 def int4_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
-    """A square matrix at many numbers of rows, then [N, K] of the given names, those of Qwen3-8B, at few."""
+    """Times a square matrix at many numbers of rows, then [N, K] of the given names, those of Qwen3-8B, at few."""
     yield from time_int4("8192 x 8192", 8192, 8192, (1, 4, 16, 64, 256, 1024, 4096))
     for name, (n, k) in linears.items():
         if name.startswith("8B"):

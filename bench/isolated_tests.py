@@ -1,6 +1,6 @@
-"""Runs tests so that each gets a verdict of its own, whatever another does to the process that both are in.
+"""Runs tests so that each gets a verdict of its own, even where another test breaks the process that both run in.
 
-All run together first. Those that failed, or were not reached, are run again, each alone in a fresh process.
+All run together first. Tests that failed or were not reached run again, each alone in a fresh process.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from .part import TOO_LATE, run_part
 from .pytest_results import CRASHED
 
 EXIT_FAILED = "failed with 1"
-"""pytest ended as it does after tests that failed."""
+"""pytest's exit code after tests that failed."""
 
 
 @dataclass(slots=True)
 class Results:
-    """What one run of pytest reported."""
+    """Report of one run of pytest."""
 
     collected: list[str] = field(default_factory=list)
     broken: dict[str, str] = field(default_factory=dict)
-    """Files that cannot be collected, and the first line of why."""
+    """Files that cannot be collected, with the first line of the error."""
     outcomes: dict[str, str] = field(default_factory=dict)
-    """passed, failed or skipped, of tests whose run was over."""
+    """passed, failed or skipped, for tests whose run was over."""
     errors: dict[str, str] = field(default_factory=dict)
     """First line of the first error of each test that failed."""
     culprits: set[str] = field(default_factory=set)
     """Tests that ended their process or left it unusable."""
     started: set[str] = field(default_factory=set)
     victims: dict[str, str] = field(default_factory=dict)
-    """Tests that failed in a process behind a culprit, and that culprit."""
+    """Tests that failed in a process behind a culprit, with that culprit."""
 
     @classmethod
     def read(cls, path: Path) -> Results:
@@ -80,7 +80,7 @@ class Verdicts:
     green: bool = False
     passed: int = 0
     failed: int = 0
-    """Those of `failures` and of `failed_together`."""
+    """Ids in `failures` and `failed_together`."""
     skipped: int = 0
     run_again: int = 0
     failures: dict[str, str] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class Verdicts:
     failed_together: dict[str, str] = field(default_factory=dict)
     """First line of the error of each test that failed beside others and passes alone."""
     notes: dict[str, str] = field(default_factory=dict)
-    """Why tests that passed were run again."""
+    """Reasons for which tests that passed were run again."""
     not_run: list[str] = field(default_factory=list)
     seconds: float = 0.0
     why: str = ""
-    """How the run of all tests ended, if not as pytest ends."""
+    """The way the run of all tests ended, if not as pytest ends."""
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
@@ -123,7 +123,7 @@ class IsolatedTests:
         return verdicts
 
     def collect(self) -> tuple[list[str], str]:
-        """The tests that would run, and why there are none or not all."""
+        """Tests that would run, and the reason why there are none or not all."""
         with tempfile.TemporaryDirectory(prefix="headwater-tests-") as folder:
             results, why = self._pytest([*self._selected, "--collect-only"], Path(folder) / "all")
         return results.collected, why
@@ -144,7 +144,7 @@ class IsolatedTests:
 
 
 def judge(together: Results, alone: dict[str, tuple[str, str] | None]) -> Verdicts:
-    """`alone`: how those ended that failed together or were not reached."""
+    """Verdicts. `alone` has the results of those that failed together or were not reached."""
     verdicts = Verdicts(failures=dict(together.broken), run_again=sum(ended is not None for ended in alone.values()))
     for name in together.collected:
         outcome, error = together.outcomes.get(name, ""), together.errors.get(name, "")

@@ -1,7 +1,8 @@
-"""Whether a tenant feels what another has cached: times to first token on a line of its own with a simulated engine.
+"""Measures whether a tenant notices another tenant's cached prefixes: times to first token on a cluster of its own with
+a simulated engine.
 
-Prompts that another tenant has just asked against prompts that nobody has, in turn; and, to see what there would be to
-feel, prompts that the tenant itself has asked.
+Prompts that another tenant has just sent alternate with new prompts and, to show the size of the effect, prompts that
+the tenant itself has sent.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ async def run(line: LineRecord, rounds: int, prompt_len: int) -> dict[str, list[
 
 
 def difference(one: list[float], other: list[float]) -> tuple[float, float, float]:
-    """Of the medians, in seconds, of values that belong together in pairs; and the bounds of its 95 % interval."""
+    """Difference of the medians, in seconds, of values that belong together in pairs; and the bounds of its 95 %
+    interval."""
     pairs, dice = np.array([one, other]), np.random.default_rng(0)
     picks = dice.integers(0, len(one), (RESAMPLES, len(one)))
     medians = np.median(pairs[:, picks], axis=2)

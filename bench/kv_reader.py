@@ -1,6 +1,6 @@
 """The keys and values that an executor has computed for a request, read from its KV cache.
 
-Notes which blocks plans give to whom; knows nothing about answers.
+It records the blocks that plans give to requests; knows nothing about answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ Prompt = tuple[int, ...]
 
 
 class KvReader:
-    """Reads what was computed last for a prompt. Valid until the blocks are given to another request."""
+    """Reads the last computed keys and values of a prompt. They are valid until the blocks are given to another
+    request."""
 
     def __init__(self, executor: Executor) -> None:
         self._cache, self._submit = _kv_cache(executor), executor.submit
@@ -26,7 +27,7 @@ class KvReader:
         executor.submit = self._note  # type: ignore[method-assign]  # every plan passes here
 
     def read(self, prompt: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """[layers, 2, Hk, num_tokens, D] as integers, a copy that is whole on return."""
+        """Keys and values [layers, 2, Hk, num_tokens, D] as integers, a copy that is complete on return."""
         blocks = self._blocks_of_prompt[tuple(prompt)]
         ids = torch.tensor([blocks[i] for i in range(len(blocks))], device=self._cache.device)
         keys, values = self._cache[:, 0, ids], self._cache[:, 1, ids]

@@ -1,7 +1,7 @@
 """`headwater bench kv-swap`: prompts that come again when a GPU's KV cache has forgotten them.
 
-All prompts at once, a first and a second time; the cache holds some of them, host memory none or all. One engine has no
-host memory and computes them again, the other copies what nobody uses and brings it back.
+All prompts are sent at once, a first and a second time; the cache holds some of them, host memory none or all. One
+engine has no host memory and computes them again, the other offloads unused blocks and loads them again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main(
 
 
 def twice(bench: Bench, num_prompts: int, prompt_len: int, output_len: int) -> dict[str, Any]:
-    """Other prompts went the same way before, so that nothing is the first of its kind."""
+    """Seconds of both rounds. Other prompts went the same way before, so that nothing is the first of its kind."""
     workload = uniform("", num_prompts, prompt_len, output_len)
     for _ in range(2):
         requests = list(bench.requests(workload))

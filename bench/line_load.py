@@ -1,7 +1,7 @@
-"""`headwater bench line`: the S and T loads of the workloads against a line of its own, on random weights.
+"""`headwater bench line`: the S and T loads of the workloads against a cluster of its own, on random weights.
 
-Starts `headwater up` for each model, lets the engine prepare, sends each load in a closed loop, and tells what every
-process of the line took of the processor.
+Starts `headwater up` for each model, lets the engine prepare, sends each load in a closed loop, and reports the CPU
+time of every process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(
     dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
-    """Measure a line under the loads of the table."""
+    """Measure a cluster under the loads of the table."""
     chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
     rows = []
     for model in dict.fromkeys(each.model for each in chosen.values()):
@@ -71,7 +71,7 @@ def main(
 
 
 def measure(line: LineRecord, load: LineLoad, workers: int) -> dict[str, Any]:
-    """After a warm-up of as many requests as run at once, up to some hundred."""
+    """Measures a load after a warm-up of as many requests as run at once, up to some hundred."""
     shape = datasets.Shape(
         prompt_len=load.prompt_len, output_len=load.output_len, vocab_size=load.vocab_size, model=line.model
     )
@@ -93,7 +93,7 @@ def measure(line: LineRecord, load: LineLoad, workers: int) -> dict[str, Any]:
 
 
 def _cpu_seconds(line: LineRecord) -> dict[str, float]:
-    """Of every process of the line, an engine's core apart from its door."""
+    """CPU seconds of every process of the cluster; an engine's core and its server count separately."""
     seconds = {}
     for stage in line.stages:
         for name, pid in _processes(stage):
@@ -110,7 +110,7 @@ def _processes(stage: StageRecord) -> Iterator[tuple[str, int]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """What each process took is in the JSON."""
+    """Prints the table. The CPU time of each process is in the JSON."""
     table = Table("load", "output tok/s", "TTFT ms", "p99", "TPOT ms", "CPU ms for 1,000 tokens", "failed")
     for row in rows:
         ttft, cpu = row["ttft_ms"], round(sum(row["cpu_ms_per_1000_tokens"].values()), 1)

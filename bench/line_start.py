@@ -1,6 +1,8 @@
-"""Measures how long a line takes from `headwater up` to its first streamed token, and each of its stages to be ready.
+"""Measures the time of a cluster from `headwater up` to its first streamed token, and of each of its stages until it is
+ready.
 
-`python -m headwater.bench.line_start`; starts and ends a line of its own on free ports. The model is converted before.
+`python -m headwater.bench.line_start`; starts and ends a cluster of its own on free ports. The model is converted
+before.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ class Start:
     """One start, in seconds."""
 
     ready: float
-    """From the command to a line that is ready."""
+    """Seconds from the command to a cluster that is ready."""
     first_token: float
-    """From the command to the first piece of a streamed answer."""
+    """Seconds from the command to the first piece of a streamed answer."""
     answer: float
-    """From the request to that piece; with `--up=--min-replicas=0` an engine starts in between."""
+    """Seconds from the request to that piece; with `--up=--min-replicas=0` an engine starts in between."""
     stages: dict[str, float]
-    """From a stage's process start to its own word that it is ready."""
+    """Seconds from the start of a stage's process to its own report that it is ready."""
 
 
 def main(
@@ -78,7 +80,7 @@ def _first_piece(record: LineRecord) -> None:
 
 
 def _to_ready(stage: StageRecord, logs: Path) -> float:
-    """From the kernel's word on when the process began to the stage's `ready` line."""
+    """Seconds from the process's start, as the kernel has it, to the stage's `ready` line."""
     ticks = int(Path(f"/proc/{stage.pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     born = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")

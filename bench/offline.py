@@ -42,12 +42,12 @@ class Measurement:
     output_tokens_per_second: float
     steps: int
     start_seconds: float
-    """From nothing to an engine that is ready, shared by workloads of one model."""
+    """Seconds from nothing to an engine that is ready, shared by workloads of one model."""
     runs: list[float]
 
 
 class Bench:
-    """One engine, and prompts that no run before has had."""
+    """One engine, and prompts that no earlier run has had."""
 
     def __init__(self, folder: Path, options: dict[str, object]) -> None:
         start = time.perf_counter()
@@ -64,7 +64,7 @@ class Bench:
         self._rng, self._keys = np.random.default_rng(0), count()
 
     def close(self) -> None:
-        """The next engine's weights must not settle in the middle of this one's cache."""
+        """Closes the engine. The next engine's weights must not settle in the middle of this one's cache."""
         self.executor.close()
         del self.executor, self.engine
         gc.collect()
@@ -77,7 +77,7 @@ class Bench:
         return self.answer(requests)
 
     def answer(self, requests: list[NewRequest]) -> tuple[float, int]:
-        """Seconds and steps that they take when they come at once."""
+        """Seconds and steps to answer requests that come at once."""
         start, steps, num_left = time.perf_counter(), 0, len(requests)
         for request in requests:
             self.engine.add(request)
@@ -95,7 +95,7 @@ class Bench:
         return replace(request, key=next(self._keys), sampling=replace(request.sampling, max_tokens=max_tokens))
 
     def requests(self, workload: Workload) -> Iterator[NewRequest]:
-        """With prompts of their own."""
+        """Requests with prompts of their own."""
         high = min(self._model.vocab_size, 151_000)
         prefix = self._rng.integers(10, high, workload.shared_prefix_len).tolist()
         for prompt_len, output_len in zip(workload.prompt_lens, workload.output_lens, strict=True):
@@ -108,7 +108,7 @@ class Bench:
 def measure(
     names: dict[str, Workload], folder: Path, options: dict[str, object], *, runs: int, quiet: bool
 ) -> Iterator[Measurement]:
-    """Workloads of one model."""
+    """Measures workloads of one model."""
     bench = Bench(folder, options)
     for name, workload in names.items():
         rounds = [bench.run(workload) for _ in track(range(runs + 1), name, disable=quiet)][1:]
@@ -145,7 +145,7 @@ def run(
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
-    """Measure the engine without a line around it."""
+    """Measure the engine without a cluster around it."""
     options: dict[str, object] = {
         "device": device,
         "block_size": block_size,

@@ -37,7 +37,7 @@ from .text_folder import demo_text_folder
 
 EPOCH = 1
 WINDOW = 3
-"""Frames of the engine that the gateway has not seen yet, at most: so many steps are in flight anyway."""
+"""Largest number of the engine's frames that the gateway has not seen yet: as many steps are in flight anyway."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Steps:
 
     def __init__(self, num_streams: int, num_steps: int, vocab_size: int, with_logprobs: bool) -> None:
         self.complete = asyncio.Event()
-        """Every stream is here."""
+        """Set when every stream is open."""
         self.go = asyncio.Event()
         self.seen = asyncio.Semaphore(WINDOW)
         self._numbers: list[int] = []
@@ -104,7 +104,7 @@ class Steps:
 
 @contextlib.asynccontextmanager
 async def output_processor(folder: Path) -> AsyncIterator[tuple[int, str]]:
-    """A real process; its pid and address."""
+    """Scope of a real process; yields its pid and address."""
     read, write = os.pipe()
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headwater.services.output_processor", f"--model-folder={folder}"),

@@ -1,4 +1,4 @@
-"""A line of a benchmark's own: started on free ports in a folder that goes with it, ended as Ctrl-C ends it."""
+"""A cluster of a benchmark's own: it starts on free ports in a temporary folder, and ends as by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PREPARED = re.compile(r"^headwater_engine_prepared\{.*\} 1(\.0)?$", re.MULTILIN
 
 
 class LineFailed(Exception):
-    """The line did not start; carries what it said."""
+    """The cluster did not start; carries its output."""
 
 
 @contextlib.contextmanager
 def own_line(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
-    """`headwater up` with these flags and its state folder, for the length of a scope. Raises `LineFailed`."""
+    """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises `LineFailed`."""
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
@@ -39,7 +39,7 @@ def own_line(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
 
 
 def wait_until_prepared(line: LineRecord, seconds: float) -> bool:
-    """Waits for so long at most until every engine has prepared what its steps need. Whether all have."""
+    """Waits at most `seconds` until every engine has prepared the kernels of its steps; returns whether all have."""
     engines = [stage.addresses["metrics"] for stage in line.stages if stage.name.startswith("engine")]
     end = time.monotonic() + seconds
     while not all(_is_prepared(address) for address in engines):

@@ -1,4 +1,4 @@
-"""One part of a benchmark as a program of its own: bounded in time, and what it printed counts however it ended."""
+"""One part of a benchmark as a program of its own: bounded in time, and its printed rows count however it ends."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from typing import IO, Any
 Row = dict[str, Any]
 FAILED, TOO_LATE = "failed", "out of time"
 LAST_LINES, LAST_CHARACTERS = 3, 300
-"""Of what a program said before it failed."""
+"""Number of last lines, and of characters in them, that are kept of a program that failed."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a program."""
+    """Result of a program."""
 
     rows: list[Row] = field(default_factory=list)
     """Lines of its output that are JSON objects."""
     seconds: float = 0.0
     why: str = ""
-    """It ended otherwise than well; empty if well."""
+    """Reason for which it failed; empty if it ended well."""
 
 
 def run_part(
@@ -40,8 +40,8 @@ def run_part(
     *,
     cwd: Path | None = None,
 ) -> Outcome:
-    """Runs a program for `limit` seconds at most, and ends it with all that it started. `told` hears of each row at
-    once; other lines go on to stderr, and its last words are part of why it failed."""
+    """Runs a program for `limit` seconds at most, and ends it with all its children. `told` is called with each row at
+    once; other lines go on to stderr, and the last of them are part of the reason for a failure."""
     began, outcome = time.monotonic(), Outcome()
     if limit <= 0:
         outcome.why = TOO_LATE

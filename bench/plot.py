@@ -1,4 +1,4 @@
-"""Plots of what was measured, as PNG, SVG, PDF or a page of HTML. Knows nothing about how it was measured."""
+"""Plots measurements as PNG, SVG, PDF or a page of HTML. Knows nothing about measuring."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ SUFFIXES = (".png", ".svg", ".pdf", ".html")
 
 
 def check_plot(path: Path | None) -> None:
-    """Before anything is measured. Raises `typer.BadParameter` for a format that cannot be written."""
+    """Checks a plot's path before anything is measured. Raises `typer.BadParameter` for a format that cannot be
+    written."""
     if path is None:
         return
     if path.suffix not in SUFFIXES:

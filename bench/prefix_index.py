@@ -45,19 +45,19 @@ MODEL = ServedModel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One writer after the other; the server shares the machine."""
+    """Figures of one writer after the other; the server shares the machine."""
 
     num_replicas: int
     blocks_per_replica: int
     stored_per_second: int
     removed_per_second: int
     bytes_first_replica: float
-    """Of Redis, for a block that one replica caches."""
+    """Bytes of Redis for a block that one replica caches."""
     bytes_next_replica: float
-    """More for each further replica that caches it too."""
+    """Additional bytes for each further replica that caches it too."""
     reaped_per_second: int
     lookup_ms: float
-    """Of a prompt of 512 blocks that are all cached."""
+    """Milliseconds of a look-up of 512 blocks that are all cached."""
 
 
 async def measure(url: str, num_replicas: int, num_blocks: int) -> Measurement:

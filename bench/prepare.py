@@ -1,4 +1,4 @@
-"""Measures what the processor does for one long chat: template, tokens, parameters, block hashes.
+"""Measures the processor's work for one long chat: template, tokens, parameters, block hashes.
 
 `python -m headwater.bench.prepare`; in process, on all cores, medians.
 """
@@ -46,7 +46,7 @@ class Measurement:
 
 
 def prose() -> str:
-    """What a chat about this repository would quote."""
+    """Text as a chat about this repository would quote it."""
     paths = sorted(path for kind in ("*.md", "*.py") for path in ROOT.rglob(kind) if ".venv" not in path.parts)
     return "\n".join(path.read_text() for path in paths)
 

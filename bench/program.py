@@ -48,15 +48,15 @@ BENCHMARKS = {
     "kv-swap": ("kv_swap", "Prompts that a GPU's cache has forgotten: computed again, or back from host memory."),
     "attention": ("attention_library", "Attention on a GPU beside libraries', at the limit of power."),
 }
-"""Name → module and one line of help."""
+"""Benchmarks by name, each with its module and one line of help."""
 
 
 WRONG_INPUT = 2
-"""Exit code for arguments that cannot be used, as of the parser of the command line, and for files that they name."""
+"""Exit code for invalid arguments, as of the parser of the command line, and for invalid files that they name."""
 
 
 def run_program(main: Callable[..., Any]) -> None:
-    """`typer.run` of a benchmark's module; its help calls it what people do."""
+    """Runs a benchmark's module as `typer.run` does; its help shows the benchmark's name."""
     app = typer.Typer(add_completion=False)
     app.command()(main)
     try:
@@ -71,7 +71,7 @@ def run_program(main: Callable[..., Any]) -> None:
 
 
 def program_name() -> str:
-    """What the module that runs is called in a terminal."""
+    """Name of the running module in a terminal."""
     spec = sys.modules["__main__"].__spec__
     name = "" if spec is None else spec.name.removesuffix(".__main__")
     module = name.removeprefix("headwater.bench.")

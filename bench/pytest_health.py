@@ -1,7 +1,7 @@
-"""Plugin of pytest: a test that leaves its process unusable is named, and takes no other test with it.
+"""Plugin of pytest: a test that leaves its process unusable is named, and fails no other test.
 
-After an illegal access every later CUDA call of a process fails. A worker of xdist is ended then, and xdist runs what
-was its on another; in a single process the tests that follow say why they were not run.
+After an illegal access every later CUDA call of a process fails. A worker of xdist is ended then, and xdist runs its
+tests on another; in a single process the following tests report why they were not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXIT_CODE = 70
 
 
 def cuda_problem() -> str:
-    """Why this process cannot compute on its GPU any more; empty where it can, or never did."""
+    """Reason for which this process cannot compute on its GPU any more; empty where it can, or never did."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""

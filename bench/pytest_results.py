@@ -1,4 +1,5 @@
-"""Plugin of pytest: what became of each test, written at once as a line of JSON, so that no death loses what was known.
+"""Plugin of pytest: writes the result of each test at once as a line of JSON, so that a death of the process loses no
+results.
 
 `-p headwater.bench.pytest_results --results-file=FILE`. With xdist the process that shares out tests writes.
 """
@@ -15,7 +16,7 @@ import pytest
 from .pytest_health import POISONED
 
 MOST_CHARACTERS = 300
-"""Characters that are kept of an error's first line."""
+"""Largest number of characters that are kept of an error's first line."""
 CRASHED = "crashed"
 """Phase of a test whose worker ended while it ran."""
 
@@ -80,7 +81,7 @@ class ResultsFile:
 
 
 def first_line(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The error's own message where there is one, not where it was raised."""
+    """The error's own message where there is one, not the place of its raising."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = (crash.message if crash is not None else report.longreprtext).strip()
     if crash is None and "\nE " in text:

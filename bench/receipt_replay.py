@@ -1,4 +1,4 @@
-"""Scores logged routing decisions again: what another policy would have chosen from what the router saw.
+"""Scores logged routing decisions again: the choices of another policy from the same candidates.
 
 `headwater bench replay FILE`: lines of a gateway's log; those that say `routed` hold a receipt each.
 """
@@ -24,7 +24,7 @@ from .trace_file import TraceError, numbered_records
 
 
 class RoutedCandidate(msgspec.Struct, frozen=True):
-    """What a receipt says of a replica."""
+    """Replica in a receipt."""
 
     replica_id: str
     drain_seconds: float
@@ -50,7 +50,7 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a gateway logs of a decision, so far as it is needed here."""
+    """Part of a gateway's log of a decision that is needed here."""
 
     replica_id: str
     candidates: Annotated[list[RoutedCandidate], msgspec.Meta(min_length=1)]
@@ -77,20 +77,20 @@ POLICIES: dict[str, Callable[[Parts], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Of one policy over all receipts."""
+    """Result of one policy over all receipts."""
 
     policy: str
     num_decisions: int
     same: float
     """Share of decisions that it would have taken too."""
     seconds: float
-    """Until a prompt is computed, predicted: the mean where this policy would have sent it."""
+    """Predicted mean seconds until a prompt is computed, at the replica that this policy would have chosen."""
     matched_tokens: float
-    """Cached there by the index; the mean."""
+    """Mean number of tokens that are cached there, by the index."""
 
 
 def receipts(path: Path) -> Iterator[Receipt]:
-    """Raises `TraceError`; lines that are no receipts are passed over."""
+    """Receipts in a log; other lines are skipped. Raises `TraceError`."""
     for number, line in numbered_records(path, LogLine, holding=b'"routed"'):
         if line.event == "routed":
             if line.receipt is None:
@@ -118,7 +118,7 @@ def judge(log: list[Receipt], name: str) -> Verdict:
 
 
 def accuracy(log: list[Receipt]) -> dict[str, float]:
-    """How predictions turned out: tokens found cached over predicted, seconds taken over predicted."""
+    """Accuracy of predictions: tokens found cached over predicted, seconds taken over predicted."""
     done = [
         (each, each.actual_cached_tokens, each.actual_prefill_seconds)
         for each in log
@@ -136,7 +136,7 @@ def main(
     log: Annotated[Path, typer.Argument(help="A gateway's log (JSON lines).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """What other policies would have decided."""
+    """Compare logged decisions with those of other policies."""
     found = list(receipts(log))
     if not found:
         raise TraceError(log, "there are no receipts in it")

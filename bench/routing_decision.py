@@ -1,4 +1,4 @@
-"""Measures what a routing decision costs: look-up, scores of all replicas, choice, receipt and accounting.
+"""Measures the cost of a routing decision: look-up, scores of all replicas, choice, receipt and accounting.
 
 `python -m headwater.bench.routing_decision`; everything in one process, without network.
 """
@@ -33,7 +33,7 @@ from .program import run_program
 
 MAX_TOKENS = 256
 NUM_SHARED = 16
-"""Documents whose prefixes replicas hold."""
+"""Number of documents whose prefixes replicas hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,10 @@ class Measurement:
     p50_us: float
     p99_us: float
     cpu_p50_us: float
-    """Of this thread alone: what it costs where nothing else runs on the core."""
+    """Microseconds of this thread's CPU time: the cost where nothing else runs on the core."""
     cpu_p99_us: float
     dispatched_p50_us: float
-    """`dispatched` alone: accounting and speculative entries."""
+    """Microseconds of `dispatched` alone: accounting and speculative entries."""
 
 
 class Bench:
@@ -105,7 +105,7 @@ class Bench:
         )
 
     def _fill(self, member: Member, num_blocks: int) -> None:
-        """Some documents, up to some length, and blocks of nobody else."""
+        """Fills a replica's cache with parts of some documents and blocks of its own."""
         index = self.feed.index(self.model.key)
         column = index.open(member.replica_id, member.epoch)
         for document in self.documents:

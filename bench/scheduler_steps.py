@@ -1,4 +1,4 @@
-"""Measures what a step costs the host: scheduler and bookkeeping with the simulated executor at zero model time.
+"""Measures the host's cost of a step: scheduler and bookkeeping with the simulated executor at zero model time.
 
 `python -m headwater.bench.scheduler_steps`; the executor's own time is measured apart.
 """
@@ -64,7 +64,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Times are microseconds a step: the median over rounds of the mean over a round's steps."""
+    """Microseconds a step: the median over rounds of the mean over a round's steps."""
 
     workload: str
     num_running: int
@@ -72,10 +72,10 @@ class Measurement:
     block_size: int
     num_tenants: int
     engine_us: float
-    """Adding requests, scheduling and settling; the executor's time is not in it."""
+    """Microseconds of adding requests, scheduling and settling, without the executor's time."""
     executor_us: float
     steps_per_second: int
-    """By the engine's time alone."""
+    """Steps a second by the engine's time alone."""
     admitted_per_step: float
     tokens_per_row: float
     """Of a row and step: more than one where drafts stand."""
@@ -115,7 +115,8 @@ def measure(
     steps_per_round: int,
     num_tenants: int = 1,
 ) -> Measurement:
-    """Runs the workload until it is steady, then times rounds of steps. Of several tenants each has one that waits."""
+    """Runs the workload until it is steady, then times rounds of steps. With several tenants, each has a waiting
+    request."""
     max_model_len = workload.prompt_len + block_size + workload.answer_len
     config = EngineConfig(
         block_size=block_size,

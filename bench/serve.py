@@ -1,4 +1,4 @@
-"""`headwater bench serve`: drives any OpenAI-compatible server over HTTP and tells what users would feel.
+"""`headwater bench serve`: sends load to any OpenAI-compatible server over HTTP and reports the latencies of users.
 
 The load is spread over worker processes, since one Python process cannot watch the fastest servers.
 """
@@ -34,11 +34,11 @@ from .sse_client import Outcome, ServerLostError, SseConnection
 API_KEY = "HEADWATER_API_KEY"
 """Environment variable with the key that is sent, when there is one."""
 START_SECONDS = 120.0
-"""That the slowest worker is waited for."""
+"""Seconds that the slowest worker is waited for."""
 
 
 class Dataset(StrEnum):
-    """Where requests come from."""
+    """Source of requests."""
 
     random = "random"
     shared_prefix = "shared-prefix"
@@ -48,7 +48,7 @@ class Dataset(StrEnum):
 
 
 class Arrival(StrEnum):
-    """How requests arrive; `closed` keeps a number of them under way."""
+    """Arrival process of requests; `closed` keeps a number of them under way."""
 
     closed = "closed"
     poisson = "poisson"
@@ -63,9 +63,9 @@ class Share:
     base_url: str
     dialogues: list[Dialogue]
     offsets: list[float] | None
-    """Seconds after the start, one a dialogue; None: closed loop."""
+    """Seconds after the start, one for each dialogue; None: closed loop."""
     concurrency: int
-    """Of a closed loop."""
+    """Number of dialogues at once in a closed loop."""
 
 
 def run(
@@ -235,7 +235,7 @@ async def _send_all(share: Share, done: Any, next_dialogue: Any) -> list[Outcome
 
 
 def _take(counter: Any) -> int:
-    """The next number, which no other process gets."""
+    """The next number, unique over all processes."""
     with counter.get_lock():
         counter.value += 1
         return int(counter.value) - 1

@@ -1,4 +1,4 @@
-"""Which sources were measured: a commit in a checkout, a hash of them in a copy that git knows nothing of."""
+"""Version of the measured sources: a commit in a checkout, a hash in a copy without git."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.engine_core.numerics_id import source_digest
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("bench", "engine_core", "gateway", "kernels", "proto", "services", "tests")
-"""Folders whose files are hashed, so far as they are there."""
+"""Folders whose files are hashed, as far as they exist."""
 
 
 def source_version(root: Path = ROOT) -> str:
@@ -25,7 +25,7 @@ def source_version(root: Path = ROOT) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """The answer of git; None if there is no git, no commit, or a checkout that git does not trust."""
+    """Output of git; None if there is no git, no commit, or a checkout that git does not trust."""
     try:
         done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -27,29 +27,29 @@ EDITS: dict[str, Any] = {
     "bad_words": ((7,), (100, 101, 102)),
     "num_logprobs": 5,
 }
-"""What requests may ask beside tokens of their logits as they are."""
+"""Sampling fields that edit the logits."""
 NO_EDITS: Mapping[str, Any] = MappingProxyType({})
 FIRST_SEED = 1
-"""Seeds name requests to `ForcedAnswers`; 0 is that of rows which measure an executor's steps."""
+"""Least seed. Seeds name requests to `ForcedAnswers`; 0 is that of rows which measure an executor's steps."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SpeculatedRun:
-    """What became of the exchanges."""
+    """Results of the exchanges."""
 
     seconds: float = 0.0
     token_ids: list[list[int]] = field(default_factory=list)
     """Tokens of each answer."""
     num_steps: int = 0
-    """Steps of the engine."""
+    """Number of the engine's steps."""
     num_request_steps: int = 0
-    """Steps that computed a request, of all requests together."""
+    """Number of steps that computed a request, over all requests."""
     num_drafted: int = 0
     num_accepted: int = 0
     decode_seconds: float = 0.0
-    """From the first token of an answer to its last, of all answers together."""
+    """Seconds from the first token of an answer to its last, over all answers."""
     engine_seconds: float = 0.0
-    """Scheduling, drafting and settling."""
+    """Seconds of scheduling, drafting and settling."""
     launch_seconds: float = 0.0
 
     @property
@@ -62,12 +62,12 @@ class SpeculatedRun:
 
     @property
     def token_ms(self) -> float:
-        """Time of a token of an answer, the first one left out."""
+        """Milliseconds of a token of an answer, without the first one."""
         return 1000 * self.decode_seconds / max(1, self.num_tokens - len(self.token_ids))
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that a step brought a request that it computed; steps that compute a prompt count."""
+        """Number of tokens that a step brought a request that it computed; steps that compute a prompt count."""
         return self.num_tokens / self.num_request_steps
 
     @property
@@ -86,8 +86,8 @@ def run_exchanges(
     stop_token_ids: tuple[int, ...] = (),
     edits: Mapping[str, Any] = NO_EDITS,
 ) -> SpeculatedRun:
-    """Answers the exchanges in order, `rows` of them at once: one that ends is followed by the next. All are of one
-    namespace. An answer is as long as the recorded one, unless a stop id ends it."""
+    """Answers the exchanges in order, `rows` of them at once: each one that ends is followed by the next. All are of
+    one namespace. An answer is as long as the recorded one, unless a stop id ends it."""
     timed = TimedExecutor(executor)
     engine = Engine(config, timed, speculator=speculator)
     run, waiting = SpeculatedRun(token_ids=[[] for _ in exchanges]), iter(enumerate(exchanges))

@@ -41,14 +41,14 @@ from .workloads import MODELS, TINY
 
 RANDOM = "random"
 ROWS = {"edits": (1, 16), "agent-turns": (1, 16), "chat": (1, 16), RANDOM: (1, 16, 256)}
-"""Requests at once, by workload."""
+"""Number of requests at once, by workload."""
 TEMPERATURE = 0.6
 OWN_TEMPERATURES = (0.0, 1.0)
 MAX_MODEL_LEN = 8192
 DEFAULT_SEATS = 256
-"""An engine that is told nothing has so many; they bound the positions that a step samples."""
+"""Seats of an engine by default; they bound the positions that a step samples."""
 WARM_UP_LEN = 24
-"""Tokens of answers before the first measured run."""
+"""Number of tokens of answers before the first measured run."""
 
 
 class Bench:
@@ -63,7 +63,7 @@ class Bench:
         *,
         whole_drafts: bool = False,
     ) -> None:
-        """`whole_drafts`: what computes its guesses makes as many as it may, in each step."""
+        """`whole_drafts`: an executor that computes its guesses makes as many as it may, in each step."""
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
             self._plain = self.executor
@@ -98,7 +98,7 @@ class Bench:
             executor.close()
 
     def measure(self, case: Case, *, runs: int) -> Measurement:
-        """Runs off and on, in turn."""
+        """Measures runs with speculation off and on, in turn."""
         exchanges = case.exchanges
         short = [replace(each, answer_ids=each.answer_ids[:WARM_UP_LEN]) for each in exchanges[: case.rows]]
         self._pair(replace(case, exchanges=short))
@@ -219,7 +219,7 @@ def run(
 def _cases(
     names: Sequence[str], rows: Sequence[int], temperatures: Sequence[float], requests: int, *, dry_run: bool
 ) -> Iterator[Case]:
-    """Rows where none are given: the workload's."""
+    """Cases to measure. Where no rows are given, they are the workload's."""
     for name in names:
         if name not in ROWS:
             raise typer.BadParameter(f"--workload is {name!r}; allowed: {', '.join(ROWS)}")
@@ -242,7 +242,7 @@ def _exchanges(name: str, rows: int, requests: int, *, dry_run: bool) -> list[Ex
 def _model(
     name: str, folder: Path | None, load_format: str, *, device: str, dry_run: bool, stack: ExitStack
 ) -> tuple[Path, str]:
-    """Its folder and load format."""
+    """Folder and load format of a model."""
     if folder is not None:
         return folder, "auto"
     if name == "demo" and not dry_run:

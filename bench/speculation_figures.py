@@ -11,16 +11,16 @@ from .replays.replay import Exchange
 from .speculated_run import SpeculatedRun
 
 Pair = tuple[SpeculatedRun, SpeculatedRun]
-"""Speculation off, and on."""
+"""Figures with speculation off, and on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is measured."""
+    """Conditions of a measurement."""
 
     workload: str
     rows: int
-    """Requests at once."""
+    """Number of requests at once."""
     temperature: float
     exchanges: Sequence[Exchange]
     is_edited: bool = False
@@ -29,7 +29,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """The best run with speculation off or on; engine's times are microseconds of a step."""
+    """The best run with speculation off or on; the engine's times are microseconds of a step."""
 
     seconds: float
     tokens_per_second: float
@@ -37,11 +37,11 @@ class Way:
     """Milliseconds of a token after the first one of an answer."""
     steps: int
     tokens_per_step: float
-    """Tokens of a request in one of its steps."""
+    """Number of tokens of a request in one of its steps."""
     engine_us: float
-    """Scheduling, drafting and settling."""
+    """Microseconds of scheduling, drafting and settling."""
     launch_us: float
-    """On a GPU: telling it the step. On a CPU: the step."""
+    """Microseconds of launching the step on a GPU, or of the step on a CPU."""
 
     @classmethod
     def of(cls, run: SpeculatedRun) -> Way:
@@ -60,7 +60,7 @@ class Way:
 class Measurement:
     workload: str
     rows: int
-    """Requests at once."""
+    """Number of requests at once."""
     temperature: float
     is_edited: bool
     """See `Case`."""
@@ -71,16 +71,17 @@ class Measurement:
     speedup: float
     """Tokens a second with speculation over those without, prompts being computed in both."""
     decode_speedup: float
-    """The same of the time from an answer's first token to its last."""
+    """Ratio of the times from an answer's first token to its last."""
     drafted: int
     accepted: int
     acceptance: float
     different_tokens: int
-    """Places in which answers differ, all runs counted; of forced answers also from what is forced."""
+    """Number of places in which answers differ, over all runs; forced answers are also compared with the forced
+    tokens."""
     off: Way
     on: Way
     runs: list[tuple[float, float]]
-    """Seconds, off and on."""
+    """Seconds of each run, off and on."""
 
     @classmethod
     def of(cls, case: Case, pairs: Sequence[Pair], *, is_forced: bool, different_tokens: int) -> Measurement:

@@ -1,7 +1,7 @@
-"""A client that streams answers from an OpenAI-compatible server and notes when each piece came.
+"""A client that streams answers from an OpenAI-compatible server and records the arrival of each piece.
 
-Built for rate, on the event loop's transports and a C parser, so that one process can watch tens of thousands of
-events a second; the server under test should be the bottleneck, not this.
+Built for rate, on the event loop's transports and a C parser, so that one process can watch tens of thousands of events
+a second; the server under test should be the bottleneck, not this.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import httptools
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times in seconds on the monotonic clock."""
+    """Result of one request. Times are in seconds on the monotonic clock."""
 
     sent_at: float
     first_at: float = 0.0
-    """First piece with content."""
+    """Arrival of the first piece with content."""
     last_at: float = 0.0
     gaps: list[float] = field(default_factory=list)
-    """Between successive arrivals of content."""
+    """Seconds between successive arrivals of content."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     error: str = ""
     reply: str = ""
-    """Filled only when asked for."""
+    """Text of the answer, filled only on request."""
 
     @property
     def ttft(self) -> float:
@@ -41,7 +41,7 @@ class Outcome:
 
     @property
     def tpot(self) -> float:
-        """Time per output token after the first."""
+        """Seconds per output token after the first."""
         return (self.last_at - self.first_at) / max(1, self.completion_tokens - 1)
 
     @property
@@ -68,7 +68,7 @@ class SseConnection(asyncio.Protocol):
 
     @classmethod
     async def open(cls, base_url: str) -> SseConnection:
-        """`base_url` with or without the /v1 that clients of OpenAI's give."""
+        """Opens a connection; `base_url` is given with or without the /v1 of OpenAI's clients."""
         url = urlsplit(base_url)
         is_tls = url.scheme == "https"
         _, connection = await asyncio.get_running_loop().create_connection(
@@ -81,7 +81,7 @@ class SseConnection(asyncio.Protocol):
     async def call(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, keep_reply: bool = False
     ) -> Outcome:
-        """Streams one answer. Raises `ServerLostError`; HTTP and SSE errors are told in the outcome."""
+        """Streams one answer. Raises `ServerLostError`; HTTP and SSE errors are part of the outcome."""
         payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
         lines = [f"POST {self._prefix}{path} HTTP/1.1", f"host: {self._host}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -97,12 +97,12 @@ class SseConnection(asyncio.Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """Something of the answer that is under way has come."""
+        """Whether a part of the current answer has come."""
         return bool(self._outcome.first_at)
 
     @property
     def num_pieces(self) -> int:
-        """Of the answer that is under way."""
+        """Number of pieces of the current answer."""
         return len(self._outcome.gaps)
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class SseConnection(asyncio.Protocol):
             self._done.set_result(None)
 
     def _settle(self) -> None:
-        """Reads usage and errors, once the answer has ended, from its tail."""
+        """Reads usage and errors from the end of an answer that has ended."""
         outcome, status = self._outcome, self._parser.get_status_code()
         outcome.last_at = outcome.last_at or time.monotonic()
         if status != 200:

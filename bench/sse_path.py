@@ -1,8 +1,8 @@
-"""Measures what a token costs between an engine's frame and the client's socket: output processor and gateway.
+"""Measures the cost of a token between an engine's frame and the client's socket: output processor and gateway.
 
 `python -m headwater.bench.sse_path`: real processes of both, fed by a synthetic engine (one row a stream and step, as
 fast as credit allows) and read by a client that only counts. With `--gateway-only` the output processor is synthetic
-too. The CPU of what is synthetic is not counted.
+too. The CPU time of synthetic parts is not counted.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ REPLICA = "synthetic"
 WORDS = (" the", " river", " runs", " “down”", " to", "\n", " sea", ",")
 WARM_UP_SECONDS = 1.0
 LONG = 10**6
-"""Tokens: no stream ends while it is measured."""
+"""Number of tokens of an answer: no stream ends while it is measured."""
 Frame = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Rates are over the whole measured time; an event carries one token."""
+    """Figures. Rates are over the whole measured time; an event carries one token."""
 
     num_streams: int
     tokens_per_second: int
     gateway_cpu_seconds_per_1000_tokens: float
     output_processor_cpu_seconds_per_1000_tokens: float | None
     tokens_per_cpu_second: int
-    """Of both together."""
+    """Tokens per CPU second of both stages together."""
 
 
 class Streams:
-    """What a session's other end asked for, and how far each stream is."""
+    """Streams that the other end of a session opened, with the position of each."""
 
     def __init__(self) -> None:
         self.credit: dict[int, int] = {}
@@ -78,7 +78,7 @@ class Streams:
                 self.sent.pop(cancel.stream_id, None)
 
     def advance(self) -> tuple[list[int], list[int]]:
-        """A token for every stream that has credit: the streams and the tokens' indices."""
+        """Adds a token to every stream that has credit; returns the streams and the tokens' indices."""
         rows = [stream_id for stream_id, left in self.credit.items() if left > 0]
         first = [self.sent[stream_id] for stream_id in rows]
         for stream_id in rows:
@@ -88,7 +88,7 @@ class Streams:
 
 
 def text_frame(step: int, rows: list[int], first: list[int]) -> Frame:
-    """As an output processor sends it."""
+    """Frame as an output processor sends it."""
     return output_processor_pb2.OutputFrame(
         stream_ids=rows,
         first_index=first,
@@ -100,7 +100,7 @@ def text_frame(step: int, rows: list[int], first: list[int]) -> Frame:
 
 
 def token_frame(step: int, rows: list[int], first: list[int]) -> Frame:
-    """As an engine sends it."""
+    """Frame as an engine sends it."""
     token_ids = random.choices(range(300, 20_000), k=len(rows))
     return engine_pb2.EngineFrame(
         step=step, stream_ids=rows, first_index=first, num_tokens=[1] * len(rows), token_ids=token_ids
@@ -108,7 +108,7 @@ def token_frame(step: int, rows: list[int], first: list[int]) -> Frame:
 
 
 def session(make: Callable[[int, list[int], list[int]], Frame]) -> Callable[[Any, Any], AsyncIterator[Frame]]:
-    """A Session's handler that sends frames as fast as they are taken."""
+    """Handler of a Session that sends frames as fast as they are taken."""
 
     async def carry(incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Frame]:
         streams = Streams()
@@ -126,7 +126,7 @@ def session(make: Callable[[int, list[int], list[int]], Frame]) -> Callable[[Any
 
 
 class Stages:
-    """Everything behind the gateway, without text or model."""
+    """All stages behind the gateway, without text or model."""
 
     def __init__(self, model: ServedModel, text_session: Callable[[Any, Any], AsyncIterator[Frame]]) -> None:
         self._model, self._text_session, self.address = model, text_session, ""
@@ -165,7 +165,7 @@ class Stages:
         yield engine_pb2.KvSnapshotPart(incarnation=incarnation, last=True)
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """NOTE: generic handlers, since two of the services have a method of one name."""
+        """Adds the services. NOTE: generic handlers, since two of the services have a method of one name."""
         unary, stream, both = (
             grpc.unary_unary_rpc_method_handler,
             grpc.unary_stream_rpc_method_handler,
@@ -285,7 +285,7 @@ def _role(name: str, *arguments: object) -> list[str]:
 
 
 def stage(running: contextlib.ExitStack, module: str, flags: list[str]) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """A real stage and where it answers."""
+    """Scope of a real stage; yields its address."""
     read_end, write_end = os.pipe()
     command, env = [sys.executable, "-m", module, *flags], os.environ | {READY_FD: str(write_end)}
     process = start(running, command, pass_fds=(write_end,), env=env)
@@ -319,7 +319,7 @@ def main(
     model: Annotated[str, typer.Option(help="whose tokenizer makes the text")] = DEMO_NAME,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """What a token costs between an engine's frame and the client's socket."""
+    """Measure the cost of a token between an engine's frame and the client's socket."""
     folder = None if gateway_only else pull(model, cache_dir=default_cache_dir(), progress=silent)
     name = model if folder is None else ModelManifest.read(folder).name
     taken = [measure(name, folder, num_streams, seconds) for _ in range(rounds)]

@@ -1,6 +1,5 @@
-"""Makes faults of order frequent in an executor on a GPU: streams that lag by lot, memory that is never zero by chance,
-KV blocks that nothing may write.
-"""
+"""Makes ordering faults frequent in an executor on a GPU: randomly delayed streams, memory that is never zero by
+chance, KV blocks that nothing may write."""
 
 from __future__ import annotations
 
@@ -15,21 +14,21 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.cuda import CudaExecutor
 
 MAX_DELAY_CYCLES = 2_000_000
-"""About a millisecond, as long as a step."""
+"""Largest delay, about a millisecond, as long as a step."""
 DELAY_CHANCE = 0.2
 NUM_GUARD_BLOCKS, CANARY = 50, 1.5
-"""KV blocks at the end of the cache that engines are not told of, and what they hold."""
+"""Number of KV blocks at the end of the cache that engines do not get, and their contents."""
 
 
 class GuardWritten(Exception):
-    """A KV block was written that belongs to no engine."""
+    """A KV block that belongs to no engine was written."""
 
     def __init__(self, blocks: list[int]) -> None:
         super().__init__(f"written although no request can hold them: KV blocks {blocks}")
 
 
 class Stress:
-    """Changes nothing unless it is on and entered."""
+    """Stress of one executor. Changes nothing unless it is on and entered."""
 
     def __init__(self, executor: Executor, *, is_on: bool, seed: int) -> None:
         self._rng = random.Random(seed)
@@ -38,7 +37,7 @@ class Stress:
 
     @property
     def _guard(self) -> torch.Tensor:
-        """[layers, 2, guard blocks, Hk, block_size, D]"""
+        """Guard blocks [layers, 2, guard blocks, Hk, block_size, D]."""
         assert self._executor is not None
         return self._executor._model.kv_cache[:, :, -NUM_GUARD_BLOCKS:]
 
@@ -75,7 +74,7 @@ class Stress:
 
 
 def _streams(executor: CudaExecutor) -> list[torch.cuda.Stream]:
-    """Those that launches of this executor and of its swapper go to."""
+    """Streams of the launches of this executor and of its swapper."""
     owners = [executor] if executor.swapper is None else [executor, executor.swapper]
     attributes = [value for owner in owners for value in vars(owner).values()]
     return [value for value in attributes if isinstance(value, torch.cuda.Stream)]

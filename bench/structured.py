@@ -1,6 +1,6 @@
-"""`headwater bench structured`: what it costs an engine to hold every answer to a JSON schema, and what a mask costs.
+"""`headwater bench structured`: an engine's cost of holding every answer to a JSON schema, and the cost of a mask.
 
-The engine's door and core as they serve, without a network: rounds without and with a grammar take turns.
+The engine's server and core run as in service, without a network: rounds without and with a grammar take turns.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Measurement:
     requests: int
     output_len: int
     free_tokens_per_second: float
-    """Median of the rounds, as below."""
+    """Median of the rounds, as are the following fields."""
     schema_tokens_per_second: float
     loss: float
     """Median over pairs of rounds of 1 - with / without."""
     mask_p50_us: float
     mask_p99_us: float
     schema_tokens_per_step: float
-    """Tokens that a step brings an answer: one, and the drafts that stand."""
+    """Number of tokens that a step brings an answer: one, and the drafts that stand."""
 
 
 class Client:
@@ -73,10 +73,10 @@ class Client:
         self._door = door
         self._next_id = 0
         self.num_accepted_tokens = 0
-        """Drafted tokens of all answers that stand."""
+        """Number of accepted draft tokens of all answers."""
 
     async def answer(self, adds: list[pb.Add]) -> tuple[float, dict[int, list[int]]]:
-        """Seconds until all have ended, and their tokens."""
+        """Seconds until all answers have ended, and the number of their tokens."""
         tokens: dict[int, list[int]] = {}
         with self._door.session() as session:
             start = time.perf_counter()
@@ -105,7 +105,7 @@ async def _silence() -> AsyncIterator[pb.ClientFrame]:
 
 
 def mask_seconds(grammars: Grammars, grammar: str, answers: list[list[int]]) -> list[float]:
-    """Of each mask along the answers, one after another."""
+    """Seconds of each mask along the answers, one after another."""
     seconds, mask = [], np.zeros(grammars.num_words, np.int32)
     start_matcher = grammars.compile(grammar)
     for answer in answers:

@@ -25,7 +25,7 @@ LISTED = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 
 
 
 class StubConnection(asyncio.Protocol):
-    """One client connection; each piece of an answer is a write of its own, as a real server's steps make it."""
+    """One client connection; each piece of an answer is written separately, as by a real server's steps."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)

@@ -1,6 +1,6 @@
-"""Replicas that are nothing but their cache events: each stores new blocks and, once full, drops its oldest.
+"""Replicas that consist of their cache events: each stores new blocks and, once full, drops its oldest.
 
-Knows what a batch of events is; knows nothing of who reads it.
+Knows the format of a batch of events; knows nothing about its readers.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SyntheticPublisher:
         )
 
     def batch(self) -> bytes:
-        """The next one, as the bus carries it."""
+        """The next batch, as the bus carries it."""
         drawn = os.urandom(HASH_LEN * BLOCKS_PER_BATCH)
         stored = [drawn[start : start + HASH_LEN] for start in range(0, len(drawn), HASH_LEN)]
         self._held.extend(stored)
@@ -71,5 +71,5 @@ class SyntheticPublisher:
 
 
 def publishers(num_replicas: int, num_blocks: int) -> list[SyntheticPublisher]:
-    """So many, whose caches hold `num_blocks` together."""
+    """Publishers whose caches hold `num_blocks` together."""
     return [SyntheticPublisher(number, num_blocks // num_replicas) for number in range(num_replicas)]

@@ -1,4 +1,4 @@
-"""What a model computes of its texts, kept while there is room: training reads each text many times."""
+"""Hidden states of a model over texts, kept while there is room: training reads each text many times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .decoder_twin import DecoderTwin
 from .distillation import Text, computing, padded
 
 KEPT_BYTES = 24 << 30
-"""On a GPU."""
+"""Largest number of bytes that are kept on a GPU."""
 KEPT_BYTES_ON_CPU = 1 << 30
 
 
@@ -24,11 +24,11 @@ class Taught:
     token_ids: Tensor
     """int64 [B, T]"""
     is_learned: Tensor
-    """bool [B, T]: whether what the model says behind a token is learned."""
+    """bool [B, T]: whether the model's distribution behind a token is learned."""
     final: Tensor
-    """[B, T, H], normed."""
+    """Hidden states [B, T, H], normed."""
     inputs: dict[int, Tensor]
-    """[B, T, H] by layer."""
+    """Inputs of layers [B, T, H], by layer."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class TeacherStates:
 
     teacher: DecoderTwin
     layers: tuple[int, ...]
-    """Layers whose inputs are wanted."""
+    """Layers whose inputs are kept."""
     _kept: dict[int, Tensor] = field(default_factory=dict)
-    """[1 + layers, T, H] by the identity of a text."""
+    """States [1 + layers, T, H] by the identity of a text."""
     _num_bytes: int = 0
 
     @torch.no_grad()
@@ -60,13 +60,13 @@ class TeacherStates:
         return Taught(token_ids=token_ids, is_learned=is_learned, final=final, inputs=inputs)
 
     def input_sizes(self, texts: Sequence[Text]) -> list[float]:
-        """The size of most numbers of final states and of each layer's inputs. The first tokens of a text, whose
-        states are a hundred times as large in many models, do not count for much in a median."""
+        """Typical magnitude of final states and of each layer's inputs. It is a median, so that the first tokens of a
+        text count little: their states are a hundred times as large in many models."""
         taught = self.of(texts)
         return [float(states.abs().median()) for states in (taught.final, *taught.inputs.values())]
 
     def _keep(self, texts: Sequence[Text], states: Tensor) -> None:
-        """states [B, 1 + layers, T, H]"""
+        """Keeps states [B, 1 + layers, T, H]."""
         most = KEPT_BYTES if states.device.type == "cuda" else KEPT_BYTES_ON_CPU
         for text, each in zip(texts, states, strict=True):
             if id(text) not in self._kept and self._num_bytes < most:

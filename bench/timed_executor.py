@@ -1,4 +1,4 @@
-"""An executor that adds up the time its caller spends in it; what is left of a step is the engine's own."""
+"""An executor that adds up the time that its caller spends in it; the rest of a step is the engine's own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class TimedExecutor:
         self.launch_seconds = 0.0
         """Seconds in which steps are submitted; a CPU computes them there."""
         self.wait_seconds = 0.0
-        """For results, with reading them."""
+        """Seconds of waiting for results and reading them."""
         self.num_steps = 0
         self._executor = executor
 

@@ -1,6 +1,6 @@
 """Files of recorded requests, one JSON object a line, read with errors that name the file and the line.
 
-Knows the record of Mooncake's format; not what a benchmark does with it.
+Knows the record of Mooncake's format; knows nothing about its use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TraceRecord(msgspec.Struct, frozen=True):
     input_length: Annotated[int, msgspec.Meta(ge=1)]
     output_length: NotNegative
     hash_ids: list[NotNegative]
-    """One for each 512 tokens of the prompt; equal ids mean equal blocks."""
+    """One id for each 512 tokens of the prompt; equal ids mean equal blocks."""
 
 
 def read_trace(path: Path, limit: int | None = None) -> list[TraceRecord]:

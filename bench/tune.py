@@ -1,6 +1,6 @@
 """`headwater bench tune`: finds the engine settings with the best throughput that keeps an objective, on this machine.
 
-Each trial is a line of its own under the same load; successive halving spends most requests on the promising ones.
+Each trial is a cluster of its own under the same load; successive halving spends most requests on the promising ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .program import run_program
 from .serve import drive
 
 KEPT_SHARE = 0.95
-"""Of the requests, that keep the objective where a setting is said to keep it."""
+"""Share of the requests that have to keep the objective where a setting is said to keep it."""
 
 
 def run(
@@ -103,7 +103,7 @@ def run(
 
 
 def _score(report: dict[str, Any]) -> float:
-    """Requests a second that keep the objective; a setting that keeps it for too few counts for little.
+    """Number of requests a second that keep the objective; a setting that keeps it for too few counts for little.
 
     Among those that keep it for none, tokens a second decide.
     """
@@ -115,7 +115,7 @@ def _score(report: dict[str, Any]) -> float:
 
 
 def _grid(budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], replicas: Sequence[int]) -> list[Profile]:
-    """Combinations that an engine takes."""
+    """Combinations of settings that an engine accepts."""
     return [
         Profile(
             replicas=count,
@@ -136,7 +136,7 @@ def _drawn(grid: list[Profile], count: int, rng: np.random.Generator) -> list[Pr
 
 @contextlib.contextmanager
 def _tuned_line(candidate: Profile, model: str, executor: str) -> Iterator[LineRecord]:
-    """A line with the candidate's settings, handed over as a user would."""
+    """A cluster with the candidate's settings, passed as a user would pass them."""
     with tempfile.TemporaryDirectory(prefix="headwater-profile-") as folder:
         path = Path(folder) / "profile.json"
         candidate.write(path)

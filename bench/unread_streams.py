@@ -1,6 +1,5 @@
 """Measures a neighbour's time to first token alone, beside streams that are read, and beside streams that are not, on a
-simulated engine; and what the stages do while no stream is read.
-"""
+simulated engine; and the stages' work while no stream is read."""
 
 from __future__ import annotations
 
@@ -30,13 +29,14 @@ from .program import run_program
 from .sse_client import SseConnection
 
 SMALL_BUFFER = 4096
-"""Of a socket that is not read: what the system would take in the client's place is not read either."""
+"""Size of the buffer of a socket that is not read: data that the system takes in the client's place is not read
+either."""
 QUIET_SECONDS = 5.0
-"""In which stages are watched while no stream is read."""
+"""Seconds for which stages are watched while no stream is read."""
 STANDSTILL_SECONDS = 90.0
-"""In which streams without a reader have to stand still."""
+"""Seconds within which streams without a reader have to stand still."""
 LOOK_SECONDS = 3.0
-"""Between two looks at what an engine has computed; a busy one says so late."""
+"""Seconds between two reads of the number of computed tokens; a busy engine reports it late."""
 _TOKENS = re.compile(r"^headwater_generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 
 
@@ -55,7 +55,7 @@ async def first_tokens(line: LineRecord, count: int) -> list[float]:
 
 
 def open_stream(line: LineRecord, max_tokens: int, buffer: int | None) -> socket.socket:
-    """A stream that was asked for and of which nothing is read yet; `buffer` bounds what the system takes of it."""
+    """An open stream of which nothing is read yet; `buffer` bounds the bytes that the system takes of it."""
     url = urlsplit(line.rest)
     asked = {"model": line.model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(asked).encode()
@@ -70,7 +70,7 @@ def open_stream(line: LineRecord, max_tokens: int, buffer: int | None) -> socket
 
 @contextlib.contextmanager
 def unread_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
-    """Streams whose clients read nothing, for the length of a scope."""
+    """Opens streams whose clients read nothing, for the length of a scope."""
     with contextlib.ExitStack() as scope:
         for _ in range(count):
             scope.enter_context(open_stream(line, max_tokens, SMALL_BUFFER))
@@ -79,7 +79,7 @@ def unread_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[No
 
 @contextlib.contextmanager
 def read_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
-    """Streams that a process of their own reads as fast as they come, for the length of a scope; they run when it
+    """Opens streams that a process of their own reads as fast as they come, for the length of a scope; they run when it
     begins."""
     before = num_tokens(line)
     reader = multiprocessing.get_context("spawn").Process(target=_read_all, args=(line, count, max_tokens))
@@ -104,14 +104,14 @@ def _read_all(line: LineRecord, count: int, max_tokens: int) -> None:
 
 
 def num_tokens(line: LineRecord) -> float:
-    """Tokens that the engine has computed."""
+    """Number of tokens that the engine has computed."""
     [address] = [stage.addresses["metrics"] for stage in line.stages if stage.name.startswith("engine")]
     with urllib.request.urlopen(f"http://{address}/metrics") as response:
         return sum(map(float, _TOKENS.findall(response.read().decode())))
 
 
 def wait_for_standstill(line: LineRecord) -> None:
-    """Raises `BadParameter` for streams that go on without a reader."""
+    """Waits until streams without a reader stand still. Raises `BadParameter` where they go on."""
     before, end = -1.0, time.monotonic() + STANDSTILL_SECONDS
     while (now := num_tokens(line)) != before:
         if time.monotonic() > end:

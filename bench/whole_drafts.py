@@ -1,5 +1,5 @@
-"""A speculator that has the executor guess as many tokens as it may, in each step of each request: what its guesses are
-worth, whatever they cost. For benchmarks alone."""
+"""A speculator that makes the executor guess as many tokens as it may, in each step of each request, to measure its
+guesses at any cost. For benchmarks alone."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class WholeDrafts:
         self.needs_result[row] = False
 
     def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
-        """Nothing: no request has a grammar."""
+        """Does nothing: no request has a grammar."""
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
-        """Nothing is learned."""
+        """Does nothing."""
 
     def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
-        """Nothing is learned."""
+        """Does nothing."""
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
         return np.zeros(rows.size, np.int32)

@@ -1,4 +1,4 @@
-"""The workloads by id, offline and through a line, and the models they run, as configurations for dummy weights."""
+"""The workloads by id, offline and through a cluster, and their models, as configurations for dummy weights."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ TINY: dict[str, Any] = _QWEN3 | {
     "vocab_size": 49_152,
     "tie_word_embeddings": True,
 }
-"""What takes a model's place where a benchmark is only tried out."""
+"""Model that replaces another one where a benchmark is only tried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests that are all there at the start; lengths are tokens."""
+    """Requests that all exist at the start; lengths are in tokens."""
 
     model: str
     prompt_lens: tuple[int, ...]
     output_lens: tuple[int, ...]
     shared_prefix_len: int = 0
-    """Before each prompt, the same for all."""
+    """Number of tokens before each prompt that are the same for all."""
     is_cached: bool = False
-    """Every prompt was computed before, so that the clock sees decode steps of all requests at once."""
+    """Whether every prompt was computed before, so that only decode steps of all requests are timed."""
 
     @property
     def longest(self) -> int:
@@ -68,7 +68,7 @@ class Workload:
 
 
 def tried(workload: Workload) -> Workload:
-    """As much of it as a CPU does in a second: a 64th of the tokens of a 16th of the requests."""
+    """The part of it that a CPU computes in a second: a 64th of the tokens of a 16th of the requests."""
     prompts, outputs = workload.prompt_lens[::16], workload.output_lens[::16]
     return replace(
         workload,
@@ -132,7 +132,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineLoad:
-    """Requests through a line, so many at once in a closed loop; lengths are tokens."""
+    """Requests through a cluster, a fixed number at once in a closed loop; lengths are in tokens."""
 
     model: str
     concurrency: int
@@ -140,7 +140,7 @@ class LineLoad:
     prompt_len: int
     output_len: int
     vocab_size: int = 49_152
-    """Cut, so that the demo model's tokenizer fits."""
+    """Size of the vocabulary, cut so that the demo model's tokenizer fits."""
 
 
 _S: dict[str, Any] = {"model": "qwen3-0.6b", "prompt_len": 256, "output_len": 128}

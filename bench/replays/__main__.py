@@ -1,7 +1,7 @@
 """`python -m headwater.bench.replays`: records the replays, as token ids of the demo model's tokenizer.
 
 Edits need this repository's history, chats the demo model. Edits and agents' turns come out the same to the byte each
-time; what the model answers depends on the processor's arithmetic.
+time; the model's answers depend on the processor's arithmetic.
 """
 
 from __future__ import annotations

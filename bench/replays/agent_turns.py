@@ -1,8 +1,8 @@
 """Turns of made-up agents: a system prompt with tools, a task, and calls with their results; the answer is the next
 turn.
 
-A turn is a sentence that is new and a call whose arguments quote what was read: a path, a name, lines to replace.
-Everything follows from `SEED` and the numbers below.
+A turn is a new sentence and a call whose arguments quote earlier results: a path, a name, lines to replace. Everything
+follows from `SEED` and the numbers below.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ TURNS = 5
 FUNCTIONS_OF_A_FILE = range(5, 9)
 LINES_OF_A_FUNCTION = range(4, 9)
 QUOTED_LINES = range(4, 11)
-"""Lines that an edit replaces."""
+"""Number of lines that an edit replaces."""
 CHANGED_LINES = range(1, 3)
-"""Lines of these that are not as they were."""
+"""Number of these lines that change."""
 SENTENCE_WORDS = range(8, 17)
-"""Words of what an agent says before it calls; drawn by lot, so that nothing foretells them."""
+"""Number of words in the sentence before a call; drawn at random, so that nothing predicts them."""
 Encode = Callable[[str], list[int]]
 
 NOUNS, VERBS, GLUE = (
@@ -73,7 +73,7 @@ class SourceFile:
 
 
 def agent_turns(encode: Encode) -> list[Exchange]:
-    """Agent by agent, each turn's prompt being the one before it with what was answered and what the tool returned."""
+    """Turns agent by agent. The prompt of a turn is the one before it with the answer and the tool's result."""
     rng = random.Random(SEED)
     return [
         Exchange(name=f"agent {i} turn {j}", prompt_ids=encode(prompt), answer_ids=encode(answer))
@@ -100,7 +100,7 @@ def _agent(rng: random.Random) -> Iterator[tuple[str, str]]:
 def _turn(
     rng: random.Random, turn: int, files: list[SourceFile], target: SourceFile, name: str
 ) -> tuple[dict[str, object], str]:
-    """The call, and what the tool returns."""
+    """A call, and the tool's result."""
     if turn == 0:
         return _call("search", pattern=name, path="."), "\n".join(_hits(files, name))
     at = next(i for i, line in enumerate(target.lines) if f"def {name}(" in line)

@@ -1,4 +1,4 @@
-"""Short chats and what the demo model answers on a CPU, greedily and at temperature 1."""
+"""Short chats with the demo model's answers on a CPU, greedy and at temperature 1."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Edits from this repository's history: a file before a commit and the commit's message, answered by the file after it.
 
-The diff is not part of a prompt. Which edits there are follows from `LAST_COMMIT`, `SEED` and the limits below.
+The diff is not part of a prompt. The choice of edits follows from `LAST_COMMIT`, `SEED` and the limits below.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from .replay import Exchange
 
 LAST_COMMIT = "767ad4ee6f54956272897bb75953f9dee65b91b5"
-"""Edits are drawn from its ancestors and itself."""
+"""Commit from whose ancestors and itself edits are drawn."""
 SEED = 17
 NUM_EDITS = 60
 TOKENS = range(300, 3001)
-"""Tokens of the file, before and after."""
+"""Least and largest number of tokens of the file, before and after."""
 SUFFIXES = (".py", ".md", ".toml", ".js", ".proto", ".yaml")
 MOST_EDITS_OF_A_FILE = 2
 Encode = Callable[[str], list[int]]
@@ -47,7 +47,7 @@ def edits(repository: Path, encode: Encode) -> list[Exchange]:
 
 
 def _edit(repository: Path, commit: str, path: str, encode: Encode) -> Exchange | None:
-    """None if the file is too short or too long."""
+    """An edit; None if the file is too short or too long."""
     before, after = (_git(repository, "show", f"{each}:{path}") for each in (f"{commit}~", commit))
     answer_ids = encode(after)
     if len(encode(before)) not in TOKENS or len(answer_ids) not in TOKENS:

@@ -12,7 +12,7 @@ import numpy as np
 
 DATA = Path(__file__).with_name("data")
 RECORDED = ("edits", "agent-turns", "chat")
-"""Recorded by `python -m headwater.bench.replays`."""
+"""Names of the replays that `python -m headwater.bench.replays` recorded."""
 RANDOM_VOCABULARY = range(10, 49_152)
 
 
@@ -21,7 +21,7 @@ class Exchange:
     """A prompt and its answer."""
 
     name: str
-    """Where it comes from."""
+    """Name of its source."""
     prompt_ids: list[int]
     answer_ids: list[int]
 
@@ -42,7 +42,7 @@ def write(name: str, exchanges: Iterable[Exchange]) -> Path:
 
 
 def random_exchanges(num_exchanges: int, *, prompt_len: int = 128, answer_len: int = 128) -> list[Exchange]:
-    """Tokens that follow from nothing."""
+    """Exchanges of random tokens, which nothing predicts."""
     rng = np.random.default_rng(17)
     first, last = RANDOM_VOCABULARY[0], RANDOM_VOCABULARY[-1]
     ids = rng.integers(first, last, (num_exchanges, prompt_len + answer_len), endpoint=True).tolist()

@@ -1,6 +1,6 @@
-"""A bus in memory, for simulations: what is published arrives after a while, or late, twice or never where told so.
+"""A bus in memory, for simulations: messages arrive after a while or, as configured, late, twice or never.
 
-Passes the contract tests of the real one. Runs on any event loop; knows nothing about what the facts say.
+Passes the contract tests of the real one. Runs on any event loop; knows nothing about the contents of messages.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from headwater.services.runtime.bus import Bus, Message, Subscription
 
 @dataclass(slots=True)
 class Air:
-    """What all buses of a simulation share; its faults may be changed at any time."""
+    """State that all buses of a simulation share; its faults may be changed at any time."""
 
     seconds: float = 0.001
-    """That a message takes."""
+    """Seconds that a message takes."""
     jitter: float = 0.0
-    """More seconds at most, drawn for each message: some overtake others."""
+    """Largest number of additional seconds, drawn for each message: some messages overtake others."""
     drop: float = 0.0
     """Share of messages that are lost."""
     double: float = 0.0
-    """Share that arrives twice."""
+    """Share of messages that arrive twice."""
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     buses: list[BusTwin] = field(default_factory=list)
 
@@ -41,7 +41,7 @@ class Air:
 
 
 class BusTwin(Bus):
-    """One process's bus; `lose` and `find` are the loss and return of its connection."""
+    """The bus of one process; `lose` and `find` are the loss and return of its connection."""
 
     def __init__(self, air: Air) -> None:
         super().__init__(None)

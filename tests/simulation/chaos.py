@@ -1,5 +1,5 @@
-"""Seeded chaos on a simulated cluster: engines die and hang, gateways come and go, Redis and the bus fail, and after
-all that every answer is whole, nothing is leaked and everyone agrees again.
+"""Seeded faults on a simulated cluster: engines die and hang, gateways come and go, Redis and the bus fail. Afterwards
+every answer is whole, nothing is leaked and all processes agree again.
 
 `python -m tests.simulation.chaos --seeds 200`; one seed takes the same steps every time: `… --first 17`.
 """
@@ -36,11 +36,11 @@ from tests.simulation.virtual_loop import run_virtually
 
 NUM_ENGINES, NUM_GATEWAYS, NUM_REQUESTS, NUM_FAULTS = 3, 2, 16, 6
 FAULT_SECONDS = 5.0
-"""Requests and faults come within so long."""
+"""Seconds within which requests and faults come."""
 SETTLE_SECONDS = 5.0
-"""After the last fault is over everyone agrees within so long."""
+"""Seconds after the last fault within which all processes agree again."""
 REAP_SECONDS = 4.0
-"""More, until leases of the dead have run out and their columns are reaped."""
+"""Further seconds until leases of dead processes have run out and their columns are reaped."""
 BLOCK_SIZE = 16
 MODEL = ServedModel(
     name="chaos",
@@ -56,7 +56,7 @@ TEXT = SimulatedModel(vocab_size=1000)
 
 @dataclass(slots=True)
 class Report:
-    """What a seed did; equal runs have equal digests."""
+    """Result of a seed; equal runs have equal digests."""
 
     seed: int
     num_attempts: int = 0
@@ -69,13 +69,13 @@ class Report:
 
 
 class Cluster:
-    """Use within `running`."""
+    """Simulated processes. Use within `running`."""
 
     def __init__(self, seed: int) -> None:
         self.rng, self.report = random.Random(seed), Report(seed)
         self.air, self.redis = Air(rng=random.Random(seed + 1)), RedisTwin()
         self.engines: dict[str, SimulatedEngine] = {}
-        """The living, by address."""
+        """Living engines, by address."""
         self.gateways: dict[int, SimulatedGateway] = {}
         self.answers: list[Answer] = []
         self._carried: dict[int, set[asyncio.Task[None]]] = {}
@@ -128,7 +128,7 @@ class Cluster:
         self.gateways[number] = await life.enter_async_context(gateway.running())
 
     async def kill_engine(self, name: str) -> None:
-        """NOTE: cut off first, so that nothing it does while it ends is heard."""
+        """Ends an engine. NOTE: it is cut off first, so that nothing it does while it ends is received."""
         engine = self.engines.pop(name)
         self._buses[name].lose()
         self._stores[name].is_cut = True
@@ -136,7 +136,7 @@ class Cluster:
         await self._lives.pop(name).aclose()
 
     async def break_something(self) -> None:
-        """One fault and its end."""
+        """Causes one fault and ends it."""
         rng = self.rng
         faults = (
             *(self._crash, self._hang, self._gateway_crash, self._deafen, self._storm),
@@ -156,7 +156,8 @@ class Cluster:
         await self.start_engine(name)
 
     async def _gateway_crash(self, seconds: float) -> None:
-        """Its clients come back through another one; engines cancel what it had there."""
+        """Crashes a gateway. Its clients return through another one; engines cancel the requests that they had of
+        it."""
         if len(self.gateways) < 2:
             return
         number = self.rng.choice(sorted(self.gateways))
@@ -177,7 +178,7 @@ class Cluster:
         engine.resume()
 
     async def _deafen(self, seconds: float) -> None:
-        """One process loses its bus."""
+        """Cuts one process off from its bus for a time."""
         names: list[str | int] = [*sorted(self.engines), *self.gateways]
         name = self.rng.choice(names)
         bus = self._buses[name]
@@ -196,7 +197,7 @@ class Cluster:
                 bus.find()
 
     async def _storm(self, seconds: float) -> None:
-        """Messages are lost, doubled and turned round."""
+        """Loses, doubles and reorders messages for a time."""
         self.air.drop, self.air.double, self.air.jitter = 0.3, 0.2, 0.05
         await asyncio.sleep(seconds)
         self.air.drop = self.air.double = self.air.jitter = 0.0
@@ -218,7 +219,7 @@ class Cluster:
         self.redis.seconds = 0.0002
 
     def new_answer(self) -> Answer:
-        """Prompts of a few families share their beginnings."""
+        """An answer to a new prompt. Prompts of a few families share their beginnings."""
         rng = self.rng
         family, number = rng.randrange(4), len(self.answers)
         shared = [1 + family] * BLOCK_SIZE * rng.randrange(1, 7)
@@ -247,7 +248,7 @@ class Cluster:
             assert answer.output_ids == expected, f"request {answer.number} differs from the undisturbed answer"
 
     def check_agreement(self) -> None:
-        """Indexes are what engines cache; nobody counts a request that is over; no block is held."""
+        """Checks that indexes agree with the caches of engines, no finished request is counted and no block is held."""
         for name, engine in self.engines.items():
             load = engine.core.load()
             assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), f"{name} holds {load}"
@@ -264,7 +265,7 @@ class Cluster:
             assert gateway.router.num_in_flight(MODEL.key) == 0, f"gateway {number} counts requests that are over"
 
     async def check_store(self) -> None:
-        """Redis has a column for each engine, and nothing else."""
+        """Checks that Redis has a column for each engine, and nothing else."""
         table = SlotTable(StoreTwin(self.redis, asyncio.get_running_loop().time), MODEL.key, 0)
         slots = {slot.replica_id: slot for slot in await table.read()}
         assert {name: slot.epoch for name, slot in slots.items() if slot.is_live} == {
@@ -301,7 +302,7 @@ async def _run(seed: int) -> Report:
 
 
 def run_seed(seed: int) -> Report:
-    """Raises `AssertionError` where an invariant does not hold."""
+    """Runs a seed. Raises `AssertionError` where an invariant does not hold."""
     return run_virtually(_run(seed), seed)
 
 

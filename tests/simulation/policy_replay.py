@@ -1,7 +1,7 @@
-"""Replays traces through routing policies over simulated replicas: what is found cached, how long first tokens take.
+"""Replays traces through routing policies over simulated replicas; measures cached tokens and times to first token.
 
 `python -m tests.simulation.policy_replay --trace FILE`. Our policy is the gateway's own router, index and membership,
-on a virtual clock, with facts that travel over a bus in memory; the others are formulas.
+on a virtual clock, with messages over a bus in memory; the others are formulas.
 """
 
 from __future__ import annotations
@@ -53,35 +53,36 @@ MODEL = ServedModel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """Of one trace under one policy."""
+    """Figures of one trace under one policy."""
 
     trace: str
     policy: str
     hit_rate: float
-    """Prompt tokens found cached, of all."""
+    """Share of prompt tokens that were found cached."""
     ttft_mean: float
     ttft_p50: float
     ttft_p90: float
     ttft_p99: float
     busiest_share: float
-    """Of the requests, that went to the replica which got most."""
+    """Share of the requests of the replica that got most."""
     ttfts: list[float] = field(repr=False)
 
 
 class Sender(Protocol):
-    """A policy at work; `send` chooses and says how the request is told of its prompt and of its end."""
+    """A policy at work; `send` chooses a replica and returns the callbacks for the computed prompt and the end of the
+    request."""
 
     def send(self, arrival: Arrival) -> tuple[str, Callable[[int], None], Callable[[], None]]: ...
 
 
 class RuleSender:
-    """Keeps the account that a formula looks at."""
+    """Keeps the counts that a formula reads."""
 
     def __init__(self, rule: Rule, replicas: dict[str, SimulatedReplica]) -> None:
         self._rule, self._replicas = rule, replicas
         self._num_requests = Counter[str]()
         self._held: dict[str, Counter[bytes]] = {replica_id: Counter() for replica_id in replicas}
-        """How many requests hold a block."""
+        """Number of requests that hold a block."""
 
     def send(self, arrival: Arrival) -> tuple[str, Callable[[int], None], Callable[[], None]]:
         seen = [self._sight(replica_id, replica, arrival) for replica_id, replica in self._replicas.items()]
@@ -115,7 +116,7 @@ class RuleSender:
 
 
 class RouterSender:
-    """The gateway's router."""
+    """Sender with the gateway's router."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -133,7 +134,7 @@ class RouterSender:
 
 @contextlib.asynccontextmanager
 async def _routed(air: Air, replicas: dict[str, SimulatedReplica]) -> AsyncIterator[RouterSender]:
-    """A gateway's router that knows every replica."""
+    """Sender with a gateway's router that knows every replica."""
 
     @contextlib.asynccontextmanager
     async def dial(address: str) -> AsyncIterator[EngineStub]:
@@ -154,7 +155,7 @@ async def _routed(air: Air, replicas: dict[str, SimulatedReplica]) -> AsyncItera
 async def replay(
     arrivals: Sequence[Arrival], policy: str, trace: str, hardware: Hardware, num_replicas: int = NUM_REPLICAS
 ) -> Outcome:
-    """Runs on a virtual loop."""
+    """Replays a trace under a policy. Runs on a virtual loop."""
     assert arrivals, "the last of them to finish ends the replay"
     loop, air, started = asyncio.get_running_loop(), Air(), dict[int, float]()
     counts = Counter[str]()

@@ -1,6 +1,6 @@
-"""What a simulated replica says of itself: heartbeats, load, cached blocks, as often as a real engine and by its log.
+"""Messages of a simulated replica: heartbeats, load, cached blocks, as often as a real engine's and from its log.
 
-Also answers what a follower of its cache and a prober ask. Knows nothing of how the replica computes.
+It also answers a follower of its cache and a prober. Knows nothing about the replica's computing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from headwater.services.runtime.tasks import owned_task
 
 
 class ReplicaFacts:
-    """Use within `running`. `log` takes what changes in the cache; `changed` says that the load did."""
+    """Messages of one replica. Use within `running`. `log` takes changes of the cache; `changed` reports that the load
+    changed."""
 
     def __init__(
         self,
@@ -86,10 +87,10 @@ class ProberTwin(Prober):
 
 
 class EngineStub:
-    """What a follower asks an engine for, answered from a simulated one's facts."""
+    """The engine's methods for a follower, answered from a simulated replica's messages."""
 
     def __init__(self, find: Callable[[], ReplicaFacts | None]) -> None:
-        """`find` says who answers at the address now, if anyone."""
+        """`find` returns the replica at the address now, if there is one."""
         self._find = find
 
     async def KvEvents(

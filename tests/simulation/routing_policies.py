@@ -1,6 +1,6 @@
-"""Published routing policies as formulas in our words, each with the source that it was checked against.
+"""Published routing policies as formulas, each with the source that it was checked against.
 
-Each sees more than it would in the field: the caches as they are, and counts without delay. Knows nothing of time.
+Each sees more than it would in production: the caches as they are, and counts without delay. Knows nothing about time.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ class Sight:
 
     replica_id: str
     num_matched: int
-    """Blocks of the prompt that are cached there."""
+    """Number of the prompt's blocks that are cached there."""
     num_requests: int
-    """Sent there and not over."""
+    """Number of requests that were sent there and are not over."""
     num_waiting: int
-    """Of these, whose prompts are not computed yet."""
+    """Number of these whose prompts are not computed yet."""
     num_prefill_tokens: int
-    """Of their prompts, not cached."""
+    """Number of tokens of their prompts that are not cached."""
     num_active_blocks: int
-    """That its requests hold, shared ones counted once."""
+    """Number of blocks that its requests hold, shared ones counted once."""
     num_new_blocks: int
-    """That the request would add to them."""
+    """Number of blocks that the request would add to them."""
     num_blocks: int
-    """Its cache."""
+    """Number of blocks in its cache."""
 
 
 class Rule(Protocol):
     def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
-        """The place, among those seen, of the replica that gets the request."""
+        """Index, among the replicas, of the one that gets the request."""
 
 
 def round_robin(arrival: Arrival, seen: Sequence[Sight]) -> int:
@@ -50,7 +50,7 @@ def least_requests(arrival: Arrival, seen: Sequence[Sight]) -> int:
 
 
 def consistent_hash(arrival: Arrival, seen: Sequence[Sight]) -> int:
-    """Of the prompt's first blocks, whatever the load."""
+    """Consistent hash of the prompt's first blocks, whatever the load."""
     ids = [each.replica_id for each in seen]
     return ids.index(rendezvous.by_distance(rendezvous.prefix_of(arrival.hashes), ids)[0])
 
@@ -58,8 +58,8 @@ def consistent_hash(arrival: Arrival, seen: Sequence[Sight]) -> int:
 def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:
     """Dynamo's KV router at its defaults (overlap credit and prefill scale 1, temperature 0: the lowest cost wins).
 
-    Blocks to prefill there, this request's included and less those it finds, and blocks to decode with it there.
-    ai-dynamo/dynamo 07a6c9c, lib/kv-router/src/scheduling/selector/default.rs.
+    The cost is the number of blocks to prefill there, this request's included and less those it finds, and of blocks to
+    decode with it there. ai-dynamo/dynamo 07a6c9c, lib/kv-router/src/scheduling/selector/default.rs.
     """
 
     def cost(each: Sight) -> float:
@@ -71,12 +71,12 @@ def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:
 
 
 def share_of_prompt(arrival: Arrival, seen: Sequence[Sight]) -> list[float]:
-    """Of the prompt's blocks, cached there: `prefix-cache-scorer` (llm-d/llm-d-router b364753)."""
+    """Share of the prompt's blocks that are cached there: `prefix-cache-scorer` (llm-d/llm-d-router b364753)."""
     return [each.num_matched / max(1, len(arrival.hashes)) for each in seen]
 
 
 def among_holders(arrival: Arrival, seen: Sequence[Sight]) -> list[float]:
-    """From 0 for the shortest match to 1 for the longest, of those that have one; 1 where these are equal.
+    """Score from 0 for the shortest match to 1 for the longest, among replicas with a match; 1 where these are equal.
 
     `precise-prefix-cache-scorer` (llm-d/llm-d-inference-scheduler 2202f3c, pkg/plugins/scorer/utils.go).
     """
@@ -94,7 +94,7 @@ class WeightedScores:
     """
 
     def __init__(self, prefix: Callable[[Arrival, Sequence[Sight]], list[float]], weights: tuple[int, int, int]):
-        """`weights` of prefix, queue and memory."""
+        """`weights` are those of prefix, queue and memory."""
         self._prefix, self._weights = prefix, weights
 
     def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
@@ -107,8 +107,9 @@ class WeightedScores:
 
 
 class Thresholds:
-    """SGLang's gateway, cache-aware, at its defaults: to whom the longest match of what was sent belongs, if it is long
-    enough and load is balanced; else to the fewest requests. It sees no caches, only what it sent.
+    """SGLang's gateway, cache-aware, at its defaults: the replica with the longest match among earlier prompts, if it
+    is long enough and load is balanced; else the one with the fewest requests. It sees no caches, only the prompts that
+    it sent.
 
     sgl-project/sglang 053b63f, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs (03744db); defaults as in its
     router_args.py. Until December 2025 a miss went to the smallest tree instead: `on_miss`.
@@ -116,14 +117,14 @@ class Thresholds:
 
     CACHE, ABSOLUTE, RELATIVE = 0.3, 64, 1.5
     MAX_BLOCKS = (1 << 26) // 4 // BLOCK_SIZE
-    """Of a replica in the tree, which is limited to 2^26 characters, four a token."""
+    """Largest number of a replica's blocks in the tree, which is limited to 2^26 characters, four a token."""
 
     def __init__(self, on_miss: Literal["fewest requests", "smallest tree"] = "fewest requests") -> None:
         self._on_miss = on_miss
         self._sent: dict[str, OrderedDict[bytes, None]] = {}
         """Blocks by replica, least recently used first."""
         self._owners: dict[bytes, dict[str, None]] = {}
-        """Replicas by block, the first to get it first: to it the block's node belongs while it has it."""
+        """Replicas by block, the first to get it first: the block's node belongs to that one while it has the block."""
 
     def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
         ids, loads = [each.replica_id for each in seen], [each.num_requests for each in seen]
@@ -152,7 +153,7 @@ class Thresholds:
 
 
 def _best(arrival: Arrival, scores: Sequence[float]) -> int:
-    """The highest; between equals each in turn."""
+    """Index of the highest score; each in turn between equals."""
     places = [place for place, score in enumerate(scores) if score == max(scores)]
     return places[arrival.number % len(places)]
 
@@ -168,4 +169,4 @@ RULES: dict[str, Callable[[], Rule]] = {
     "thresholds (SGLang)": Thresholds,
     "thresholds, smallest tree (SGLang)": lambda: Thresholds(on_miss="smallest tree"),
 }
-"""How each is made."""
+"""Constructors of the policies, by name."""

@@ -1,4 +1,4 @@
-"""Requests to be routed: when they come, how long they are, which blocks their prompts begin with.
+"""Requests to be routed: arrival, lengths, and the blocks that their prompts begin with.
 
 A published trace is read from a file; the shared-prefix ladder is generated. Knows nothing about replicas.
 """
@@ -14,12 +14,13 @@ from pathlib import Path
 from headwater.bench.trace_file import read_trace
 
 BLOCK_SIZE = 512
-"""Tokens a block of the conversation trace, which tells no more of a prompt; the ladder is cut the same way."""
+"""Number of tokens in a block of the conversation trace, the finest detail that it has of a prompt; the ladder is cut
+the same way."""
 LADDER = (
     *((15, 50), (3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21)),
     *((40, 38), (43, 36), (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25)),
 )
-"""Requests a second, for so many seconds: the published benchmark of llm-d at 73 % of the caches."""
+"""(requests a second, seconds) of each rate: the published benchmark of llm-d at 73 % of the caches."""
 _NUM_GROUPS, _PROMPTS_PER_GROUP = 150, 5
 _SHARED_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 6000, 1200, 1000
 
@@ -32,7 +33,7 @@ class Arrival:
     num_prompt_tokens: int
     num_output_tokens: int
     hashes: list[bytes]
-    """Of the prompt's full blocks."""
+    """Hashes of the prompt's full blocks."""
 
 
 def conversation(path: Path, limit: int | None = None) -> list[Arrival]:

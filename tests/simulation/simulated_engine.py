@@ -1,6 +1,7 @@
 """An engine in the simulation: the real scheduler, blocks and events over the simulated executor, in virtual time.
 
-`kill` ends it without a word, `pause` makes it hang. Keeps its column of the index in Redis, as a real engine does.
+`kill` ends it without a last message, `pause` makes it hang. It keeps its column of the index in Redis, as a real
+engine does.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ class EngineLost(Exception):
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """A request's answer as it comes."""
+    """Receiver of a request's answer."""
 
     on_started: Callable[[int], None]
-    """With the tokens that were found cached."""
+    """Called with the number of tokens that were found cached."""
     on_tokens: Callable[[int, list[int]], None]
-    """With the index of the first."""
+    """Called with the index of the first token, and the tokens."""
     ended: asyncio.Future[FinishReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class SimulatedEngine:
-    """Use within `running`."""
+    """One engine. Use within `running`."""
 
     def __init__(self, member: Member, bus: Bus, store: Store, config: EngineConfig, model: SimulatedModel) -> None:
         assert member.model is not None
@@ -71,7 +72,7 @@ class SimulatedEngine:
     def open(
         self, prompt_ids: Sequence[int], output_ids: Sequence[int], sampling: SamplingParams, stream: Stream
     ) -> int:
-        """A request, or the rest of one. Raises `EngineLost`."""
+        """Opens a request, or the rest of one. Raises `EngineLost`."""
         if self.is_dead:
             raise EngineLost
         key = next(self._keys)
@@ -86,7 +87,7 @@ class SimulatedEngine:
             self._wanted.set()
 
     def kill(self) -> None:
-        """Every stream is lost; what the engine says from now on nobody hears."""
+        """Ends the engine: every stream is lost, and no later message of it is received."""
         self.is_dead = True
         self._goes_on.clear()
         streams, self._streams = self._streams, {}

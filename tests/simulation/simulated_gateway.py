@@ -1,6 +1,6 @@
-"""A gateway in the simulation: the real membership, index and router; requests are carried to simulated engines.
+"""A gateway in the simulation: the real membership, index and router; requests are sent to simulated engines.
 
-What a real gateway does with text and sessions is not here; that an answer goes on where a dead engine left it is.
+It has no text and no sessions, but an answer goes on where a dead engine left it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from tests.simulation.simulated_engine import EngineLost, SimulatedEngine, Strea
 from tests.simulation.store_twin import StoreTwin
 
 RETRY_SECONDS = 0.05
-"""Until a request that no replica could take asks again."""
+"""Seconds until a request that no replica could take tries again."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """A request and what came of it."""
+    """A request and its results."""
 
     number: int
     prompt_ids: list[int]
     sampling: SamplingParams
     output_ids: list[int] = field(default_factory=list)
     replicas: list[str] = field(default_factory=list)
-    """Where it was, one after another."""
+    """Replicas that computed it, one after another."""
     cached_tokens: int = 0
     predicted_tokens: int = 0
-    """Of the last attempt, as the tokens above."""
+    """Number of predicted tokens of the last attempt, as the tokens above."""
     is_done: bool = False
 
 
 class SimulatedGateway:
-    """Use within `running`."""
+    """One gateway. Use within `running`."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SimulatedGateway:
         epoch: int,
         seeds: Sequence[str],
     ) -> None:
-        """`find` says who answers at an address now, if anyone."""
+        """`find` returns the engine at an address now, if there is one."""
         self.bus, self.store, self._model, self._find = bus, store, model, find
         clock = asyncio.get_running_loop().time
         self.members = Members(bus, (Kind.ENGINE,), {Kind.ENGINE: seeds}, probers=self._probers, clock=clock)
@@ -69,7 +69,7 @@ class SimulatedGateway:
             yield self
 
     async def carry(self, answer: Answer) -> None:
-        """Until it is whole, over as many engines as it takes."""
+        """Runs a request until its answer is whole, over as many engines as it takes."""
         hashes = b"".join(block_hashes(b"\0" * 16, answer.prompt_ids, self._model.block_size))
         failed: set[Incarnation] = set()
         while not answer.is_done:

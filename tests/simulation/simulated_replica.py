@@ -1,6 +1,7 @@
-"""A replica without an engine: prompts wait in one line, a block cache spares what it has, answers take their time.
+"""A replica without an engine: prompts wait in one queue, cached blocks are not computed again, and answers take their
+time.
 
-Time passes on the running loop's clock.
+Time is that of the running loop's clock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.simulation.replica_facts import ReplicaFacts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """What a replica can do."""
+    """Speed and size of a replica."""
 
     num_blocks: int
     prefill_tps: float = 12_000.0
@@ -29,20 +30,20 @@ class Hardware:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request at a replica; whoever sent it is told when its prompt is computed and when it is over."""
+    """A request at a replica; its callbacks report that its prompt is computed and that it is over."""
 
     hashes: Sequence[bytes]
     num_prompt_tokens: int
     num_output_tokens: int
     on_started: Callable[[int], None]
-    """With the tokens that were found cached."""
+    """Called with the number of tokens that were found cached."""
     on_finished: Callable[[], None]
     num_uncached_tokens: int = 0
-    """As far as the cache's content told when it came."""
+    """Number of tokens to compute, as far as the cache's content showed on arrival."""
 
 
 class BlockCache:
-    """Least recently used blocks give way; every change is said."""
+    """Cache of blocks that evicts the least recently used; every change is reported."""
 
     def __init__(self, num_blocks: int, tell: Callable[[CacheEvents], None]) -> None:
         self._num_blocks, self._tell = num_blocks, tell
@@ -52,11 +53,11 @@ class BlockCache:
         return len(self._blocks)
 
     def matched(self, hashes: Sequence[bytes]) -> int:
-        """How many blocks of the chain, from the first on, are here."""
+        """Number of blocks of the chain, from the first on, that are cached."""
         return next((length for length, block in enumerate(hashes) if block not in self._blocks), len(hashes))
 
     def use(self, hashes: Sequence[bytes]) -> None:
-        """The chain is here now; its head is younger than its tail, so that chains shorten from their end."""
+        """Stores the chain. Its head is younger than its tail, so that chains shorten from their end."""
         num_matched = self.matched(hashes)
         for block in reversed(hashes):
             self._blocks[block] = None
@@ -71,7 +72,7 @@ class BlockCache:
 
 
 class SimulatedReplica:
-    """Use within `running`."""
+    """One replica. Use within `running`."""
 
     def __init__(self, member: Member, hardware: Hardware, bus: Bus) -> None:
         assert member.model is not None
@@ -82,11 +83,11 @@ class SimulatedReplica:
         self._arrived = asyncio.Event()
         self._num_waiting_tokens = self.num_running = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
-        """Of all prompts computed here."""
+        """Number of tokens of all prompts computed here."""
 
     @property
     def num_waiting(self) -> int:
-        """Prompts not computed yet."""
+        """Number of prompts that are not computed yet."""
         return len(self._waiting)
 
     @contextlib.asynccontextmanager
@@ -113,13 +114,13 @@ class SimulatedReplica:
         )
 
     def _cached_tokens(self, job: Job) -> int:
-        """A token is always computed, and only whole blocks are found."""
+        """Number of cached tokens of a prompt. At least one token is computed, and only whole blocks are found."""
         block_size = self._block_size
         cached = self.cache.matched(job.hashes) * block_size
         return min(cached, job.num_prompt_tokens - 1) // block_size * block_size
 
     async def _compute(self) -> None:
-        """One prompt after the other, at the replica's speed."""
+        """Computes prompts one after the other, at the replica's speed."""
         loop = asyncio.get_running_loop()
         while True:
             while not self._waiting:

@@ -1,6 +1,6 @@
 """A Redis in memory, for simulations: runs the real Lua scripts over a dict, on the running loop's clock.
 
-Passes the contract tests of the real one, as far as the prefix index uses it; a command it does not know is an error.
+Passes the contract tests of the real one, as far as the prefix index uses it; an unknown command is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RedisTwin:
     def __init__(self) -> None:
         self.is_down = False
         self.seconds = 0.0002
-        """That an answer takes."""
+        """Seconds that an answer takes."""
         self._values: dict[bytes, Any] = {}
         self._expiries: dict[bytes, float] = {}
         self._scripts: dict[str, Any] = {}
@@ -41,11 +41,11 @@ class RedisTwin:
         return [key for key in self._values if key.startswith(prefix)]
 
     def bits(self, key: bytes) -> int:
-        """A bitmap as a number."""
+        """Value of a bitmap as a number."""
         return int.from_bytes(self._values[key], "big")
 
     def call(self, *words: Any) -> Reply:
-        """One command. Raises `ResponseError`."""
+        """Runs one command. Raises `ResponseError`."""
         name, *rest = (_bytes(word) for word in words)
         if (command := _COMMANDS.get(name.upper())) is None:
             raise ResponseError(f"the twin does not know {name.decode()}")

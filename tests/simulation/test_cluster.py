@@ -1,4 +1,5 @@
-"""A line of real processes that is broken: no answer changes, nothing is left behind, everyone agrees again in time."""
+"""A cluster of real processes with faults: no answer changes, nothing is left behind, all processes agree again in
+time."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ NUM_LONG = 200
 
 
 def break_it(*flags: str) -> list[dict[str, Any]]:
-    """The outcomes of schedules on a cluster of its own."""
+    """Outcomes of schedules on a cluster of its own."""
     command = [sys.executable, "-m", "tests.simulation.cluster", "--patience=3", *flags]
     with kept_child(command) as child:
         said = list(child)

@@ -1,6 +1,7 @@
-"""An event loop whose time passes only while nothing is left to do: hours in seconds, and the same order every time.
+"""An event loop whose time passes only while nothing is left to do: hours take seconds, and the order is always the
+same.
 
-What runs on it takes its time from `loop.time()` and does no real input or output.
+Code on it takes its time from `loop.time()` and does no real input or output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Stuck(RuntimeError):
-    """Everything waits for something that nobody will do."""
+    """Every task waits for something that will never happen."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -31,7 +32,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Skipping(selectors.SelectSelector):
-    """Instead of waiting it moves the loop's clock."""
+    """Selector that moves the loop's clock instead of waiting."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class _Skipping(selectors.SelectSelector):
 
 
 def run_virtually(main: Coroutine[Any, Any, Result], seed: int) -> Result:
-    """What `main` returns. The same program and seed take the same steps in the same order."""
+    """Runs `main` and returns its result. The same program and seed take the same steps in the same order."""
     random.seed(seed)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

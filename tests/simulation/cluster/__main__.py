@@ -1,4 +1,4 @@
-"""Real processes under a trace, undisturbed or broken by seeded schedules.
+"""Real processes under a trace, undisturbed or with seeded faults.
 
 `python -m tests.simulation.cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules 200`; one of them
 again: `… --faults 17`.
@@ -43,7 +43,7 @@ console = Console(stderr=True)
 
 @contextlib.asynccontextmanager
 async def trials_on(shape: Shape, arrivals: list[Arrival], folder: Path, log_level: str) -> AsyncIterator[Trials]:
-    """A cluster of its own for the length of a scope."""
+    """Starts a cluster for the length of a scope."""
     model_folder = model_store.pull(DEMO_NAME, cache_dir=model_store.default_cache_dir(), progress=silent, device="cpu")
     vocab_size = ModelManifest.read(model_folder).vocab_size
     asker, admin_key = Asker(DEMO_NAME, load_tokenizer(model_folder), vocab_size, MAX_MODEL_LEN), new_admin_key()
@@ -67,7 +67,7 @@ async def _undisturbed(
 
 
 def _tell(tally: Tally, questions: list[Question], num_replicas: int) -> bool:
-    """What was measured, beside what the replay expects of our policy and of round robin."""
+    """Prints the measured figures, beside the replay's prediction for our policy and for round robin."""
     found: dict[str, Any] = {
         "asked": tally.num_asked,
         "measured": {"hit_rate": round(tally.hit_rate, 4), "ttft_ms": _in_ms(tally.ttft)},
@@ -89,7 +89,7 @@ def _in_ms(seconds: Sequence[float]) -> dict[str, float]:
 async def _broken(
     shape: Shape, arrivals: list[Arrival], folder: Path, seeds: Sequence[int], limit: float, patience: float, level: str
 ) -> bool:
-    """Whether all of them held; says where to go on when the time is over."""
+    """Runs schedules; returns whether all of them held. Prints where to go on when the time is over."""
     end, failed, num_run = time.monotonic() + limit, [], 0
     async with trials_on(shape, arrivals, folder, level) as trials:
         trials.patience = patience

@@ -1,7 +1,7 @@
-"""Those who ask a cluster: each reads its stream event by event and knows what it should have been told.
+"""Clients of a cluster: each reads its stream event by event and knows the expected answer.
 
-A client whose gateway died comes back for the rest of a resumable stream through another one, and asks anything else
-again, as clients do; everything else is the line's to bear.
+A client whose gateway died resumes a resumable stream through another gateway, and sends other requests again, as
+clients do. The cluster has to survive all other faults.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import httpx
 from tests.simulation.cluster.questions import PATH, Question
 
 ANSWER_SECONDS = 60.0
-"""What an answer may take, whatever happens meanwhile."""
+"""Seconds that an answer may take, whatever happens meanwhile."""
 ASK_AGAIN_SECONDS = 0.1
 LEAVING = '"code":"draining"'
 LET_GO_SECONDS = 0.05
-"""Between the line's end of an answer and this process's reading of it, on a busy machine."""
+"""Seconds between the cluster's end of an answer and this process's reading of it, on a busy machine."""
 
 
 @dataclass(slots=True)
 class Told:
-    """What a client was told of one question."""
+    """Answer that a client received to one question."""
 
     texts: list[str]
     token_ids: list[list[int]]
@@ -42,7 +42,7 @@ class Told:
     max_gap: float = 0.0
     """Seconds between two events."""
     stream_id: str = ""
-    """By which a resumable stream is found again."""
+    """Id by which a resumable stream is found again."""
     last_event: int = 0
     """The number of the last one of a resumable stream."""
 
@@ -54,17 +54,17 @@ class Told:
 
 @dataclass(slots=True)
 class Tally:
-    """Of many questions."""
+    """Statistics of many questions."""
 
     num_asked: int = 0
     num_asked_again: int = 0
-    """Their gateway died."""
+    """Number of questions that were sent again because their gateway died."""
     num_resumed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     ttft: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    """The longest of each answer."""
+    """Longest gap of each answer."""
     wrong: list[str] = field(default_factory=list)
 
     @property
@@ -81,7 +81,7 @@ class Tally:
 
 
 class Refused(Exception):
-    """The line said no: carries status and words."""
+    """The cluster refused a request. Carries status and body."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"HTTP {status}: {text[:300]}")
@@ -89,11 +89,11 @@ class Refused(Exception):
 
 
 class Leaving(Exception):
-    """The gateway ends and takes nothing new: another one does."""
+    """The gateway is stopping and takes no new requests; another one does."""
 
 
 class NotKept(Exception):
-    """The stream that was asked for by its id is not there any more."""
+    """The stream that was requested by its id is no longer kept."""
 
 
 class BrokenAnswer(Exception):
@@ -101,13 +101,13 @@ class BrokenAnswer(Exception):
 
 
 class Client:
-    """Asks one gateway address in one tenant's name."""
+    """Sends requests to one gateway address in one tenant's name."""
 
     def __init__(self, http: httpx.AsyncClient, key: str) -> None:
         self._http, self._headers = http, {"authorization": f"Bearer {key}"}
 
     async def ask(self, question: Question, tally: Tally) -> None:
-        """To the end of the answer, from the beginning again where the gateway is gone."""
+        """Sends a question and reads the answer to its end, from the beginning again where the gateway is gone."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 tally.add(question, await self._ask(question, tally))
@@ -133,7 +133,8 @@ class Client:
                 told = Told.nothing(question)
 
     async def once(self, question: Question) -> Told:
-        """Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises when the gateway dies."""
+        """Sends a question once. Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises when the gateway
+        dies."""
         told = Told.nothing(question)
         await self._begin(question, told)
         return told
@@ -143,7 +144,7 @@ class Client:
             await _hear_all(reply, told)
 
     async def _resume(self, told: Told) -> None:
-        """Raises `NotKept`, and as above."""
+        """Resumes a stream. Raises `NotKept`, and as `once`."""
         headers = self._headers | {"last-event-id": str(told.last_event)}
         async with self._http.stream("GET", f"/v1/streams/{told.stream_id}", headers=headers) as reply:
             if reply.status_code == httpx.codes.NOT_FOUND:
@@ -151,7 +152,7 @@ class Client:
             await _hear_all(reply, told)
 
     async def learn(self, questions: Iterable[Question]) -> None:
-        """Asks what cannot be computed here, while nothing is broken."""
+        """Sends a question whose answer cannot be computed here, while nothing is broken, and stores the answer."""
         for question in questions:
             if not question.texts:
                 told = await self.once(question)
@@ -194,7 +195,7 @@ def _hear(told: Told, event: dict[str, Any]) -> None:
 
 
 def faults_of(question: Question, told: Told) -> list[str]:
-    """In what an answer differs from the undisturbed one."""
+    """Differences between an answer and the undisturbed one."""
     found = []
     for i, (text, ids, reason) in enumerate(zip(told.texts, told.token_ids, told.finish_reasons, strict=True)):
         expected_text, expected_ids = question.texts[i], question.token_ids[i]
@@ -225,13 +226,13 @@ class Limited:
     concurrency: int
     tokens_per_minute: int
     spans: list[tuple[float, float, int]] = field(default_factory=list)
-    """Of each answer: from its first event to its last, and its tokens, the prompt's among them."""
+    """For each answer: times of its first and last event, and its tokens, the prompt's among them."""
     refused: Counter[int] = field(default_factory=Counter)
-    """By status."""
+    """Number of refusals, by status."""
     wrong: list[str] = field(default_factory=list)
 
     async def ask_on(self, client: Client, question: Question) -> None:
-        """For ever; what is refused is asked again a little later."""
+        """Sends requests for ever; a refused one is sent again a little later."""
         num_tokens = question.num_prompt_tokens + question.body["max_tokens"]
         while True:
             began = time.monotonic()
@@ -263,10 +264,10 @@ class Limited:
         return most
 
     def told_since(self, since: float) -> list[tuple[float, float]]:
-        """When answers began and ended."""
+        """Beginnings and ends of answers since a time."""
         return [(round(a - since, 2), round(b - since, 2)) for a, b, _ in self.spans if b > since]
 
     def most_in_a_minute(self, since: float) -> int:
-        """Tokens of answers that began within any 60 seconds that ended after a time."""
+        """Largest number of tokens of answers that began within any 60 seconds that ended after a time."""
         starts = sorted((a, tokens) for a, _, tokens in self.spans if a > since - 60)
         return max((sum(n for at, n in starts if first <= at < first + 60) for first, _ in starts), default=0)

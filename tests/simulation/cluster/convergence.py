@@ -1,4 +1,4 @@
-"""How soon everyone knows everything again: after an engine's, Redis's and NATS's death, in seconds."""
+"""Measures the seconds until all processes agree again after the death of an engine, of Redis and of NATS."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from tests.simulation.cluster.trial import TENANTS, ClusterFailed, Trials
 from tests.simulation.cluster.views import NotReached, Views
 
 AWAY_SECONDS = 2.0
-"""Of a server, under load."""
+"""Seconds for which a server is away under load."""
 GIVE_UP_SECONDS = 30.0
 POLL_SECONDS = 0.02
 
 
 class Convergence:
-    """Breaks one thing at a time, while questions come."""
+    """Breaks one thing at a time while questions are sent."""
 
     def __init__(self, cluster: Cluster, views: Views, trials: Trials) -> None:
         self._cluster, self._views, self._trials = cluster, views, trials
         self.tally = Tally()
-        """Of everything that was asked meanwhile."""
+        """Statistics of all questions."""
 
     async def measure(self, rounds: int) -> dict[str, list[float]]:
-        """Seconds of each round, by what was broken. Raises `ClusterFailed` where nobody agrees again."""
+        """Seconds of each round, by the thing that was broken. Raises `ClusterFailed` where the processes do not agree
+        again."""
         kinds: dict[str, Callable[[], Awaitable[float]]] = {
             "index after an engine's restart": self._engine,
             "index after Redis came back empty": lambda: self._servers(REDIS),
@@ -38,7 +39,7 @@ class Convergence:
         return {kind: [round(await once(), 3) for _ in range(rounds)] for kind, once in kinds.items()}
 
     async def _engine(self) -> float:
-        """From when the new life answers; questions go on to the others."""
+        """Seconds from the first answer of the new engine to agreement; questions go on to the others."""
         [name, *_] = self._cluster.names(ENGINE)
         before = await self._views.engine(name)
         async with self._load():
@@ -54,7 +55,7 @@ class Convergence:
         return seconds
 
     async def _servers(self, *names: str) -> float:
-        """From when the last server answers, to when everyone agrees while nothing is asked."""
+        """Seconds from the last server's first answer to agreement, while no question is sent."""
         servers = [self._cluster.servers[name] for name in names]
         async with self._load():
             for server in servers:
@@ -66,7 +67,8 @@ class Convergence:
         return await self._agreement(time.monotonic())
 
     async def _fairness(self) -> float:
-        """From when Redis answers to when it knows every tenant's virtual time, while all of them ask."""
+        """Seconds from Redis's first answer until it knows every tenant's virtual time, while all tenants send
+        requests."""
         server = self._cluster.servers[REDIS]
         async with self._load(), self._trials.eager_ones():
             await server.kill()
@@ -86,7 +88,7 @@ class Convergence:
 
     @contextlib.asynccontextmanager
     async def _load(self) -> AsyncIterator[None]:
-        """Questions for the length of a scope; what was asked is answered within it."""
+        """Sends questions for the length of a scope; all of them are answered within it."""
         stopping = asyncio.Event()
         task = asyncio.create_task(self._trials.ask_until(stopping, self.tally))
         try:
@@ -102,7 +104,7 @@ class Convergence:
             return None
 
     async def _is_known(self, name: str) -> bool:
-        """To every gateway, and in Redis."""
+        """Whether every gateway and Redis know an engine."""
         try:
             return await self._views.is_known(name)
         except NotReached:

@@ -1,6 +1,6 @@
-"""What is done to a cluster, and when: a schedule that a seed fixes, and the hand that carries it out.
+"""Faults of a cluster: a schedule that a seed determines, and its execution.
 
-Real processes take their own time; the seed fixes what is broken, not how the cluster takes it.
+Real processes take their own time; the seed determines the faults, not the reaction of the cluster.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from tests.simulation.cluster.relay import NatsRelay
 
 NUM_FAULTS = 3
 SPAN_SECONDS = 2.0
-"""Within which faults begin."""
+"""Seconds within which faults begin."""
 LEAST_SECONDS, MOST_SECONDS = 0.3, 2.0
-"""That one lasts. Past ten, a connection that is held counts as gone; that takes a schedule of its own."""
+"""Least and largest number of seconds of a fault. Past ten seconds a held connection counts as gone; that takes a
+schedule of its own."""
 SLOW_SECONDS = 0.05
 SUDDEN = frozenset({"kill", "kill_core"})
 DEADLY = SUDDEN | {"terminate"}
-"""Whoever meets one of these comes back as another life; nothing else does."""
+"""Faults after which a process comes back as another life."""
 
 KINDS: dict[str, tuple[str, ...]] = {
     "kill": (ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY),
@@ -35,7 +36,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "empty_nats": (NATS,),
     "empty_both": (REDIS,),
 }
-"""A fault and what it may befall."""
+"""Kinds of faults, each with the stages that it may hit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,11 @@ class Fault:
 
 
 def schedule(seed: int, shape: Shape) -> list[Fault]:
-    """The faults of a seed, in order. Nothing meets two of them, and of each kind of stage at least one meets none.
+    """The faults of a seed, in order. No process gets two of them, and of each kind of stage at least one process gets
+    none.
 
-    At most one engine dies without a word: a request that meets two such deaths before its first token counts as their
-    cause, and is refused.
+    At most one engine is killed: a request that is on two killed engines before its first token counts as their cause,
+    and is refused.
     """
     rng = random.Random(seed)
     able = {kind: rng.sample(names := shape.names(kind), len(names) - 1) for kind in _STAGES}
@@ -79,13 +81,13 @@ _STAGES = (ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY)
 
 
 class Breaker:
-    """Carries faults out; each is over when its method returns."""
+    """Executes faults; each is over when its method returns."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def carry_out(self, faults: list[Fault], seed: int) -> None:
-        """Returns when the last one is over."""
+        """Executes a schedule. Returns when the last fault is over."""
         async with asyncio.TaskGroup() as group:
             for fault in faults:
                 group.create_task(self._carry_out(fault, random.Random(seed)))

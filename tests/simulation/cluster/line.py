@@ -1,6 +1,5 @@
-"""A line of real processes that can be broken: the local stack, with relays before engines, output processors, NATS and
-Redis. Knows how to start, kill, pause and cut; knows nothing of what is asked of it.
-"""
+"""A cluster of real processes with faults: the local stack, with relays before engines, output processors, NATS and
+Redis. Knows how to start, kill, pause and cut processes; knows nothing about requests."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from tests.simulation.cluster.relay import NatsRelay, Relay
 HOST = "127.0.0.1"
 ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY = "engine", "output-processor", "processor", "gateway"
 RELAYED = (ENGINE, OUTPUT_PROCESSOR)
-"""Stages that others speak to over one connection, which a relay can hold."""
+"""Stages that others reach over one connection, which a relay can hold."""
 REDIS, NATS = "redis", "nats"
 MAX_MODEL_LEN = 2048
 ENVIRONMENT = {
@@ -44,12 +43,12 @@ ENVIRONMENT = {
     "HEADWATER_FAIL_OPEN_SHARE": "0.5",
     "HEADWATER_BATCH_CONCURRENCY": "0",
 }
-"""Of every stage: caches that are worth hitting and can be full, steps long enough to be interrupted."""
+"""Variables of every stage: caches that are worth hitting and can be full, steps long enough to be interrupted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """How many of each stage."""
+    """Number of processes of each stage."""
 
     engines: int = 3
     gateways: int = 2
@@ -70,7 +69,7 @@ class Shape:
 
 
 class RelayedStack(LocalStack):
-    """The local stack whose stages tell others the address of the relay before them."""
+    """The local stack whose stages announce the address of the relay before them."""
 
     def __init__(self, settings: StackSettings, folder: Path, name: str, relays: dict[str, Relay]) -> None:
         super().__init__(settings, folder, name, say=lambda _: None)
@@ -93,7 +92,7 @@ class RelayedStack(LocalStack):
         return kept
 
     def _gateway_flags(self, plan: StackPlan, idx: int) -> list[str]:
-        """Seeds are the addresses that stages tell."""
+        """Flags of a gateway. Its seeds are the addresses that stages announce."""
 
         def address(stage: KeptStage) -> str:
             return self._relays[stage.name].address if stage.name in self._relays else stage.addresses["grpc"]
@@ -106,7 +105,7 @@ class RelayedStack(LocalStack):
 
 
 class Server:
-    """NATS or Redis behind its relay: killed, and started again with nothing but what lies on its disk."""
+    """NATS or Redis behind its relay. After a kill it starts again with the contents of its disk."""
 
     def __init__(self, start: Callable[[], Awaitable[EmbeddedServer]], relay: Relay) -> None:
         self._start, self.relay = start, relay
@@ -123,19 +122,19 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Past the relay."""
+        """Address that does not go through the relay."""
         assert self._server is not None
         return self._server.url
 
     async def kill(self) -> None:
-        """One that is dead stays so."""
+        """Kills the server; a dead one stays dead."""
         server, self._server = self._server, None
         if server is not None:
             await server.kill()
 
 
 class Cluster:
-    """Use within `running`."""
+    """Stages and servers. Use within `running`."""
 
     def __init__(self, shape: Shape, folder: Path, stack: RelayedStack, servers: dict[str, Server]) -> None:
         self.shape, self.folder, self.servers = shape, folder, servers
@@ -176,7 +175,7 @@ class Cluster:
         return self.shape.names(kind)
 
     def address(self, name: str, of: str = "grpc") -> str:
-        """Of a stage's last life, past its relay."""
+        """Address of a stage's last life that does not go through its relay."""
         return self._stack.stages[name].addresses[of]
 
     def pid(self, name: str) -> int:
@@ -187,28 +186,28 @@ class Cluster:
         return process.pid
 
     def pids(self, name: str) -> list[int]:
-        """A process and its children: an engine's core, the server behind its keeper."""
+        """Ids of a process and its children: an engine's core, the server behind its keeper."""
         return [self.pid(name), *_descendants(self.pid(name))]
 
     @property
     def is_whole(self) -> bool:
-        """Every process that was started runs."""
+        """Whether every process that was started runs."""
         return all(Path(f"/proc/{self.pid(name)}/fd").exists() for name in self._stack.stages)
 
     def kill(self, name: str) -> None:
-        """kill -9; the stack starts it again."""
+        """Kills a stage by SIGKILL; the stack starts it again."""
         _send([self.pid(name)], signal.SIGKILL)
 
     def kill_core(self, name: str) -> None:
-        """Of an engine: the process that computes."""
+        """Kills the process of an engine that computes."""
         _send(self.pids(name)[1:], signal.SIGKILL)
 
     def terminate(self, name: str) -> None:
-        """As a roll-out does; the stack starts it again."""
+        """Terminates a stage as a roll-out does; the stack starts it again."""
         _send([self.pid(name)], signal.SIGTERM)
 
     def pause(self, name: str) -> list[int]:
-        """What was stopped, to be given to `go_on`."""
+        """Stops a stage; returns the stopped processes for `go_on`."""
         _send(pids := self.pids(name), signal.SIGSTOP)
         return pids
 

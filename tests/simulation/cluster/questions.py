@@ -1,4 +1,4 @@
-"""What is asked of a cluster, and the answer to each question: requests of a trace, shrunk, of all kinds.
+"""Questions to a cluster with their answers: requests of a trace, shrunk, of all kinds.
 
 The simulated engine's tokens follow from the prompt, so that the undisturbed answer can be computed here.
 """
@@ -17,7 +17,7 @@ from headwater.services.text.tokenizer import Tokenizer
 from tests.simulation.routing_traces import BLOCK_SIZE, Arrival
 
 SHRINK = 16
-"""A trace's lengths by so much: a block of 512 tokens becomes two of an engine's."""
+"""Divisor of a trace's lengths: a block of 512 tokens becomes two of an engine's."""
 LEAST_OUTPUT, MOST_OUTPUT = 8, 120
 MAX_PROMPT = 1600
 PATH = "/v1/completions"
@@ -33,7 +33,7 @@ JSON_SCHEMA = {
 
 @dataclass(slots=True)
 class Question:
-    """A request and what has to come back."""
+    """A request and its expected answer."""
 
     number: int
     kind: str
@@ -41,9 +41,9 @@ class Question:
     """Seconds from the start."""
     body: dict[str, Any]
     token_ids: list[list[int]] = field(default_factory=list)
-    """By choice. Empty: not known beforehand."""
+    """Expected tokens by choice. Empty: not known beforehand."""
     texts: list[str] = field(default_factory=list)
-    """By choice. Empty: not known until it was asked undisturbed."""
+    """Expected texts by choice. Empty: not known until the question was sent undisturbed."""
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -58,7 +58,7 @@ class Asker:
         self._says = simulated_model(vocab_size)
 
     def questions(self, arrivals: Sequence[Arrival], seed: int, rate: float) -> Iterator[Question]:
-        """As often as `rate` says, in the trace's order."""
+        """Questions at `rate`, in the trace's order."""
         rng, at = random.Random(seed), 0.0
         for arrival in arrivals:
             at += rng.expovariate(rate)
@@ -83,7 +83,7 @@ class Asker:
         return question
 
     def plain(self, number: int, prompt_ids: list[int], num_tokens: int) -> Question:
-        """A greedy answer of so many tokens."""
+        """A question with a greedy answer of that many tokens."""
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": prompt_ids,
@@ -99,7 +99,7 @@ class Asker:
         return question
 
     def _answer(self, question: Question) -> None:
-        """Fills in what has to come back."""
+        """Adds the expected answer."""
         body = question.body
         sampling = SamplingParams(
             max_tokens=body["max_tokens"], temperature=body["temperature"], seed=body.get("seed", 0)
@@ -114,7 +114,8 @@ class Asker:
 
 
 def _stop(question: Question) -> None:
-    """At some characters from the middle of the answer, cut where they come first."""
+    """Adds a stop string, some characters from the middle of the answer, and cuts the answer at their first
+    occurrence."""
     [text] = question.texts
     middle = len(text) // 2
     stop = text[middle : middle + 4]
@@ -123,7 +124,7 @@ def _stop(question: Question) -> None:
 
 
 def prompt_of(arrival: Arrival) -> list[int]:
-    """Equal for equal blocks, so far as a trace tells blocks; the rest is its own."""
+    """Prompt of an arrival, equal for equal blocks as far as a trace distinguishes blocks; the rest is unique."""
     ids: list[int] = []
     for block in arrival.hashes:
         ids += _words(block, BLOCK_SIZE // SHRINK)

@@ -1,6 +1,6 @@
-"""Between two processes: passes bytes on, holds them as a network does that is cut, or lets them come late.
+"""A relay between two processes: passes bytes on, holds them like a cut network, or delays them.
 
-The one in front of NATS also knows its protocol, and loses, doubles and turns round the events of caches alone.
+The relay in front of NATS also knows its protocol, and loses, doubles and reorders cache events alone.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import AsyncIterator, Callable
 
 CHUNK_BYTES = 1 << 16
 KV_EVENTS = b"kv."
-"""How the subjects of cache events begin."""
+"""Prefix of the subjects of cache events."""
 
 
 class Relay:
-    """Listens on a port of its own for as long as it lives, whoever answers behind it."""
+    """Relay that listens on a port of its own for as long as it lives, whichever process is behind it."""
 
     def __init__(self) -> None:
         self.address = ""
         self.find: Callable[[], str | None] = lambda: None
-        """Who answers behind it now: host:port, if anyone."""
+        """Returns the address of the process behind it, host:port, if there is one."""
         self.delay = 0.0
-        """Seconds that everything takes longer."""
+        """Seconds by which everything is delayed."""
         self._is_whole = asyncio.Event()
         self._is_whole.set()
         self._connections: set[asyncio.Task[None]] = set()
@@ -42,11 +42,11 @@ class Relay:
             await asyncio.gather(*self._connections, return_exceptions=True)
 
     def cut(self) -> None:
-        """Connections stay open and nothing comes through."""
+        """Cuts connections: they stay open and nothing passes."""
         self._is_whole.clear()
 
     def mend(self) -> None:
-        """What was held comes through now."""
+        """Ends a cut: held bytes pass now."""
         self._is_whole.set()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +98,8 @@ class Relay:
 
 
 class NatsRelay(Relay):
-    """`storm` is the generator that decides what becomes of each batch of cache events while there is one."""
+    """Relay in front of NATS. `storm` is the generator that decides about each batch of cache events while there is
+    one."""
 
     DROP, DOUBLE, LATE_SECONDS = 0.3, 0.2, 0.05
 
@@ -107,7 +108,8 @@ class NatsRelay(Relay):
         self.storm: random.Random | None = None
 
     async def _up(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
-        """Message by message: `PUB subject [reply] bytes` or `HPUB subject [reply] header-bytes bytes`, then these."""
+        """Passes messages one by one: `PUB subject [reply] bytes` or `HPUB subject [reply] header-bytes bytes`, then
+        these."""
         while line := await client.readline():
             words = line.split()
             is_message = bool(words) and words[0].upper() in (b"PUB", b"HPUB")

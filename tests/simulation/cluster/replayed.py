@@ -1,6 +1,6 @@
-"""What the replay of policies says of a cluster's own questions, on replicas as fast and as large as its engines.
+"""Replays the questions of a cluster through routing policies, on replicas as fast and as large as its engines.
 
-So that what real processes did can be held against what was to be expected of them, and of another policy.
+The figures of real processes can so be compared with those predicted for them, and for another policy.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tests.simulation.virtual_loop import run_virtually
 POLICIES = (OURS, "round robin")
 ENGINE_BLOCK = 16
 PIECE = BLOCK_SIZE // SHRINK
-"""Tokens of a question that stand for a block of the replay."""
+"""Number of a question's tokens that stand for a block of the replay."""
 
 
 def replayed(questions: Sequence[Question], num_replicas: int) -> list[Outcome]:
-    """One of each policy, in virtual time. NOTE: it runs a loop of its own."""
+    """Outcome of each policy, in virtual time. NOTE: it runs a loop of its own."""
     arrivals, hardware = [_arrival(each) for each in questions], _hardware()
     return [run_virtually(replay(arrivals, each, "cluster", hardware, num_replicas), 0) for each in POLICIES]
 
 
 def _arrival(question: Question) -> Arrival:
-    """As long as the trace's again: the replay's blocks have one size."""
+    """An arrival with the trace's lengths again: the replay's blocks have one size."""
     prompt, hashes, chain = question.body["prompt"], list[bytes](), b""
     for start in range(0, len(prompt) - PIECE + 1, PIECE):
         chain = blake2b(chain + repr(prompt[start : start + PIECE]).encode(), digest_size=16).digest()
@@ -38,7 +38,7 @@ def _arrival(question: Question) -> Arrival:
 
 
 def _hardware() -> Hardware:
-    """A prompt of the simulated engine takes a step and its tokens' time."""
+    """Speed and size of a simulated engine: a prompt takes a step and the time of its tokens."""
     num_tokens = int(ENVIRONMENT["HEADWATER_NUM_BLOCKS"]) * ENGINE_BLOCK
     return Hardware(
         num_blocks=math.floor(num_tokens / PIECE),

@@ -1,7 +1,7 @@
-"""One schedule of faults on a running cluster, and what has to hold of it.
+"""One schedule of faults on a running cluster, and the invariants that have to hold.
 
-Every answer is the undisturbed one, nobody holds anything afterwards, everyone knows again what is cached, prefixes are
-hit as before, and no tenant was given more than its limits say.
+Every answer is the undisturbed one, no process holds blocks or requests afterwards, all indexes agree with the caches
+again, prefixes are hit as before, and no tenant got more than its limits allow.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from tests.simulation.cluster.views import Views
 from tests.simulation.routing_traces import Arrival
 
 NUM_QUESTIONS, RATE = 20, 8.0
-"""Of a schedule; a second."""
+"""Number of questions of a schedule, and their rate a second."""
 NUM_PROBES, NUM_LEARNED = 8, 6
 NUM_SAMPLED = 10 * (NUM_PROBES + NUM_LEARNED)
-"""Of a trace's first requests, from which these are taken."""
+"""Number of a trace's first requests from which questions are taken."""
 AGREE_SECONDS, AGREE_AFTER_LOSS_SECONDS = 2.0, 5.0
-"""After everyone is up, and after NATS or Redis were away."""
+"""Seconds until agreement after all processes are up, and after NATS or Redis were away."""
 BACK_SECONDS = 45.0
-"""Until whoever died answers again."""
+"""Seconds until a process that died answers again."""
 POLL_SECONDS = 0.05
 WATCH_SECONDS = 0.1
 HELD_UP_SECONDS = 1.0
-"""Too long: the schedule says nothing."""
+"""Seconds of a pause of this process after which a schedule proves nothing."""
 HITS_KEPT = 0.95
 CONCURRENCY, NUM_EAGER = 2, 5
 TOKENS_PER_MINUTE = 4000
@@ -46,36 +46,36 @@ TENANTS: dict[str, dict[str, int]] = {
     "one-by-one": {"concurrency": CONCURRENCY},
     "spare": {"tokens_per_minute": TOKENS_PER_MINUTE},
 }
-"""And their limits."""
+"""Tenants and their limits."""
 WISH_PROMPT, WISH_OUTPUT = 48, 24
 FAIL_OPEN_SHARE = float(ENVIRONMENT["HEADWATER_FAIL_OPEN_SHARE"])
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a schedule did."""
+    """Outcome of a schedule."""
 
     seed: int
     faults: list[str]
     num_asked: int = 0
     num_asked_again: int = 0
-    """Their gateway died."""
+    """Number of questions that were sent again because their gateway died."""
     num_resumed: int = 0
-    """Of these, gone on with behind the last event."""
+    """Number of these that were resumed behind the last event."""
     hit_rate: float = 0.0
-    """Of the probes, afterwards."""
+    """Hit rate of the probes afterwards."""
     longest_gap: float = 0.0
-    """Between two events of an answer, in seconds."""
+    """Longest gap between two events of an answer, in seconds."""
     agreed_after: float = 0.0
-    """Seconds from when everything was up, over and answered."""
+    """Seconds to agreement after all processes were up and all faults and answers over."""
     seconds: float = 0.0
     held_up: float = 0.0
-    """Seconds for which this process itself did not run: then nothing else can be believed."""
+    """Seconds for which this process itself did not run; after long ones nothing else can be trusted."""
     wrong: list[str] = field(default_factory=list)
 
 
 class ClusterFailed(Exception):
-    """The cluster is not what it should be before anything was broken."""
+    """The cluster is broken before any fault."""
 
     def __init__(self, reasons: list[str]) -> None:
         super().__init__("; ".join(reasons))
@@ -88,21 +88,21 @@ class Trials:
         self, cluster: Cluster, views: Views, http: httpx.AsyncClient, asker: Asker, arrivals: Sequence[Arrival]
     ) -> None:
         self.patience = 1.0
-        """Limits of time, times this: on a machine that is busy with other things."""
+        """Factor of time limits, for a machine that is busy with other things."""
         self.cluster, self.views, self._http = cluster, views, http
         self._asker, self._arrivals = asker, arrivals
         self._learned: list[Question] = []
         self._probes: list[Question] = []
         self._usual_hit_rate = 0.0
         self._clients: dict[str, Client] = {}
-        """By tenant."""
+        """Clients by tenant."""
         self._losses: list[float] = []
-        """When Redis could not be asked, or was emptied."""
+        """Times at which Redis could not be asked, or was emptied."""
         self._one_by_one = Limited(CONCURRENCY, 0)
         self._spare = Limited(0, TOKENS_PER_MINUTE)
 
     async def prepare(self, admin_key: str) -> None:
-        """Makes the tenants, learns the answers that cannot be computed, measures the usual hit rate."""
+        """Creates the tenants, learns the answers that cannot be computed, measures the usual hit rate."""
         await self._make_tenants(admin_key)
         if disagreements := await self._agreement(BACK_SECONDS):
             raise ClusterFailed(disagreements)
@@ -124,7 +124,7 @@ class Trials:
             self._clients[tenant] = Client(self._http, reply.json()["key"])
 
     async def run(self, seed: int, faults: list[Fault] | None = None) -> Outcome:
-        """The schedule of a seed, or other faults under its questions."""
+        """Runs the schedule of a seed, or other faults with its questions."""
         faults = schedule(seed, self.cluster.shape) if faults is None else faults
         outcome, tally, began = Outcome(seed, [str(each) for each in faults]), Tally(), time.monotonic()
         async with owned_task(_watch(outcome)):
@@ -141,14 +141,14 @@ class Trials:
         return outcome
 
     async def _break(self, faults: list[Fault], seed: int, tally: Tally) -> None:
-        """Returns when the faults are over and every question is answered."""
+        """Executes faults. Returns when they are over and every question is answered."""
         async with self.eager_ones(), asyncio.TaskGroup() as group:
             group.create_task(Breaker(self.cluster).carry_out(faults, seed))
             for question in self.questions(seed, NUM_QUESTIONS):
                 group.create_task(self._ask_in_time(question, tally))
 
     def questions(self, seed: int, count: int, rate: float = RATE) -> list[Question]:
-        """Of a stretch of the trace that the seed chooses."""
+        """Questions of a part of the trace that the seed determines."""
         first = seed * count % max(1, len(self._arrivals) - count)
         rng, found = random.Random(seed), []
         for question in self._asker.questions(self._arrivals[first : first + count], seed, rate):
@@ -157,12 +157,12 @@ class Trials:
         return found
 
     def unasked(self, count: int, rate: float) -> list[Question]:
-        """So many of the trace, of which nothing was asked before, and each of which has a prompt of its own."""
+        """Questions of the trace that were not sent before, each with a prompt of its own."""
         asked = self._asker.questions(self._arrivals[NUM_SAMPLED:], 0, rate)
         return list(itertools.islice((each for each in asked if each.kind != "json"), count))
 
     async def undisturbed(self, questions: Sequence[Question]) -> Tally:
-        """Asks while nothing is broken."""
+        """Sends questions while nothing is broken."""
         tally = Tally()
         async with asyncio.TaskGroup() as group:
             for question in questions:
@@ -170,7 +170,7 @@ class Trials:
         return tally
 
     async def ask_until(self, stopping: asyncio.Event, tally: Tally) -> None:
-        """Questions at the usual rate; returns when those that were asked before the event are answered."""
+        """Sends questions at the usual rate; returns when those that were sent before the event are answered."""
         async with asyncio.TaskGroup() as group:
             while not stopping.is_set():
                 for question in self.questions(tally.num_asked, NUM_QUESTIONS):
@@ -197,7 +197,7 @@ class Trials:
             outcome.wrong.append(f"hit rate {outcome.hit_rate:.3f} instead of {self._usual_hit_rate:.3f}")
 
     async def _everyone_back(self) -> bool:
-        """Returns when every stage's last life answers, or after so long."""
+        """Waits until every stage's last life answers, or the time is over."""
         end = time.monotonic() + BACK_SECONDS
         while True:
             is_whole = await self.views.all_answer()
@@ -206,7 +206,7 @@ class Trials:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _agreement(self, seconds: float) -> list[str]:
-        """What they still disagree about after so long."""
+        """Waits for agreement; returns the disagreements that are left after the time."""
         end = time.monotonic() + seconds
         while True:
             disagreements = await self.views.disagreements()
@@ -215,7 +215,7 @@ class Trials:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _hit_rate(self) -> float:
-        """Of prompts that were asked before."""
+        """Hit rate of prompts that were sent before."""
         tally = Tally()
         for probe in self._probes:
             await self._clients["free"].ask(probe, tally)
@@ -224,7 +224,8 @@ class Trials:
         return tally.hit_rate
 
     def _limits_broken(self, since: float) -> list[str]:
-        """Without Redis every gateway grants its share by itself, and an empty Redis has forgotten the last minute."""
+        """Limits that were exceeded. Without Redis every gateway grants its share by itself, and an empty Redis has
+        forgotten the last minute."""
         alone = self.cluster.shape.gateways * FAIL_OPEN_SHARE
         at_once = CONCURRENCY * (1 + alone * any(loss > since for loss in self._losses))
         num_losses = sum(loss > time.monotonic() - 60 for loss in self._losses)
@@ -240,7 +241,7 @@ class Trials:
 
     @contextlib.asynccontextmanager
     async def eager_ones(self) -> AsyncIterator[None]:
-        """The tenants that want too much ask for the length of a scope."""
+        """Lets the limited tenants send requests for the length of a scope."""
         wishes = [(self._one_by_one, "one-by-one")] * NUM_EAGER + [(self._spare, "spare")] * 2
         tasks = [asyncio.create_task(limited.ask_on(self._clients[tenant], self._wish)) for limited, tenant in wishes]
         try:
@@ -254,7 +255,7 @@ class Trials:
 
 
 async def _watch(outcome: Outcome) -> None:
-    """Notes the longest time for which this process was held up, until cancelled."""
+    """Records the longest time for which this process did not run, until cancelled."""
     while True:
         before = time.monotonic()
         await asyncio.sleep(WATCH_SECONDS)

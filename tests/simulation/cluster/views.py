@@ -1,4 +1,4 @@
-"""What a cluster looks like from outside: stages' metrics, engines' own words, the index in Redis. Changes nothing."""
+"""Reads a cluster from outside: stages' metrics, engines' reports, the index in Redis. Changes nothing."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.simulation.cluster.line import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PRO
 
 ASK_SECONDS = 2.0
 Series = dict[str, dict[str, float]]
-"""A metric's name → its replica (empty where it has no such label) → the sum of its values."""
+"""Values by metric name and replica (empty where it has no such label), added up."""
 BUSY = ("headwater_num_requests_running", "headwater_num_requests_waiting", "headwater_num_streams")
-"""Of a gateway: none of these while nobody asks."""
+"""Metrics of a gateway that are zero without requests."""
 
 
 class NotReached(Exception):
@@ -33,19 +33,19 @@ class NotReached(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """An engine by its own words."""
+    """An engine by its own report."""
 
     replica_id: str
     epoch: int
     model: ServedModel
     load: ReplicaLoad
     seq: int
-    """Of its last batch of events."""
+    """Number of its last batch of events."""
     blocks: frozenset[bytes]
 
 
 class Views:
-    """Use within `open`."""
+    """Views of one cluster. Use within `open`."""
 
     def __init__(self, cluster: Cluster, client: httpx.AsyncClient) -> None:
         self._cluster, self._client = cluster, client
@@ -57,7 +57,7 @@ class Views:
             yield cls(cluster, client)
 
     async def metrics(self, name: str) -> Series:
-        """Raises `NotReached`."""
+        """Metrics of a stage. Raises `NotReached`."""
         try:
             reply = await self._client.get(f"http://{self._cluster.address(name, 'metrics')}/metrics")
         except httpx.HTTPError as failure:
@@ -69,7 +69,7 @@ class Views:
         return found
 
     async def engine(self, name: str) -> EngineView:
-        """Raises `NotReached`."""
+        """Report of an engine. Raises `NotReached`."""
         try:
             async with asyncio.timeout(ASK_SECONDS), open_channel(self._cluster.address(name)) as channel:
                 engine = engine_pb2_grpc.EngineStub(channel)
@@ -83,7 +83,7 @@ class Views:
         return EngineView(member.replica_id, member.epoch, member.model, member.load, parts[-1].seq, blocks)
 
     async def all_answer(self) -> bool:
-        """Whether the last life of every stage does."""
+        """Whether the last life of every stage answers."""
         kinds = (ENGINE, PROCESSOR, OUTPUT_PROCESSOR, GATEWAY)
         try:
             await asyncio.gather(*(self.metrics(name) for kind in kinds for name in self._cluster.names(kind)))
@@ -122,7 +122,7 @@ class Views:
         return found
 
     async def shared_times(self) -> dict[str, float]:
-        """The virtual time of each tenant that Redis knows of. Raises `NotReached`."""
+        """Virtual time of each tenant in Redis. Raises `NotReached`."""
         try:
             async with Store.open(self._cluster.servers[REDIS].url) as store:
                 flat = await store.command("HGETALL", "fair:{tenants}")
@@ -132,7 +132,7 @@ class Views:
         return {name.decode(): float(value) for name, value in pairs}
 
     async def disagreements(self) -> list[str]:
-        """What is wrong while nobody asks and nothing is broken; empty: everyone agrees and nothing is held."""
+        """Disagreements without requests and faults; empty: all processes agree and nothing is held."""
         try:
             engines = await self.engines()
             gateways = {name: await self.metrics(name) for name in self._cluster.names(GATEWAY)}
@@ -157,7 +157,7 @@ def _held_by(engine: EngineView) -> list[str]:
 
 
 def _known_to(name: str, seen: Series, engines: list[EngineView]) -> list[str]:
-    """What is wrong about a gateway."""
+    """Disagreements of a gateway."""
     found = [f"{name} has {metric} {n:.0f}" for metric in BUSY if (n := seen[metric][""])]
     if set(seen["headwater_index_blocks"]) != {each.replica_id for each in engines}:
         found.append(f"{name} knows the caches of {sorted(seen['headwater_index_blocks'])}")
