@@ -18,12 +18,12 @@ from .case import ALLOWED, NUM_ITEMS, Case
 from .subject import EPS, MAX_MODEL_LEN, Subject, rows_of
 
 SHAPES = ((6, 2, 64), (5, 1, 128), (4, 4, 64))
-"""Query heads, key heads, head size."""
+"""Numbers of query heads and key heads, and head size."""
 DECODE_LENS = tuple(1 + (37 * i) % 211 for i in range(NUM_ITEMS))
 CHUNKS = tuple(((53 * i) % 97, 1 + (29 * i) % 67) for i in range(16))
 """Start and number of tokens of each chunk."""
 NUM_SHARED = 2
-"""Blocks that all sequences have in common where they have some."""
+"""Number of blocks that all sequences have in common where they share any."""
 PIECE = 5
 WINDOW = 37
 
@@ -35,13 +35,13 @@ class Sequences:
     starts: Sequence[int]
     counts: Sequence[int]
     q: Tensor
-    """[sum of counts, Hq, D] on the host."""
+    """Queries [sum of counts, Hq, D] on the host."""
     tables: Tensor
     """int32 [sequences, blocks]"""
     cache: Tensor
-    """The twin's, [2, num_blocks, Hk, block_size, D]."""
+    """Keys and values of the twin, [2, num_blocks, Hk, block_size, D]."""
     stored: Tensor
-    """The platform's own, of the same shape; how keys and values lie in it is known to the platform alone."""
+    """Keys and values of the platform, of the same shape; their layout is known to the platform alone."""
 
     def first(self, i: int) -> int:
         return sum(self.counts[:i])
@@ -112,7 +112,7 @@ def _cases_of(
 
 
 def _windowed(subject: Subject, heads: int, kv_heads: int, head_dim: int, block_size: int) -> Iterator[Case]:
-    """With a scale of the model's own, too."""
+    """Cases with a window, and with a scale of the model's own."""
     platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size, window=WINDOW)
     lengths = [length - 1 for length in DECODE_LENS]
     shapes = f"({heads}+2x{kv_heads})x{head_dim} block {block_size} window {WINDOW}"
@@ -126,7 +126,7 @@ def _windowed(subject: Subject, heads: int, kv_heads: int, head_dim: int, block_
 
 
 def _case(platform: Any, operation: str, shapes: str, sequences: Sequences, allowed: float, **options: float) -> Case:
-    """`options` of attention."""
+    """A case; `options` are those of attention."""
 
     def attend(spans: list[tuple[int, int, int]]) -> list[Tensor]:
         q, batch = sequences.batch(spans)
@@ -135,7 +135,8 @@ def _case(platform: Any, operation: str, shapes: str, sequences: Sequences, allo
         return list(torch.split(out, batch.counts.tolist()))
 
     def in_pieces(items: list[int]) -> list[Tensor]:
-        """A position's bits are the same decoded, in a chunk and in a whole prompt."""
+        """Outputs of the same positions in pieces: a position's bits are the same decoded, in a chunk and in a whole
+        prompt."""
         return [
             torch.cat([attend([(i, at, min(PIECE, count - at))])[0] for at in range(0, count, PIECE)])
             for i, count in ((i, sequences.counts[i]) for i in items)
@@ -160,7 +161,7 @@ def _case(platform: Any, operation: str, shapes: str, sequences: Sequences, allo
 
 
 def _ends(platform: Any, operation: str, shapes: str, sequences: Sequences, allowed: float) -> Case:
-    """The last token of each sequence, in a plan beside that of the whole batch."""
+    """Case of the last token of each sequence, in a plan beside that of the whole batch."""
 
     def run(items: list[int]) -> list[Tensor]:
         q, batch = sequences.batch(sequences.whole(items))
@@ -222,7 +223,7 @@ def _tables(subject: Subject, lengths: Sequence[int], block_size: int, num_share
 def _store(
     platform: Any, qkv: Tensor, positions: Tensor, slots: Tensor, cos_sin: Tensor, cache: Tensor, **parts: Tensor
 ) -> Tensor:
-    """Returns the queries; `parts` are bias and norms."""
+    """Stores keys and values, and returns the queries; `parts` are bias and norms."""
     count = len(slots)
     batch = ForwardBatch(
         token_ids=torch.zeros(count, dtype=torch.int64),
@@ -240,7 +241,7 @@ def _store(
 
 
 def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
-    """Keys with norm, bias and rotation, seen by attention: each sequence decodes its last token."""
+    """Case of keys with norm, bias and rotation, seen by attention: each sequence decodes its last token."""
     block_size = subject.flags.block_sizes[0]
     platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim, block_size=block_size)
     lengths = DECODE_LENS[:16]
@@ -267,7 +268,7 @@ def _stored(subject: Subject, heads: int, kv_heads: int, head_dim: int) -> Case:
     )
 
     def run(items: list[int]) -> list[Tensor]:
-        """The sequences' tokens are stored together with each other's, then the last of each attends."""
+        """Stores the tokens of sequences together, then computes attention of the last token of each."""
         rows = torch.cat([torch.nonzero(owners == i)[:, 0] for i in items])
         stored = torch.zeros_like(cache).to(platform.device)
         own = rows_of(qkv, rows.tolist(), platform)

@@ -1,4 +1,5 @@
-"""A case of the conformance suite: an operation on some items in any company, and what its twin computes of each.
+"""A case of the conformance suite: an operation on items in batches of any composition, and the twin's result for each
+item.
 
 An item is what an engine may batch with others: a token's row, a sequence, a row of logits. Its bits have to be the
 same whatever else is in the batch.
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 
 NUM_ITEMS = 64
-"""Items of most cases: one and 63 others."""
+"""Number of items in most cases: one and 63 others."""
 SHIFTS = (1, 7)
 ALLOWED = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "fp8": 6e-2}
-"""The largest error, as a share of the twin's largest magnitude, by the type of the inputs; fp8: of keys and values."""
+"""Largest error, as a share of the twin's largest magnitude, by the type of the inputs; fp8: of keys and values."""
 REGRET = 1e-3
-"""How much less than the best score a drawn token may have: noise may be computed less exactly than the twin's."""
+"""Largest difference between the best score and that of a drawn token: noise may be computed less exactly than the
+twin's."""
 
 Run = Callable[[list[int]], list[Tensor]]
-"""From the items of a batch, by index and in order, to an output of each."""
+"""Function from the items of a batch, by index and in order, to an output of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +35,17 @@ class Case:
     shapes: str
     run: Run
     expected: list[Tensor]
-    """By item: outputs of the twin, or scores of which a drawn token should have the highest."""
+    """Outputs of the twin by item, or scores of which a drawn token should have the highest."""
     allowed: float
     draws: bool = False
     """Whether outputs are token ids int32 [1], whose scores are compared."""
     rearranged: Run | None = None
-    """Outputs of all items in another arrangement that keeps bits too, in pieces of a prompt say."""
+    """Outputs of all items in another arrangement that keeps bits too, such as pieces of a prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """What became of a case: a line of the table."""
+    """Result of a case: a line of the table."""
 
     operation: str
     shapes: str
@@ -52,7 +54,7 @@ class Line:
     bits: str
     """`equal`, or the first batch in which an item's bits differ; empty where the operation failed."""
     problem: str = ""
-    """What the operation raised, or how its output has another shape."""
+    """Error of the operation, or the difference between the shapes."""
 
     @property
     def passed(self) -> bool:
@@ -60,7 +62,7 @@ class Line:
 
 
 def examine(case: Case) -> Line:
-    """The case in all batches. What an operation raises is its line's problem, so that the others are examined too."""
+    """Runs the case in all batches. An error of an operation is its line's problem, so that the others run too."""
     items = list(range(len(case.expected)))
     error, bits, problem = math.inf, "", ""
     try:
@@ -106,7 +108,7 @@ def _first_difference(case: Case, outputs: list[Tensor]) -> str:
 
 
 def _batches(num_items: int) -> Iterator[tuple[str, list[int]]]:
-    """Each item alone, in twos, shifted among the others, and all in the opposite order."""
+    """Batches: each item alone, in twos, shifted among the others, and all in the opposite order."""
     items = list(range(num_items))
     for i in items:
         yield "alone", [i]

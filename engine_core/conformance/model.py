@@ -1,4 +1,5 @@
-"""Greedy tokens of a whole model on a platform: beside a decoder over the twins, and alone beside in a batch."""
+"""Checks greedy tokens of a whole model on a platform against a decoder over the twins, and alone against in a
+batch."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from .case import Line
 from .reference import ReferencePlatform
 
 MAX_GAPS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
-"""How far below the highest logit of the reference a chosen token may lie; half a unit is a ratio of 1.6."""
+"""Largest distance of a chosen token's logit below the highest one of the reference; half a unit is a ratio of 1.6."""
 BLOCK_SIZE = 64
 NUM_TOKENS = 16
 
@@ -34,7 +35,8 @@ NUM_TOKENS = 16
 def examine_model(
     folder: Path, device: str, flags: Capabilities, prompts: Sequence[Sequence[int]], progress: Progress
 ) -> Line:
-    """`prompts` are token ids. Raises `ConfigError` where the device does not serve the folder's model."""
+    """Checks a model; `prompts` are token ids. Raises `ConfigError` where the device does not serve the folder's
+    model."""
     longest = max(map(len, prompts)) + NUM_TOKENS
     options = ExecutorOptions(
         model_folder=folder,
@@ -81,7 +83,8 @@ def _answers(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]
 def _gaps(
     folder: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], progress: Progress
 ) -> list[float]:
-    """How far each chosen token lies below the likeliest, by the reference's logits after the tokens before it."""
+    """Distance of each chosen token's logit below the likeliest one's, by the reference's logits after the tokens
+    before it."""
     progress("computing the reference", 0, 1)
     model = registry.read_config(folder)
     decoder_class = model_class(model)
@@ -102,7 +105,7 @@ def _gaps(
 
 
 def _batch(texts: Sequence[Sequence[int]]) -> ForwardBatch:
-    """Whole texts, each in a block of its own."""
+    """Batch of whole texts, each in a block of its own."""
     lengths = [len(text) for text in texts]
     positions = torch.cat([torch.arange(length) for length in lengths])
     owners = torch.repeat_interleave(torch.arange(len(texts)), torch.tensor(lengths))

@@ -1,4 +1,4 @@
-"""Cases of operations on single tokens: embeddings, products, activations, norms, rotations, what is sampled from."""
+"""Cases of operations on single tokens: embeddings, products, activations, norms, rotations, LM heads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRODUCTS = ((37, 83), (131, 29), (VOCAB_SIZE, 576))
 WIDTHS = (37, 131, 1029)
 ACTIVATIONS = ("silu", "gelu_tanh")
 ROTATIONS = {"rope": "", "qk_norm_rope": "n", "qkv_bias_rope": "b", "qkv_bias_norm_rope": "nb"}
-"""By name of the operation, whether queries and keys are normed and biased."""
+"""Operations by name, with whether queries and keys are normed and biased."""
 
 
 def row_cases(subject: Subject) -> Iterator[Case]:
@@ -33,7 +33,8 @@ def row_cases(subject: Subject) -> Iterator[Case]:
 
 
 def _lookups(subject: Subject) -> Iterator[Case]:
-    """Torch on the platform's device: what a decoder and an executor do around the platform's own operations."""
+    """Cases of torch on the platform's device, which a decoder and an executor use around the platform's own
+    operations."""
     platform, width = subject.platform(), subject.size(83)
     weight, token_ids = subject.randn(VOCAB_SIZE, width), subject.integers(VOCAB_SIZE, NUM_ITEMS)
     on_device = weight.to(platform.device)
@@ -150,7 +151,7 @@ def _added_norms(subject: Subject, platform: object, x: Tensor, residual: Tensor
 
 
 def _rotation(subject: Subject, operation: str, parts: str, heads: int, kv_heads: int, head_dim: int) -> Case:
-    """The queries; keys and values are seen by attention over what was stored."""
+    """Case of queries; keys and values are seen by attention over the cache."""
     block_size = subject.flags.block_sizes[0]
     platform = subject.platform(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
     width = (heads + 2 * kv_heads) * head_dim

@@ -1,5 +1,4 @@
-"""Cases of sampling and of what an executor does with hidden states: edits of logits, masks, draws, filters, log
-probabilities, pooling."""
+"""Cases of sampling and pooling: edits of logits, masks, draws, filters, log probabilities, pooled hidden states."""
 
 from __future__ import annotations
 
@@ -76,13 +75,13 @@ def _some(draws: Draws, items: list[int], platform: Any) -> Draws:
 
 
 def _masks(subject: Subject) -> Tensor:
-    """About half of the tokens each."""
+    """Masks of about half of the tokens each."""
     words = subject.integers(1 << 32, NUM_ITEMS, -(-VOCAB_SIZE // 32))
     return (words - (1 << 31)).int()
 
 
 def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> Case:
-    """As `Sampler` does it, on the platform's device."""
+    """Case of edits of logits on the platform's device, as `Sampler` makes them."""
     prompt, output = torch.tensor([4, 4, 9], dtype=torch.int32), torch.tensor([9, 12, 12, 11], dtype=torch.int32)
     ids = prompt.numpy()
     edits = edits_of(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=3, sampling=params, choice_index=0))
@@ -104,7 +103,7 @@ def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> C
 
 
 def _edited(row: Tensor, params: SamplingParams, prompt: Tensor, output: Tensor) -> Tensor:
-    """The twin of `RequestEdits.apply` after three tokens of output, in the words of the sampling contract."""
+    """Twin of `RequestEdits.apply` after three tokens of output, written from the sampling contract."""
     if params.allowed_token_ids:
         allowed = torch.full_like(row, -math.inf)
         allowed[list(params.allowed_token_ids)] = 0
@@ -252,7 +251,7 @@ def _pooling(subject: Subject, platform: Any, pooling: str) -> Case:
 
 
 def _pooled_plan(counts: list[int]) -> StepPlan:
-    """Whole prompts, nothing sampled."""
+    """Plan of whole prompts that samples nothing."""
     rows, nothing = np.arange(len(counts), dtype=np.int32), np.empty(0, np.int32)
     return StepPlan(
         step=0,

@@ -26,7 +26,7 @@ NEEDED = (
     *("device", "sampling", "plan_attention", "attention", "rms_norm", "add_rms_norm", "qk_norm_rope_store_kv"),
     *("linear", "gated_linear", "gate"),
 )
-"""What a platform has to offer."""
+"""Names that a platform's module has to offer."""
 
 
 class Subject:
@@ -43,7 +43,7 @@ class Subject:
         return -(-least // multiple) * multiple
 
     def randn(self, *shape: int, scale: float = 1.0) -> Tensor:
-        """On the host, in the type of the weights."""
+        """Random numbers on the host, in the type of the weights."""
         return (torch.randn(shape, generator=self._generator) * scale).to(self.dtype)
 
     def integers(self, high: int, *shape: int) -> Tensor:
@@ -92,19 +92,19 @@ class Subject:
         return tuple(kind for kind in self.flags.linear_kinds if kind != "packed" or can_pack(self.dtype))
 
     def linear(self, platform: Any, weight: Tensor, kind: str = "dense") -> Product:
-        """The platform's product with a weight [N, K]."""
+        """Product with a weight [N, K] on the platform."""
         product: Product = platform.linear(self._of_kind(platform, weight, kind))
         return product
 
     def gated_linear(self, platform: Any, weight: Tensor, activation: str, kind: str = "dense") -> Product:
-        """As `linear`, of a weight [2 I, K] and gated: in one launch where the platform has one, as `layers.Mlp`."""
+        """As `linear`, with a weight [2 I, K] and gated: in one launch where the platform has one, as `layers.Mlp`."""
         linear = self._of_kind(platform, weight, kind)
         fused: Product | None = platform.gated_linear(linear, activation)
         product = platform.linear(linear)
         return fused or (lambda x: platform.gate(product(x), activation))
 
     def _of_kind(self, platform: Any, weight: Tensor, kind: str) -> Linear:
-        """The weight as a linear layer; how each kind is made of a dense matrix is known here."""
+        """The weight as a linear layer; the conversion of a dense matrix to each kind is here."""
         linear: Linear = DenseLinear(weight.to(platform.device))
         if kind == "packed":
             dense = Weights(linears={"weight": linear}, tensors={})
@@ -115,5 +115,5 @@ class Subject:
 
 
 def rows_of(x: Tensor, items: Sequence[int], platform: Any) -> Tensor:
-    """Some rows of an input on the host, on the platform's device."""
+    """Some rows of an input on the host, copied to the platform's device."""
     return x[list(items)].to(platform.device)

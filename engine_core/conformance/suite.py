@@ -23,7 +23,7 @@ NEEDED_OF_SAMPLING = ("draw", "draw_filtered", "mask_tokens", "logprobs")
 
 @torch.inference_mode()
 def operation_lines(device: Device, dtype: str, parts: Container[str] = PARTS) -> Iterator[Line]:
-    """A line a case of some parts, as soon as it is examined."""
+    """Lines of the cases of some parts, each as soon as it is examined."""
     subject = Subject(device, dtype)
     lacking = _lacking(subject.platform())
     yield from (_failed(operation, "the platform lacks it") for operation in lacking)
@@ -33,7 +33,8 @@ def operation_lines(device: Device, dtype: str, parts: Container[str] = PARTS) -
 
 
 def _lines_of(part: str, cases: Callable[[Subject], Iterator[Case]], subject: Subject) -> Iterator[Line]:
-    """What is raised while a case is made, by an operation that a platform lacks say, is a line of the table too."""
+    """Lines of one part. An error while a case is made, of a missing operation for example, is a line of the table
+    too."""
     made = cases(subject)
     while True:
         try:
@@ -89,7 +90,7 @@ def _block_copy(subject: Subject) -> Case:
 
 
 def _replay(subject: Subject) -> Case:
-    """A launch that is captured reads its inputs anew when it is replayed."""
+    """Case of a captured launch, which has to read its inputs anew when it is replayed."""
     device: Any = subject.device
     width = subject.size(131)
     platform, x, weight = subject.platform(hidden=width), subject.randn(NUM_ITEMS, width), subject.randn(width)

@@ -60,7 +60,7 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 
 
 def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
-    """One model's operations and its weights."""
+    """A model's operations and its weights."""
     weights = with_cpu_look_up(load_weights(request, CpuPlatform.device, progress, keeps_packed=True))
     folder = request.options.model_folder if request.options.load_format == "auto" else None
     expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
@@ -71,7 +71,7 @@ def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) 
 
 
 def _loaded_heads(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
-    """As `load_model`, of the heads that draft. Their kernels are those of the served model."""
+    """As `load_model`, for draft heads. Their kernels are those of the served model."""
     weights = pack_linears(load_heads_weights(request, CpuPlatform.device), None, partial(progress, "packing weights"))
     assert request.heads is not None
     return CpuPlatform.of(request.heads.layer or request.model, config), weights

@@ -1,5 +1,5 @@
-"""An NVIDIA GPU as a device. Triton and CUDA libraries are imported when an executor or a platform is made: a machine
-without a GPU may lack what they need."""
+"""An NVIDIA GPU as a device. Triton and CUDA libraries are imported when an executor or a platform is made, because a
+machine without a GPU may lack their dependencies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def environment() -> Environment:
 
 
 def kv_cache_memory(options: ExecutorOptions) -> int:
-    """What weights and the largest step leave is known when they are in memory."""
+    """Memory for the KV cache. The memory that weights and the largest step leave is known when they are loaded."""
     return 0
 
 
@@ -62,7 +62,7 @@ def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """The launch once, then as a CUDA graph; a replay writes its result anew, in the same place."""
+    """Runs the launch once, then as a CUDA graph; a replay writes its result anew, in the same place."""
     from ..executors.cuda_graphs import Graphs  # noqa: PLC0415
 
     graphs = Graphs()

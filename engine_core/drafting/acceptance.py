@@ -1,6 +1,6 @@
-"""Which share of a row's drafted tokens turns out right, from what became of those before.
+"""Estimates the share of a row's drafted tokens that turn out right, from the results of earlier drafts.
 
-A draft counts whether or not a step verified it: what is sampled without it says as well whether it was right.
+A draft counts whether or not a step verified it: tokens that are sampled without it show as well whether it was right.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ Float64Array = npt.NDArray[np.float64]
 MEMORY = 0.9
 """Weight of a draft's tokens when the next draft ends."""
 PRIOR_WEIGHT = 2.0
-"""Tokens that what is known of other rows is worth for a row."""
+"""Weight of the knowledge of other rows for a row, in tokens."""
 LONGEST_MATCH = 16
-"""Matches of more tokens count as this long."""
+"""Length from which all matches count alike."""
 FIRST_GUESS = 0.2, 0.85
 """Acceptance after matches of one token and of `LONGEST_MATCH`, before anything was seen; linear between them."""
 SHARED_MEMORY = 0.998
-"""As `MEMORY`, of what all rows share."""
+"""As `MEMORY`, for the values that all rows share."""
 SHARED_WEIGHT = 32.0
-"""Tokens that the first guess is worth."""
+"""Weight of the first guess, in tokens."""
 
 
 class Acceptance:
-    """By row, with what all rows have in common by the length of the match."""
+    """Acceptance by row; values that all rows share are by the length of the match."""
 
     def __init__(self, num_rows: int) -> None:
         self._right, self._tried = np.zeros(num_rows), np.zeros(num_rows)
@@ -45,7 +45,7 @@ class Acceptance:
 
     @property
     def by_match(self) -> Float64Array:
-        """[LONGEST_MATCH] of any row's draft, after matches of 1, 2 … tokens."""
+        """Acceptance [LONGEST_MATCH] of any row's draft, after matches of 1, 2 … tokens."""
         chances: Float64Array = self._all_right / self._all_tried
         return chances
 
@@ -61,7 +61,7 @@ class Acceptance:
         num_right: Int32Array,
         is_over: npt.NDArray[np.bool_],
     ) -> None:
-        """Each row's draft had so many right tokens; where it is over, one behind them was wrong."""
+        """Notes that each row's draft had `num_right` right tokens; where it is over, the one behind them was wrong."""
         self.note_rows(rows, num_right, is_over)
         tried, kind = num_right + is_over, _kind(match_lens)
         kept = SHARED_MEMORY ** np.bincount(kind, minlength=LONGEST_MATCH)

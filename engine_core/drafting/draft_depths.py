@@ -1,4 +1,5 @@
-"""How many tokens a draft model guesses for each row of a step: one pass over all drafted rows for each token."""
+"""Chooses the number of tokens that a draft model guesses for each row of a step: one pass over all drafted rows for
+each token."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ Float64Array = npt.NDArray[np.float64]
 def choose_depth(
     stands: Float64Array, costs: StepCosts, pass_costs: StepCosts, num_rows: int, most_drafts: int
 ) -> Choice:
-    """Lengths for rows whose i-th draft stands with probability stands[r, i], descending along a row, in a step of
-    `num_rows` rows, these among them, and up to `most_drafts` drafts. `pass_costs`: of the draft model, by rows; their
-    gap is what a step takes longer that has any. A draft that promises less than its own position costs is left out; of
-    what remains, so many passes are made as bring most tokens a second."""
+    """Draft lengths for rows whose i-th draft stands with probability stands[r, i], descending along a row, in a step
+    of `num_rows` rows, these among them, and up to `most_drafts` drafts. `pass_costs` are those of the draft model, by
+    rows; their gap is the time that a step with any drafts takes longer. A draft that promises less than its own
+    position costs is left out; of the rest, the number of passes is the one that brings most tokens a second."""
     plain = float(costs.of(num_rows))
     position = (float(costs.of(num_rows + len(stands))) - plain) / len(stands)
     is_worth = stands * plain > position * num_rows

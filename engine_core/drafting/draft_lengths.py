@@ -1,4 +1,4 @@
-"""How many drafted tokens of each row a step computes: those that bring most accepted tokens a second."""
+"""Chooses the number of drafted tokens of each row that a step computes, for most accepted tokens a second."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def expected(
 
 
 def choose(stands: Float64Array, costs: StepCosts, num_rows: int, most_drafts: int) -> Choice:
-    """Lengths for rows whose i-th draft stands with probability stands[r, i], descending along a row, in a step of
-    `num_rows` rows, these among them, and up to `most_drafts` drafts. Only numbers of drafts are compared that fill a
-    measured size of a step, or take all that can stand."""
+    """Draft lengths for rows whose i-th draft stands with probability stands[r, i], descending along a row, in a step
+    of `num_rows` rows, these among them, and up to `most_drafts` drafts. Only numbers of drafts are compared that fill
+    a measured size of a step, or take all that can stand."""
     num_drafts, gain = np.empty(len(stands), np.int32), np.empty(1)
     length_chooser()(stands, costs.sizes, costs.seconds, costs.gap, num_rows, most_drafts, num_drafts, gain)
     return Choice(num_drafts, float(gain[0]))

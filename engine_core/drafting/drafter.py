@@ -1,4 +1,4 @@
-"""What a drafter is: it guesses the tokens that follow those which are known. A guess costs time only.
+"""The interface of a drafter, which guesses the tokens that follow the known ones. A wrong guess costs time only.
 
 Rows are those of the request table. Knows nothing about requests, steps or how guesses are verified.
 """
@@ -11,34 +11,34 @@ from ..executor import Int32Array
 
 
 class Proposal(NamedTuple):
-    """What may follow the known tokens of rows, one entry a row."""
+    """Tokens that may follow the known tokens of rows, one entry a row."""
 
     draft_ids: Int32Array
     """[R, K]; of row i the first num_drafts[i] count."""
     num_drafts: Int32Array
     """[R]"""
     match_lens: Int32Array
-    """[R] last known tokens that were found before what is proposed; 0 where nothing is."""
+    """[R] number of last known tokens that were found before the proposed ones; 0 where nothing is proposed."""
 
 
 class Drafter(Protocol):
     """Called between steps, for all rows at once: together at most 10 µs a row."""
 
     name: str
-    """As settings, requests and metrics name it."""
+    """Name in settings, requests and metrics."""
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
-        """A request takes the row; its first `num_prompt` tokens are the prompt. Whatever outlives the row is shared
-        within its namespace alone: what a request is answered faster tells of what is shared."""
+        """Notes that a request takes the row; its first `num_prompt` tokens are the prompt. Data that outlives the row
+        is shared within its namespace alone: the speed of an answer reveals shared data."""
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """The request leaves the row with these known tokens."""
+        """Notes that the request leaves the row with these known tokens."""
 
     def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
-        """What may follow the known tokens, token_ids[rows[i], : num_known[i]], of each of `rows` [R]: up to most[i]
-        tokens, each of which was a known token of some row before. token_ids is int32 [rows of the table, length];
-        known tokens of a row do not change, more are added. All arrays are contiguous."""
+        """Proposes tokens behind the known tokens, token_ids[rows[i], : num_known[i]], of each of `rows` [R]: up to
+        most[i] tokens, each of which was a known token of some row before. token_ids is int32 [rows of the table,
+        length]; known tokens of a row do not change, more are added. All arrays are contiguous."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it holds at present."""
+        """Number of bytes that it holds at present."""

@@ -1,4 +1,4 @@
-"""What became of tokens that the executor drafted by itself, row by row: how often it found any, and how many stood.
+"""Statistics of the tokens that the executor drafted by itself, row by row: how often it found any, and how many stood.
 
 The scheduler asks for drafts before it knows whether any will be found, and a step or two before it hears of the last.
 """
@@ -15,18 +15,18 @@ Float64Array = npt.NDArray[np.float64]
 MEMORY = 0.9
 """Weight of a step when the next one is known."""
 FADING = 0.99
-"""Weight, at each step, of what is known of a row: one that got no drafts for long is tried again."""
+"""Weight, at each step, of a row's statistics: a row that got no drafts for long is tried again."""
 PRIOR_WEIGHT = 2.0
-"""Drafts that what is known of all rows is worth for a row."""
+"""Weight of all rows' statistics for a row, in drafts."""
 SHARED_MEMORY = 0.998
 SHARED_WEIGHT = 32.0
-"""Drafts that the first guess is worth."""
+"""Weight of the first guess, in drafts."""
 FIRST_FOUND, FIRST_RIGHT = 0.7, 0.6
 """Share of steps that find a draft, and of drafted tokens that stand, before anything was seen."""
 
 
 class _Share:
-    """A share of tries, of each row and of all."""
+    """A share of tries, for each row and for all."""
 
     def __init__(self, num_rows: int, first: float) -> None:
         self._good, self._tried = np.zeros(num_rows), np.zeros(num_rows)
@@ -54,18 +54,19 @@ class ExecutorDrafts:
         self._found, self._right = _Share(num_rows, FIRST_FOUND), _Share(num_rows, FIRST_RIGHT)
 
     def reset(self, row: int) -> None:
-        """The row is another request's."""
+        """Forgets the row, which is another request's now."""
         self._found.reset(row)
         self._right.reset(row)
 
     def stands(self, rows: npt.NDArray[np.integer], most: Int32Array, num_columns: int) -> Float64Array:
-        """[R, num_columns] the probability that a row's i-th draft is found and stands, 0 from most[i] on."""
+        """Probability [R, num_columns] that a row's i-th draft is found and stands, 0 from most[i] on."""
         return expected(self._right.of(rows), most, num_columns, self._found.of(rows))
 
     def note(
         self, rows: npt.NDArray[np.integer], most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
-        """Up to most[i] tokens were asked for, num_drafts[i] were drafted, and num_accepted[i] of them stand."""
+        """Notes that up to most[i] tokens were asked for, num_drafts[i] were drafted, and num_accepted[i] of them
+        stand."""
         asked = np.flatnonzero(most)
         if asked.size:
             rows, num_drafts, num_accepted = rows[asked], num_drafts[asked], num_accepted[asked]

@@ -9,10 +9,10 @@ from headwater.kernels.cpu.suffix_match import KEY_LENS, SEPARATOR, indexer
 from ..executor import Int32Array
 
 NUM_FIELDS = 6
-"""int64 numbers by which `history_drafter` finds a history."""
+"""Number of int64 numbers by which `history_drafter` finds a history."""
 TOKENS_PER_BUCKET = 2
 LAST_POSITION = np.iinfo(np.int32).max
-"""Positions grow for ever, of which an index keeps 32 bits."""
+"""Largest position. Positions grow for ever, and an index keeps 32 bits of them."""
 
 
 class History:
@@ -41,7 +41,7 @@ class History:
 
     @property
     def fields(self) -> tuple[int, ...]:
-        """What `history_drafter` knows of it; true until it learns."""
+        """Numbers of the history for `history_drafter`; they are valid until it learns."""
         return *self._addresses, self.capacity, self._heads.shape[1], self.end
 
     def learn(self, answer: Int32Array) -> None:

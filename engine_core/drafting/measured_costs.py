@@ -1,4 +1,4 @@
-"""Measures what decode steps cost on an executor before it serves: steps of several sizes, of rows of no request.
+"""Measures the cost of decode steps on an executor before it serves: steps of several sizes, with rows of no request.
 
 Keys and values go to the scratch block, so nothing of them is left.
 """
@@ -20,18 +20,18 @@ SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of positions; an executor pads to such sizes, or takes longer by the position."""
 REPEATS = 5
 QUICK_SECONDS = 0.05
-"""After which a size is not measured again."""
+"""Seconds after which a size is not measured again."""
 MOST_SECONDS = 0.5
-"""After which no other size is measured."""
+"""Seconds after which no other size is measured."""
 HOST_SECONDS = 100e-6
-"""From a result to the plan that needs it."""
+"""Seconds from a result to the plan that needs it."""
 
 
 def measured_costs(
     executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
 ) -> StepCosts:
-    """To be called with nothing in flight. One position and a whole draft are measured in any case, which takes a few
-    steps; other sizes in half a second."""
+    """Costs of decode steps. To be called with nothing in flight. One position and a whole draft are measured in any
+    case, which takes a few steps; other sizes in half a second."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     whole = min(config.max_draft_tokens + 1, most)
@@ -48,9 +48,9 @@ def measured_costs(
 def measured_passes(
     executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter, *, most_drafts: int = 0
 ) -> StepCosts:
-    """Seconds in which a draft model of the executor, or one of its heads, guesses one more token for each of so many
-    rows, and as the gap what a step takes longer in which it guesses any. `most_drafts`: that it guesses for a row; 0:
-    as many as are drafted. To be called with nothing in flight."""
+    """Seconds in which a draft model of the executor, or one of its heads, guesses one more token for each of a number
+    of rows; the gap is the time that a step with any guesses takes longer. `most_drafts`: largest number of guesses for
+    a row; 0: that of drafts. To be called with nothing in flight."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
@@ -75,7 +75,8 @@ class _Trial:
         return self._clock() - self._began
 
     def behind_one_another(self, size: int) -> float:
-        """Seconds of a step while another is in flight. The first one finds memory and kernels for the others."""
+        """Seconds of a step while another one is in flight. The first one allocates memory and kernels for the
+        others."""
         in_flight = [self._submit(size), self._submit(size)]
         self._executor.retire(in_flight.pop(0))
 
@@ -92,7 +93,7 @@ class _Trial:
         return self._quickest(lambda: self._executor.retire(self._submit(size)))
 
     def _quickest(self, step: Callable[[], object]) -> float:
-        """Other processes take time too, which says nothing about this one."""
+        """Least of some times. Other processes take time too, which is not part of the cost."""
         quickest, started = math.inf, self._clock()
         for _ in range(REPEATS):
             start = self._clock()
@@ -103,7 +104,7 @@ class _Trial:
         return quickest
 
     def longer_with_own(self, num_rows: int, num_drafts: int) -> float:
-        """Seconds that a step of rows takes longer if the executor makes their drafts, so many each, itself."""
+        """Seconds by which a step of rows is longer if the executor makes their drafts, `num_drafts` each, itself."""
         given, own = (self._with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True))
         return max(own - given, 0.0)
 
@@ -134,14 +135,14 @@ class _Plans:
         self._step = self._num_admitted = 0
 
     def next(self, num_drafts: Int32Array, *, is_own: bool = False) -> StepPlan:
-        """num_drafts [R], given with the plan unless they are the executor's own."""
+        """Plan of the next step. num_drafts [R] is given with the plan unless the drafts are the executor's own."""
         admitted = [_admitted(row) for row in range(self._num_admitted, num_drafts.size)]
         self._num_admitted = max(self._num_admitted, num_drafts.size)
         self._step += 1
         return _plan(self._step, num_drafts, admitted, [], is_own=is_own)
 
     def last(self) -> StepPlan:
-        """Gives the rows back."""
+        """Plan that gives the rows back."""
         self._step += 1
         return _plan(self._step, np.zeros(1, np.int32), [], list(range(1, self._num_admitted)))
 

@@ -1,6 +1,7 @@
-"""Drafts what followed the last tokens of a row when they stood earlier in the same row, in its prompt or its answer.
+"""Drafts the tokens that followed an earlier occurrence of a row's last tokens in the same row, in its prompt or its
+answer.
 
-Also called prompt look-up: edits, quotations and calls that repeat what was read are mostly copies.
+Also called prompt look-up: edits, quotations and calls that repeat earlier text are mostly copies.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from ..executor import Int32Array
 from .drafter import Proposal
 
 MIN_BUCKETS, MAX_BUCKETS = 1 << 8, 1 << 13
-"""Buckets of a key in a row's index, at least and at most: few enough to be cleared when a request takes the row."""
+"""Least and largest number of a key's buckets in a row's index: few enough to be cleared when a request takes the
+row."""
 
 
 class NGramDrafter:
@@ -22,14 +24,15 @@ class NGramDrafter:
     name = "ngram"
 
     def __init__(self, num_rows: int, max_len: int, max_drafts: int) -> None:
-        """max_len: known tokens of a row at most; max_drafts: drafted tokens of a row and step at most."""
+        """max_len: largest number of known tokens of a row; max_drafts: largest number of drafted tokens of a row and
+        step."""
         num_buckets = min(max(1 << (max_len // 4).bit_length(), MIN_BUCKETS), MAX_BUCKETS)
         # Untouched pages of these two cost nothing.
         self._heads: Int32Array = np.zeros((num_rows, len(KEY_LENS), num_buckets), np.int32)
         self._previous: Int32Array = np.zeros((num_rows, len(KEY_LENS), max_len), np.int32)
         self._num_indexed: Int32Array = np.zeros(num_rows, np.int32)
         self._most_indexed: Int32Array = np.zeros(num_rows, np.int32)
-        """The most tokens of any request that the row has had."""
+        """Largest number of tokens of any request that the row has had."""
         self._max_drafts = max_drafts
         self._draft = row_drafter()
         # The first call of machine code takes milliseconds, which no step has.
@@ -37,7 +40,7 @@ class NGramDrafter:
         self.propose(none, np.zeros((1, 1), np.int32), none, none)
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
-        """The row's tokens are others from now on."""
+        """Resets the row, which gets other tokens from now on."""
         self._forget(row)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
@@ -55,7 +58,7 @@ class NGramDrafter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that requests have touched so far; a row keeps it for the next one."""
+        """Number of bytes that requests have touched so far; a row keeps its memory for the next one."""
         most = np.maximum(self._most_indexed, self._num_indexed)
         num_bytes = 4 * len(KEY_LENS) * int(most.sum()) + self._heads[0].nbytes * int((most > 0).sum())
         return int(num_bytes + self._num_indexed.nbytes + self._most_indexed.nbytes)

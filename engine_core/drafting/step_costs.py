@@ -1,4 +1,4 @@
-"""How long a decode step takes by the number of positions that it computes, as measured."""
+"""Measured time of a decode step by the number of positions that it computes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Between two measured numbers of positions costs lie on a line."""
+    """Costs of steps, linear between two measured numbers of positions."""
 
     sizes: Int32Array
     """Numbers of positions, ascending."""
@@ -26,7 +26,7 @@ class StepCosts:
 
     @classmethod
     def measured(cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0) -> StepCosts:
-        """A step of more positions than were measured takes longer in proportion."""
+        """Costs from measurements. A step of more positions than were measured takes longer in proportion."""
         smooth = np.maximum.accumulate(np.array(seconds, np.float64))
         return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0))
 

@@ -1,8 +1,8 @@
-"""Drafts what followed the last tokens of a row in earlier answers of its namespace.
+"""Drafts the tokens that followed a row's last tokens in earlier answers of its namespace.
 
-The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. This keeps them in rings
-with hash chains, which find the same: of the places that match longest, how often each token follows. A ring forgets
-its oldest tokens by itself, and its memory is known to the byte.
+The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. Here they are kept in
+rings with hash chains, which find the same: the frequency of each token behind the longest matches. A ring forgets its
+oldest tokens by itself, and its memory is known to the byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .drafter import Proposal
 from .history import NUM_FIELDS, History
 
 SMALLEST_HISTORY = 1 << 8
-"""Tokens. A history is twice as large each time that it is full."""
+"""Number of tokens in the smallest history. A history doubles each time that it is full."""
 NO_HISTORY = -1
 
 
@@ -31,17 +31,17 @@ class SuffixDrafter:
     name = "suffix"
 
     def __init__(self, num_rows: int, max_drafts: int, max_tokens: int = 1 << 20) -> None:
-        """max_drafts: drafted tokens of a row and step at most."""
+        """max_drafts: largest number of drafted tokens of a row and step."""
         self._max_drafts, self._max_tokens = max_drafts, max_tokens
         self._largest = 1 << (max_tokens // 2).bit_length() - 1
         self._smallest = min(SMALLEST_HISTORY, self._largest)
         self._histories: OrderedDict[bytes, tuple[int, History]] = OrderedDict()
-        """By namespace, the one used last at the end: its index in `_fields`, and the history."""
+        """By namespace, the one used last at the end: index in `_fields`, and the history."""
         num_histories = max_tokens // self._smallest
         self._fields: npt.NDArray[np.int64] = np.zeros((num_histories, NUM_FIELDS), np.int64)
         self._free = list(reversed(range(num_histories)))
         self._num_tokens = 0
-        """Capacities of all histories."""
+        """Sum of the capacities of all histories, in tokens."""
         self._namespaces: list[bytes | None] = [None] * num_rows
         self._num_prompt = [0] * num_rows
         self._history_of_row: Int32Array = np.full(num_rows, NO_HISTORY, np.int32)
@@ -52,7 +52,7 @@ class SuffixDrafter:
         History(self._smallest).learn(none)
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
-        """The row drafts from what is learned in its namespace, now or later."""
+        """Makes the row draft from the history of its namespace, present or future."""
         self._namespaces[row], self._num_prompt[row] = namespace, num_prompt
         found = self._histories.get(namespace)
         self._history_of_row[row] = NO_HISTORY if found is None else found[0]
@@ -60,7 +60,7 @@ class SuffixDrafter:
             self._histories.move_to_end(namespace)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        """Learns the answer, the tokens behind the prompt. One that was preempted is learned up to there, too."""
+        """Learns the answer, the tokens behind the prompt; that of a preempted request as far as it is known."""
         namespace, answer = self._namespaces[row], token_ids[self._num_prompt[row] :]
         self._namespaces[row], self._history_of_row[row] = None, NO_HISTORY
         if namespace is not None and len(answer) > MIN_MATCH:
@@ -76,7 +76,7 @@ class SuffixDrafter:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all histories and of the tables that find them."""
+        """Number of bytes of all histories and of the tables that find them."""
         histories = sum(history.num_bytes for _, history in self._histories.values())
         return histories + self._fields.nbytes + self._history_of_row.nbytes
 
@@ -102,7 +102,7 @@ class SuffixDrafter:
         self._point_rows(namespace, index)
 
     def _make_room(self, num_tokens: int) -> None:
-        """Takes so many tokens for the namespace that was used last, and drops histories of others for them."""
+        """Reserves that many tokens for the namespace that was used last, and drops histories of others for them."""
         while self._num_tokens + num_tokens > self._max_tokens:
             namespace, (index, history) = self._histories.popitem(last=False)
             self._num_tokens -= history.capacity

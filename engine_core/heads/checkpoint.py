@@ -1,4 +1,4 @@
-"""The file of published draft heads: names and shapes before anything is read, then tensors one by one."""
+"""The file of published draft heads: checks names and shapes before it reads tensors one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..config import ConfigError
 
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
-"""Files of torch.save, of which tensors alone are read."""
+"""Names of files of torch.save, of which only tensors are read."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -72,7 +72,7 @@ class HeadsFile:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Raises `ConfigError`."""
+    """Contents of `config.json`. Raises `ConfigError`."""
     try:
         config = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -83,7 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write_heads(folder: Path, hf_config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """A folder of heads under their published names; makes it."""
+    """Writes a new folder of heads under their published names."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     save_file(tensors, folder / SAFETENSORS[0])

@@ -1,4 +1,4 @@
-"""The one decoder layer of EAGLE, like Llama's but for what goes into it: names, shapes, forward pass."""
+"""The one decoder layer of EAGLE, like Llama's except for its inputs: names, shapes, forward pass."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMES = {
 
 
 def published_shapes(config: ModelConfig, in_features: int) -> Shapes:
-    """By name, behind the layer's prefix. `in_features`: of the projections before attention."""
+    """Shapes by name, behind the layer's prefix. `in_features`: of the projections before attention."""
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
     return {
@@ -55,13 +55,13 @@ def published_shapes(config: ModelConfig, in_features: int) -> Shapes:
 
 
 def published_biases(config: ModelConfig) -> Shapes:
-    """As `published_shapes`, of what a layer may lack."""
+    """Shapes of biases, which a layer may lack; otherwise as `published_shapes`."""
     q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     return {f"self_attn.{name}_proj.bias": (q_size if name == "q" else kv_size,) for name in "qkv"}
 
 
 def layout(config: ModelConfig, in_features: int, names: Collection[str]) -> Layout:
-    """Under our names. `names`: tensors that the file has."""
+    """Layout of the layer under our names. `names`: tensors that the file has."""
     hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
     return {
         "layers.0.qkv": linear(config.qkv_size, in_features),
@@ -74,7 +74,7 @@ def layout(config: ModelConfig, in_features: int, names: Collection[str]) -> Lay
 
 
 class DraftLayer:
-    """T tokens of hidden size H, of which the last few of each row go on behind attention."""
+    """The layer over T tokens of hidden size H, of which the last few of each row go on behind attention."""
 
     def __init__(self, platform: Platform, config: ModelConfig, weights: Weights, max_model_len: int) -> None:
         linears, tensors, eps = weights.linears, weights.tensors, config.rms_norm_eps
@@ -104,8 +104,9 @@ class DraftLayer:
         attention_plan: Any = None,
         ends: Ends | None = None,
     ) -> torch.Tensor:
-        """x [T, in features] and residual [T, H] → the residual stream behind the layer, [T, H], or [E, H] of the ends,
-        which have an attention plan of their own. kv_cache [2, num_blocks, Hk, block_size, D] takes keys and values."""
+        """Residual stream behind the layer, [T, H], or [E, H] of the last tokens, which have an attention plan of their
+        own, for x [T, in features] and residual [T, H]. kv_cache [2, num_blocks, Hk, block_size, D] takes keys and
+        values."""
         queries = self._attention.queries(x, batch, kv_cache)
         if ends is not None:
             if not len(ends.tokens):

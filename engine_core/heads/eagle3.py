@@ -27,7 +27,8 @@ from .draft_layer import DraftLayer
 
 PREFIX = "midlayer."
 TO_TOKENS, TO_DRAFTS = "d2t", "t2d"
-"""What is added to the number of a token that heads guess among to get its id; whether heads guess a token."""
+"""Names of the maps: the difference between the id of a token that heads guess among and its number; whether heads
+guess a token."""
 NAMES = CheckpointNames(
     model={"fc.weight": "fc", "norm.weight": "final_norm", "lm_head.weight": "lm_head"},
     layer=draft_layer.NAMES | {"hidden_norm.weight": "hidden_norm", "input_layernorm.weight": "input_norm"},

@@ -1,4 +1,4 @@
-"""Medusa: heads over the served model's last hidden state, of which each guesses one token further ahead. Source: Cai
+"""Medusa: heads over the served model's last hidden state, each of which guesses one token further ahead. Source: Cai
 et al., "Medusa: Simple LLM inference acceleration framework with multiple decoding heads", 2024, with the published
 code."""
 
@@ -46,7 +46,7 @@ class Medusa:
 
     @staticmethod
     def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
-        """Under the published names."""
+        """Layout under the published names."""
         hidden, last = served.hidden_size, config.num_blocks
         found = {}
         for i in range(config.num_heads):
@@ -57,7 +57,7 @@ class Medusa:
         return found
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [R, H], normed, after some token → [R, V]: of the token that stands head + 2 places behind it."""
+        """Logits [R, V] of the token that stands head + 2 places behind hidden [R, H], normed."""
         for product, bias in self._blocks[head]:
             hidden = hidden + silu(product(hidden) + bias)
         return self._heads[head](hidden)

@@ -1,4 +1,4 @@
-"""Which class serves which kind of draft heads, and whether those of a folder fit a served model."""
+"""Classes by kind of draft heads; checks that the heads of a folder fit a served model."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .medusa import Medusa
 
 
 class ChainHeads(Protocol):
-    """Heads that guess one token after another. They read pairs: the hidden state of a position and the token behind
+    """Heads that guess one token after another. They read pairs of the hidden state of a position and the token behind
     it, at the place of the former."""
 
     config: ModelConfig
-    """The config of their layer, which caches keys and values."""
+    """Config of their layer, which caches keys and values."""
     layers: tuple[int, ...]
     """Layers of the served model whose inputs they read."""
     looks_at_all: bool
     """Whether they read the normed hidden states of all tokens."""
 
     def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """What they read of T tokens [T, H], from what they named of the served model's hidden states."""
+        """Features of T tokens [T, H], from the hidden states of the served model that the heads named."""
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
         """The last num_wanted[r] pairs of each row, [R]."""
@@ -51,20 +51,20 @@ class ChainHeads(Protocol):
         *,
         ends: Ends | None = None,
     ) -> torch.Tensor:
-        """Pairs of features [T, H] and tokens of the batch → hidden states [T, H], or [E, H] of the ends, from which
-        `logits` are made; they serve as features of the next position. kv_cache [1, 2, num_blocks, Hk, block_size, D]
-        takes keys and values. Without ends the attention plan is of all pairs."""
+        """Hidden states [T, H], or [E, H] of the last tokens, from which `logits` are made, for pairs of features [T,
+        H] and tokens of the batch; they serve as features of the next position. kv_cache [1, 2, num_blocks, Hk,
+        block_size, D] takes keys and values. Without last tokens the attention plan is of all pairs."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, H] → [S, V]"""
+        """Logits [S, V] of hidden [S, H]."""
 
 
 class HeadsClass(Protocol):
-    """How heads of one kind are read from their published file."""
+    """Class that reads heads of one kind from their published file."""
 
     @staticmethod
     def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
-        """Shapes of the file's tensors: those that it must have, and those that it may have."""
+        """Shapes of the file's tensors: required ones, and optional ones."""
 
     @staticmethod
     def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
@@ -72,7 +72,7 @@ class HeadsClass(Protocol):
 
     @staticmethod
     def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
-        """The layout of tensors under our names; `names` are those that there are."""
+        """Layout of tensors under our names; `names` are the existing ones."""
 
 
 CLASSES: Mapping[str, HeadsClass] = {MEDUSA: Medusa, EAGLE: Eagle, EAGLE3: Eagle3}
@@ -90,7 +90,7 @@ def read_heads(folder: Path, served: ModelConfig) -> HeadsConfig:
 def load_heads(
     folder: Path, config: HeadsConfig, served: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> Weights:
-    """Weights in the dtype that the served model computes in."""
+    """Loads the heads, with weights in the dtype that the served model computes in."""
     cls = CLASSES[config.kind]
     tensors = {name: each.to(device) for name, each in cls.collect(HeadsFile(folder), config, dtype).items()}
     return kinds.load_weights(cls.layout(config, served, tensors.keys()), tensors, dtype)

@@ -1,4 +1,4 @@
-"""From a request's sampling contract to edited logits. Knows nothing about rows and steps."""
+"""Edits logits as a request's sampling contract asks. Knows nothing about rows and steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RequestEdits:
         self._packed: Int32Array | None = None
 
     def apply(self, logits: torch.Tensor, output_index: int, output_ids: Int32Array) -> None:
-        """logits float32 [P, V], contiguous, in place: of P positions, each behind one more token. output_index is the
-        first one's; output_ids [n] are the outputs, and drafts, before the last one."""
+        """Edits logits float32 [P, V], contiguous, in place: of P positions, each behind one more token. output_index
+        is the first one's; output_ids [n] are the outputs, and drafts, before the last one."""
         if logits.is_cpu:
             if self._packed is None:
                 self._packed = self._edits.packed(logits.shape[1])
@@ -31,7 +31,7 @@ class RequestEdits:
 
 
 def edits_of(admitted: AdmittedRow) -> Edits | None:
-    """None: the request's tokens are drawn from the logits as they are."""
+    """Edits of a request; None: its tokens are drawn from the logits as they are."""
     params = admitted.sampling
     blocked_ids = params.min_tokens_blocked_ids if params.min_tokens else ()
     lists = params.allowed_token_ids, params.bad_words, params.logit_bias, blocked_ids

@@ -13,19 +13,22 @@ from headwater.kernels.sample import Draws
 
 
 class SamplingOperations(Protocol):
-    """R rows, V tokens. Logits are float32 or of the weights' dtype; tokens are int32 [R], on the device."""
+    """Operations for R rows and V tokens. Logits are float32 or of the weights' dtype; tokens are int32 [R], on the
+    device."""
 
     def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
-        """The token with the highest logit, or, where the temperature is above 0, of logit / temperature + noise. Under
-        masks int32 [R, words] where they are given."""
+        """Draws the token with the highest logit, or, where the temperature is above 0, of logit / temperature + noise;
+        under masks int32 [R, words] where they are given."""
 
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
         """As `draw` under top-k, top-p and min-p; logits are float32, every temperature is above 0."""
 
     def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        """float32 [R, V]: minus infinity where a token's bit is not set, at least `token_mask.LOWEST` elsewhere."""
+        """Masked logits float32 [R, V]: minus infinity where a token's bit is not set, at least `token_mask.LOWEST`
+        elsewhere."""
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """float32 [R] of token_ids int32 [R]; ids int32 and log probabilities float32 [R, num_top] of the likeliest."""
+        """Log probabilities float32 [R] of token_ids int32 [R]; ids int32 and log probabilities float32 [R, num_top] of
+        the likeliest."""

@@ -1,4 +1,4 @@
-"""Hidden states of prompts on their way to one vector each. Knows nothing of who asks for it."""
+"""Pools the hidden states of prompts to one vector each. Knows nothing about requests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ POOLINGS = ("last", "mean", "cls")
 
 
 class Pools:
-    """By row of the request table; a prompt may come in chunks."""
+    """Pools by row of the request table; a prompt may come in chunks."""
 
     def __init__(self) -> None:
         self._pooling: dict[int, str] = {}
         self._num_prompt: dict[int, int] = {}
         self._parts: dict[int, torch.Tensor] = {}
-        """float32 [H]: the sum so far, or the first token's."""
+        """float32 [H] for each row: the sum so far, or the first token's state."""
 
     def admit(self, admitted: AdmittedRow) -> None:
         self._parts.pop(admitted.row, None)

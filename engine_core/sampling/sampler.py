@@ -1,5 +1,5 @@
-"""From logits to tokens under each row's sampling contract, by a platform's operations. Knows nothing about scheduling
-or the model.
+"""Samples tokens from logits under each row's sampling contract, by a platform's operations. Knows nothing about
+scheduling or the model.
 
 Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias, penalties; the mask of a
 grammar; then greedy, or temperature, min-p, top-k, top-p and Gumbel noise that is a pure function of seed, choice,
@@ -24,11 +24,11 @@ from .edits import RequestEdits, edits_of
 from .operations import SamplingOperations
 
 Known = Callable[[int], Int32Array]
-"""From the index of what is sampled to the ids of the outputs before it [n], of which drafts are the last."""
+"""Function from the index of a sampled token to the ids of the outputs before it [n], of which drafts are the last."""
 
 
 class Sampler:
-    """Keeps the contract of each row of the request table."""
+    """Sampler with the contract of each row of the request table."""
 
     def __init__(self, num_rows: int, operations: SamplingOperations, device: torch.device) -> None:
         self._operations, self._device = operations, device
@@ -62,8 +62,8 @@ class Sampler:
         known: Known,
         masks: Int32Array | None = None,
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32 [S] and log
-        probabilities by index. Positions of one row stand side by side, each behind one more token."""
+        """Samples from logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32
+        [S] and log probabilities by index. Positions of one row stand side by side, each behind one more token."""
         tokens = self.draw(logits, rows, output_indices, known, masks)
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
@@ -80,7 +80,7 @@ class Sampler:
         known: Known,
         masks: Int32Array | None = None,
     ) -> Int32Array:
-        """As `sample`, the tokens alone."""
+        """As `sample`, for the tokens alone."""
         if self._is_edited[rows].any():
             edited = torch.empty_like(logits, dtype=torch.float32, memory_format=torch.contiguous_format)
             logits = edited.copy_(logits)
@@ -88,7 +88,7 @@ class Sampler:
         return self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
 
     def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
-        """Of prompt tokens int32 [N] under the logits [N, V] before each."""
+        """Log probabilities of prompt tokens int32 [N] under the logits [N, V] before each."""
         num_top = int(self._num_prompt_logprobs[row])
         return self._score(logits, token_ids, [num_top] * len(token_ids))
 
@@ -119,7 +119,8 @@ class Sampler:
         return tokens
 
     def _score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]) -> list[TokenLogprobs]:
-        """Of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row of logits [R, V]."""
+        """Log probabilities of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row of logits [R,
+        V]."""
         chosen, top_ids, top_logprobs = self._operations.logprobs(logits, token_ids, max(num_tops))
         columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
         return [

@@ -1,4 +1,4 @@
-"""Drafted tokens beside the tokens that were sampled in their places: how many of them stand.
+"""Compares drafted tokens with the tokens that were sampled in their places, to find how many of them stand.
 
 Every position is sampled as if the drafts before it stood, with its own noise, mask and penalties. Up to the first
 draft that differs from what was sampled in its place that is true, so what a row gains, the sampled tokens up to and
@@ -21,7 +21,7 @@ NO_TOKEN = -1
 
 
 class Gained(NamedTuple):
-    """What the rows of a step gained."""
+    """Tokens that the rows of a step gained."""
 
     token_ids: Int32Array
     """[S, n]; of row j the first num_tokens[j] count."""
@@ -36,13 +36,13 @@ class Gained(NamedTuple):
 
 
 def positions_of(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
-    """The number of positions that are sampled for each row, int32 [R]: one, and one for each draft."""
+    """Number of positions that are sampled for each row, int32 [R]: one, and one for each draft."""
     return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
 
 
 def drafts_in_place(num_drafts: Int32Array, draft_ids: Int32Array) -> Int32Array:
-    """The draft in the place of each sampled token, int32 [sum of num_drafts + 1], of draft_ids [sum of num_drafts]; in
-    the place of a row's last token there is none."""
+    """Draft in the place of each sampled token, int32 [sum of num_drafts + 1], of draft_ids [sum of num_drafts]; in the
+    place of a row's last token there is none."""
     num_positions = num_drafts + 1
     drafts = np.full(num_positions.sum(), NO_TOKEN, np.int32)
     drafts[places(num_positions) < np.repeat(num_drafts, num_positions)] = draft_ids
@@ -50,8 +50,8 @@ def drafts_in_place(num_drafts: Int32Array, draft_ids: Int32Array) -> Int32Array
 
 
 def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -> Gained:
-    """sampled and drafts are [sum of num_positions], row by row: a row's sampled tokens, and the draft in the place of
-    each; in the place of a row's last token there is none, whatever stands there."""
+    """Tokens that rows gain. sampled and drafts are [sum of num_positions], row by row: a row's sampled tokens, and the
+    draft in the place of each; in the place of a row's last token there is none, and its value is ignored."""
     num_rows, most = len(num_positions), int(num_positions.max(initial=1))
     rows, columns = np.repeat(np.arange(num_rows), num_positions), places(num_positions)
     token_ids = np.full((num_rows, most), NO_TOKEN, np.int32)
@@ -65,7 +65,7 @@ def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -
 def by_entry(
     found: Gained, num_positions: Int32Array, logprobs: Mapping[int, TokenLogprobs]
 ) -> dict[int, TokenLogprobs]:
-    """Log probabilities of tokens that count, as `StepResult` has them, of those by position, row by row."""
+    """Log probabilities of tokens that count, as `StepResult` has them, from those by position, row by row."""
     if not logprobs:
         return {}
     rows, columns = found.places
