@@ -65,7 +65,7 @@ def main(
     if render:
         PAGE.write_text(page(read_results()))
         return
-    # What runs is the tree as it is now.
+    # The tests run on the tree as it is now.
     commit = source_version()
     lines, why = _run(platform, limit, ["--collect-only"] if collect else [])
     collected = next((len(line["collected"]) for line in lines if "collected" in line), 0)

@@ -61,7 +61,7 @@ SAME_BITS = {"D1": "O2", "D3": "O3"}
 MOST_RESTARTS = 1000
 """Number of workers that may end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
-# Seconds that a part may take; together more than there are, since few parts need all of theirs.
+# Seconds that a part may take; the sum exceeds the total, since few parts need all of theirs.
 TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT, COMBINATIONS_LIMIT = 240.0, 200.0, 120.0, 90.0, 400.0
 SPECULATION_LIMIT = 300.0
 """Seconds for the replays of one model."""
@@ -103,7 +103,7 @@ class Suite:
     def compute(self, model: str) -> None:
         """Runs the offline workloads of a model in a process of their own, which has the memory to itself."""
         ids = [name for name, workload in WORKLOADS.items() if workload.model == model]
-        # The longest last: what is cut off then is one.
+        # The longest is last, so that at most one is cut off.
         ids.sort(key=lambda name: PEER[name])
         self._named("workloads", "workload", ids, self._offline(), MODEL_LIMIT)
 
@@ -240,7 +240,7 @@ def main(
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
 ) -> None:
     """Test and measure this commit on a GPU."""
-    # One for all parts: what one compiles the next one has.
+    # One cache for all parts: a part uses the kernels that earlier ones compiled.
     os.environ.update(with_kernel_cache(os.environ))
     suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run)
     parts = part or ["tests", "compute", "serve", "structure", "aside"]

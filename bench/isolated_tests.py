@@ -112,7 +112,7 @@ class IsolatedTests:
         with tempfile.TemporaryDirectory(prefix="headwater-tests-") as folder:
             together, why = self._pytest(self._selected, Path(folder) / "all")
             unsettled = [name for name in together.collected if together.outcomes.get(name) in (None, "failed")]
-            # Those without any verdict first: time may not last for all.
+            # Tests without any verdict come first: time may not last for all.
             unsettled.sort(key=lambda name: name in together.outcomes)
             files = [Path(folder) / str(i) for i in range(len(unsettled))]
             with ThreadPoolExecutor(self._num_processes) as pool:

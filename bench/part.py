@@ -69,7 +69,7 @@ def run_part(
             else:
                 sys.stderr.write(line)
         code = child.wait()
-        # Who it left behind may still hold its stderr.
+        # A child that it left behind may still hold its stderr.
         _kill(child)
         listener.join()
     finally:

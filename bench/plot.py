@@ -53,7 +53,7 @@ def plot_curves(
     figure = _figure(width=5.5 * len(panels), height=4)
     for panel, (group, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name, values in curves.items():
-            # As many points as can be told apart.
+            # As many points as can be distinguished.
             shares = np.linspace(0, 100, 400)
             panel.plot(np.percentile(values, shares), shares, label=name)
         panel.set(title=group, xlabel=f"{metric} (s)", ylabel="% of samples", ylim=(0, 101), xscale="log")

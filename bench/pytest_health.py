@@ -48,7 +48,7 @@ class ProcessHealth:
         try:
             yield
         finally:
-            # Fixtures may be what fails first.
+            # Fixtures may fail first.
             if not self._culprit and item.get_closest_marker("gpu") is not None and (problem := self._problem()):
                 self._culprit = item.nodeid
                 item.user_properties.append((POISONED, problem))

@@ -73,7 +73,7 @@ class Bench:
         self._forced, self._is_whole = forced, whole_drafts
         folder = options.model_folder
         assert folder is not None
-        # What is forced has its length.
+        # The forced answer determines the length.
         has_ends = forced is None and (folder / MANIFEST_NAME).is_file()
         self._stop_token_ids = ModelManifest.read(folder).eos_token_ids if has_ends else ()
         self._settings = EngineSettings(

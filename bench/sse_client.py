@@ -109,7 +109,7 @@ class SseConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    # What asyncio and the parser call.
+    # Callbacks of asyncio and the parser.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -154,7 +154,7 @@ class SseConnection(asyncio.Protocol):
             if "error" in event:
                 outcome.error = str(event["error"])
         if not outcome.completion_tokens and outcome.first_at:
-            # A server that tells no usage: one token an event is the best guess.
+            # The server reports no usage: one token an event is the best guess.
             outcome.completion_tokens = len(outcome.gaps) + 1
         if not self._tail.rstrip().endswith(b"data: [DONE]") and not outcome.error:
             outcome.error = "the stream ended without [DONE]"

@@ -44,7 +44,7 @@ class Stress:
     def __enter__(self) -> None:
         if self._executor is not None:
             self._streams = [*_streams(self._executor), torch.cuda.default_stream()]
-            # What torch allocates without a value is NaN, or the largest integer.
+            # Memory that torch allocates without a value is NaN, or the largest integer.
             torch.use_deterministic_algorithms(True, warn_only=True)
             self._guard.fill_(CANARY)
             torch.cuda.synchronize()

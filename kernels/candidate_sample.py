@@ -38,7 +38,7 @@ def _kept(scaled: torch.Tensor, logits: torch.Tensor, draws: Draws, filters: Fil
     k = torch.where(filters.top_ks > 0, filters.top_ks, num_candidates).clamp(max=num_candidates).long()
     kept &= scaled >= scaled.gather(1, k[:, None] - 1)
     weights = (scaled - scaled[:, :1]).exp()
-    # The mass that top-p counts: of what top-k left, or, without it, of the whole row above min-p's bound.
+    # The mass that top-p counts is that of top-k's tokens, or, without top-k, of the whole row above min-p's bound.
     everything = logits.double() / draws.temperatures[:, None].double()
     row_mass = (everything - scaled[:, :1]).exp().masked_fill_(everything < least, 0.0).sum(1)
     mass = torch.where(filters.top_ks > 0, (weights * kept).sum(1), row_mass)

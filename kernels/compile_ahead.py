@@ -66,7 +66,7 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
 
 def _load(compile_fn: Callable[[], Any]) -> Any:
     kernel = compile_fn()
-    # Whoever asks first has a launcher compiled, in C, and the kernel brought to the GPU.
+    # The first access compiles a launcher, in C, and loads the kernel on the GPU.
     assert kernel.run
     return kernel
 

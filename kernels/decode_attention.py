@@ -211,7 +211,7 @@ def _decode_splits(
     num_whole, num_items = _num_items(p_count, num_rows * MAX_SPLITS, DIRECT)
     lists = (p_item, p_tail, num_whole, num_items)
     rows = (p_seq_len, p_table_row, p_first_partial)
-    # Heads of one split run beside one another: their keys lie together. What the next item is and the first it reads
+    # Heads of one split run beside one another: their keys lie together. The next item and the first keys that it reads
     # are looked up while this one is computed.
     i_task = tl.program_id(0)
     i_next = i_task + tl.num_programs(0)

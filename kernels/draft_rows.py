@@ -218,7 +218,7 @@ def _write_drafts(
             place = best & ((1 << PLACE_BITS) - 1)
             num_drafts = tl.where(is_found, most, 0)
             p_token = p_table + row.to(tl.int64) * stride_table
-            # A copy that reaches the end of what is known goes on with what it has written.
+            # A copy that reaches the end of the known tokens goes on with the drafted ones.
             source = place + 1 + o_i % tl.maximum(start - place, 1)
             drafted = o_i < num_drafts
             tl.store(p_token + start + 1 + o_i, tl.load(p_token + source, mask=drafted), mask=drafted)

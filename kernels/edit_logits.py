@@ -99,7 +99,7 @@ class Edits:
         if self.bad_words:
             lengths = np.array([len(word) for word in self.bad_words], np.int32)
             header[NUM_WORDS.value], header[LONGEST_WORD.value] = len(lengths), lengths.max()
-            # Of each word where its tokens end, and how many they are; then the tokens of all.
+            # End and number of each word's tokens; then the tokens of all words.
             first = size + 2 * len(lengths)
             header[WORDS.value] = append((first + np.cumsum(lengths)).astype(np.int32))
             append(lengths)
@@ -332,7 +332,7 @@ def _forbid(
             b_end = tl.load(p_end + o_w, mask=inside, other=1)
             b_before = tl.load(p_end + num_words + o_w, mask=inside, other=1) - 1
             matches = inside & (b_before <= count)
-            # From the last token before the word's own last one backwards.
+            # Tokens are compared backwards, from the one before the word's last.
             num_compared = 0
             while (num_compared < longest - 1) & (tl.max((matches & (b_before > num_compared)).to(tl.int32)) > 0):
                 token = tl.load(p_table + row * stride_table + last - num_compared, mask=num_compared < count, other=-1)

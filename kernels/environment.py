@@ -35,7 +35,7 @@ class Environment:
 
 
 def _of_gpu(device: torch.device) -> Environment:
-    # Imported here, as numba below: each is only there where it compiles.
+    # Imported here, as numba below: each is installed only where it compiles.
     import triton  # noqa: PLC0415
 
     gpu = torch.cuda.get_device_properties(device)

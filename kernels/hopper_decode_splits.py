@@ -246,7 +246,7 @@ def _attend_items(lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT: gl
     release_dependents(DEPENDENT)
     b_q = gl.load(p_q + first_q + o_q, mask=is_head[:, None], other=0.0)
     while i_task < lists[3] * NUM_KV_HEADS:
-        # What the next item is, and its queries, are looked up while this one is computed.
+        # The next item and its queries are looked up while this one is computed.
         i_round += 1
         i_next = _task_of(i_round)
         next_item = _ask_for_item(lists, i_next // NUM_KV_HEADS)
@@ -301,7 +301,7 @@ def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl
     b_0, b_1 = weigh(b_0, qk_scale, b_shift), weigh(b_1, qk_scale, b_shift)
     b_2, b_3 = weigh(b_2, qk_scale, b_shift), weigh(b_3, qk_scale, b_shift)
     b_alpha = gl.exp2(b_m - b_shift)
-    # The right half of the tile on the left, then the right half of what that gives.
+    # The right half of the tile is added to the left one, then the right half of the sum.
     b_sums = fold(gl.convert_layout((b_0 + b_2) + (b_1 + b_3), flat))
     b_l = gl.fma(b_l, spread(b_alpha, b_l), b_sums)
     b_acc = b_acc * spread(b_alpha, b_acc)

@@ -163,7 +163,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         o_q, is_row = _places(o_r, first, query_start, count, i_kv, NUM_KV_HEADS, GROUP, HEAD_DIM, TOKENS, wide)
         b_q = gl.load(p_q + o_q, mask=is_row, other=0.0)
         b_q = gl.convert_layout(b_q.to(rings[0].dtype), gl.DotOperandLayout(0, scores, 2))
-        # Rows past a chunk's end see what its last sees.
+        # Rows past a chunk's end see the keys of its last row.
         last = context + gl.minimum(first + TOKENS, count) - 1
         num_tiles = last // TILE + 1
         num_clear = (context + first + 1) // TILE

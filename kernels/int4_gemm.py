@@ -31,7 +31,7 @@ class Int4Tiles:
     num_stages: int
 
 
-# By the largest number of rows.
+# Keys are the largest numbers of rows.
 TILES = {
     16: Int4Tiles(16, 9),
     32: Int4Tiles(32, 7),
@@ -237,7 +237,7 @@ def _int4_gemm(
     for i_k in range(0, k, BLOCK_K):
         b_words = tl.load(p_words + i_k // BLOCK_K * (BLOCK_K // 8), mask=is_n, other=0)
         b_x = tl.load(p_x + i_k, mask=is_m, other=0.0)
-        # Those of the next tile, which are too narrow for the copies that fill stages.
+        # Scales of the next tile, which are too narrow for the copies that fill stages.
         i_next = tl.minimum(i_k + BLOCK_K, k - BLOCK_K)
         b_next_scale, b_next_zero = load_groups(
             p_scales, p_zeros, p_groups, i_next, o_n, is_n, n, group_size, BLOCK_K, IN_ORDER, ONE_GROUP

@@ -65,7 +65,7 @@ def logprobs_twin(
     return chosen, ranked.indices[:, :num_top].int(), ranked.values[:, :num_top]
 
 
-# However many are asked for, and wherever they go: one kernel.
+# One kernel serves any number of them, at any address.
 @triton.jit(
     do_not_specialize=["stride_out", "stride_top_id", "stride_top_logprob"],
     do_not_specialize_on_alignment=["p_out", "p_top_id", "p_top_logprob"],

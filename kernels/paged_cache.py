@@ -93,7 +93,7 @@ def load_tile(
         left, o_left = _offsets(p_table_row, pages[0], first, end, where, PAGE, HALF)
         right, o_right = _offsets(p_table_row, pages[1], first + HALF, end, where, PAGE, HALF)
         o_n, o_d = tl.arange(0, HALF), tl.arange(0, HEAD_DIM // 2 if FP8 else HEAD_DIM)
-        # What lies past a sequence is not read: half a block a row, a twentieth of all where a row is 600 keys.
+        # Slots past a sequence are not read: half a block a row, a twentieth of all where a row is 600 keys.
         is_left, is_right = o_n < end - first, o_n < end - first - HALF
         b_k_left = tl.load(k + left + (o_left[None, :] + o_d[:, None]), mask=is_left[None, :], other=0)
         b_k_right = tl.load(k + right + (o_right[None, :] + o_d[:, None]), mask=is_right[None, :], other=0)

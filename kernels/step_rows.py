@@ -195,7 +195,7 @@ def advance_twin(
     )
 
 
-# As many as there are, wherever they lie: one kernel.
+# One kernel serves any number of them, at any address.
 @triton.jit(do_not_specialize=["num_updates"], do_not_specialize_on_alignment=["p_index", "p_value"])
 def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
     o_u = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

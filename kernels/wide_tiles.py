@@ -78,7 +78,7 @@ class TeamTiles(Tiles):
         return f"{self.block_m}x{self.block_n} by {'two teams' if self.num_teams == 2 else 'a team'}"
 
     def start(self, num_rounds: int) -> int:
-        # Of all tiles but the first beside the products of others.
+        # All tiles but the first run beside the products of others.
         return 620
 
     def shared_bytes(self) -> int:

@@ -192,7 +192,7 @@ def _sequences(
     tables = _tables(subject, lengths, block_size, num_shared)
     num_blocks = int(tables.max()) + 1
     kv_dtype = torch.float8_e4m3fn if kv_format == "fp8" else subject.dtype
-    # Every slot of the blocks in use is written once: what is behind a sequence's end is never weighed.
+    # Every slot of the blocks in use is written once: slots behind a sequence's end are never weighed.
     slots = torch.arange(block_size, num_blocks * block_size)
     kv = subject.randn(len(slots), 2 * kv_heads, head_dim)
     cache = torch.zeros(2, num_blocks, kv_heads, block_size, head_dim, dtype=kv_dtype)

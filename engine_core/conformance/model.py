@@ -66,7 +66,7 @@ def _answers(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS)
     answers: list[list[int]] = [[] for _ in prompts]
     for i, prompt in enumerate(prompts):
-        # What is cached of a prompt is the same in both arrangements: nothing.
+        # Nothing is cached of a prompt in either arrangement.
         namespace = b"%08d%08d" % (i, len(prompts))
         engine.add(NewRequest(key=i, prompt_ids=list(prompt), output_ids=[], sampling=sampling, namespace=namespace))
     while engine.has_work():

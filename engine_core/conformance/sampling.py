@@ -95,7 +95,7 @@ def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> C
         return list(rows.clamp(min=-1e6))
 
     expected = [_edited(row.double(), params, prompt, output).clamp(min=-1e6) for row in logits]
-    # What is forbidden is told from what is not; the scale of the error is that of the others.
+    # Forbidden tokens are distinguished from others; the scale of the error is that of the others.
     allowed = 1e-6 if name in ("penalties", "logit_bias") else 0.0
     return Case(
         operation=f"edit_{name}", shapes=f"{len(logits)}x{VOCAB_SIZE}", run=run, expected=expected, allowed=allowed

@@ -56,7 +56,7 @@ def measured_passes(
     longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
     num_rows = min(most // 2, config.max_num_seqs)
     one, whole = trial.longer_with_own(1, 1), trial.longer_with_own(1, longest)
-    # What a step takes longer whatever it guesses is not part of a pass.
+    # Time that a step takes longer with any guesses is not part of a pass.
     each = whole / longest if longest == 1 else max(whole - one, 0.0) / (longest - 1)
     begin, seconds = max(one - each, 0.0), {1: each}
     if num_rows > 1:

@@ -27,8 +27,8 @@ context."""
 Item = dict[str, Any]
 ReplyT = TypeVar("ReplyT")
 _NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
-# KEYS: the conversation. ARGV: most items, most bytes, items. What is held is asked of Redis, which counts what it
-# spends on the list; one that adds at the same time is in it or comes behind.
+# KEYS: the conversation. ARGV: most items, most bytes, items. Redis is asked for the held bytes, and counts those that
+# it spends on the list; items of a call at the same time are in it or come behind.
 _ADD = Script(
     """
 local num_held = redis.call('LLEN', KEYS[1])

@@ -164,6 +164,6 @@ async def drop_object(rooms: Rooms, name: str) -> None:
         info = await rooms.contents.get_info(name, show_deleted=True)
     except nats.js.errors.NotFoundError:
         return
-    # The pieces first: without their entry nothing finds them.
+    # The pieces are deleted first: without their entry nothing finds them.
     for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
         await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")

@@ -84,7 +84,7 @@ class StorageBounds:
                     await set_bounds(js, self._num_bytes)
                 told = ""
             except (*FAILURES, Unavailable) as failure:
-                # A server without JetStream stays one: that is told once.
+                # A server does not gain JetStream while it runs: this is logged once.
                 if repr(failure) != told:
                     structlog.get_logger().warning("storage has no bounds yet", error=repr(failure))
                 told = repr(failure)

@@ -28,7 +28,7 @@ redis.call('HSET', KEYS[2], '', total)
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, math.max(ttl, redis.call('PTTL', key))) end
 return { is_granted and 1 or 0, total }
 """,
-    # NOTE: what is claimed is written next, which a full Redis refuses: nothing stays claimed then.
+    # NOTE: a claimed value is written next, which a full Redis refuses: nothing stays claimed then.
     past_memory_bound=False,
 )
 _RELEASE = Script(

@@ -67,7 +67,7 @@ def _copy_of_union(members: list[Copy]) -> Copy | None:
 
 def _copy_of_list(item: Copy | None, most: int | None) -> Copy | None:
     def copy(value: Any, path: str, unknown: Unknown) -> Any:
-        # One that is too long is for the decoder to refuse, not to be walked.
+        # The decoder refuses a list that is too long, so it is not copied.
         if not isinstance(value, list) or item is None or (most is not None and len(value) > most):
             return value
         return [item(each, f"{path}[{i}]", unknown) for i, each in enumerate(value)]

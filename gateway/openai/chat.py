@@ -65,7 +65,7 @@ class ChatRenderer:
         """Does nothing: a chat needs nothing more of its prompt."""
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
-        # As with OpenAI: clients show a part of the message for an empty text, and none for null.
+        # OpenAI does so, too: clients show a part of the message for an empty text, and none for null.
         return {"delta": {"role": "assistant", "content": self._echoed or (None if self._must_call else "")}}
 
     @property

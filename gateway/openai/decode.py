@@ -62,7 +62,7 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
             return _decoded_without_unknown(body, kind)
         return request
     except msgspec.ValidationError as fault:
-        # Not the decoder that refused: it refuses numbers beyond a float's range wherever they stand.
+        # Not the same decoder again: it refuses numbers beyond a float's range at any place.
         raise _explained(str(fault), kind, (lambda: json.loads(body)) if _is_short(body) else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise (_half_character(body) if _is_short(body) else None) or _no_json(fault) from None

@@ -248,7 +248,7 @@ def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
     """Tool choice by a function's name, or by a word with the functions that it allows where these are not all."""
     choice = asked.tool_choice
     if isinstance(choice, str) or choice is None:
-        # Clients say `auto` whether or not they have tools.
+        # Clients send `auto` whether or not they have tools.
         return (tool_choice_word(choice) if asked.tools or choice != "auto" else None), []
     if choice.type != "allowed_tools":
         name = given("tool_choice.name", choice.name)

@@ -74,7 +74,7 @@ class SseStream:
     async def abandon(self) -> None:
         """Drops everything that is not written: the client is gone, or the answer is given up."""
         self._queue.clear()
-        # NOTE: who is told knows the stream: what the collector of cycles need not find costs less.
+        # NOTE: the callback refers to the stream, and objects that the cycle collector need not find cost less.
         self._on_writable = _nobody
         if self._resumer is not None:
             self._resumer.cancel()

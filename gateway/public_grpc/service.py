@@ -135,7 +135,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             async for complete_chunk in _numbered(self._complete_chunks(complete, pieces), complete, after):
                 yield inference_pb2.ResumeReply(complete=complete_chunk)
         else:
-            # It was asked for over HTTP, where /v1/streams goes on with it.
+            # The request came over HTTP, where /v1/streams goes on with it.
             raise StreamNotKept(found.request_id)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedReply:

@@ -74,7 +74,7 @@ class Dispatcher:
             while not turns.are_all_given:
                 self._join(await turns.next())
         except errors.HeadwaterError as error:
-            # The queue is full, for one.
+            # The queue may be full, for example.
             self.broke(error)
 
     async def _attempt_until_done(self) -> None:
@@ -89,7 +89,7 @@ class Dispatcher:
         finally:
             self._faults.end_doubt()
 
-    # What streams tell; see `StreamEvents`.
+    # Events of streams; see `StreamEvents`.
 
     def started(self, start: engine_pb2.Start) -> None:
         """Notes that the prompt is being computed. The choices share one prompt: the first report counts, and of
@@ -134,7 +134,7 @@ class Dispatcher:
         if self._dispatch is not None:
             decision, cached_tokens = self._dispatch.decision, start.cached_tokens
             if decision.num_prompt_tokens > self._generation.num_prompt_tokens:
-                # An engine tells of the prompt alone; the answer so far was looked up with it.
+                # An engine reports the prompt alone; the answer so far was looked up with it.
                 cached_tokens = max(cached_tokens, decision.predicted_cached_tokens)
             self._cluster.router.started(self._dispatch, cached_tokens)
             self._cluster.admission.give()
@@ -242,8 +242,8 @@ class Dispatcher:
 
     async def _session(self, decision: Decision) -> OutputSession:
         request, outputs = self._generation.request, self._cluster.outputs
-        # The id of a request finds the output processor of one that can be resumed, and keeps several prompts at one
-        # that counts what all of them use.
+        # The id of a request finds the output processor of a resumable one, and keeps several prompts at a single one
+        # that counts the tokens of all of them.
         is_by_id = request.context is not None or self._generation.grant.num_prompts > 1
         key = request.caller.request_id if is_by_id else decision.address
         while True:

@@ -72,7 +72,7 @@ def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
     place = Place(
         tenant=caller.tenant,
         tier=caller.tenant.tier + caller.priority,
-        # One that no replica computes waits for none.
+        # A generation that no replica computes waits for none.
         model_key=generation.model.key if generation.is_computed else "",
         num_prompt_tokens=generation.num_prompt_tokens,
     )

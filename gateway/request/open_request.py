@@ -35,7 +35,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         cache_namespace=generation.namespace,
         traceparent=caller.span.context.traceparent,
         tracestate=caller.span.context.tracestate,
-        # What was leased and has not come, wherever it was to come from.
+        # Tokens that were leased and have not come, from any engine.
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=request.pooling,
     )

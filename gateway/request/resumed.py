@@ -65,7 +65,7 @@ async def _ask_outputs(cluster: Cluster, request_id: str, ask: Callable[[OutputS
         except errors.Unavailable as error:
             fault = error
     if fault is None and not cluster.outputs.is_whole:
-        # A gateway that has just begun, for one.
+        # The gateway may have just started, for example.
         fault = errors.Unavailable("not every output processor is within reach", code="output_processor_unavailable")
     raise fault or StreamNotKept(request_id)
 
@@ -85,7 +85,7 @@ class ResumedDispatcher(Dispatcher):
         except StreamLost:
             if self._attached is None:
                 raise
-            # How far it came is known now: it goes on elsewhere, from there.
+            # Its last token is known now, so it can go on elsewhere from there.
             await self._attempt_until_done()
 
     async def _go_on(self, found: Found) -> None:

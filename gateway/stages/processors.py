@@ -158,7 +158,7 @@ class Processors:
             for processor in self._by_load(model):
                 was_there = processor.session.is_open
                 if processor.channel.asks_for_proof and not was_there:
-                    # Its session proves who answers there; a call by itself would show the prompt first.
+                    # Its session proves the identity of the process; a call by itself would show the prompt first.
                     continue
                 processor.num_running += 1
                 try:

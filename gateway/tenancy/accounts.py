@@ -107,7 +107,7 @@ class Accounts:
             if grant.more is None:
                 self._usage.add(record, grant.recorded)
             else:
-                # What a request used is settled even when its client is gone.
+                # The tokens of a request are settled even when its client is gone.
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
@@ -341,7 +341,7 @@ class Accounts:
             try:
                 await self._limiter.lapse(left.tenant, left.request_id, used=left.used, seq=left.seq)
             except StoreUnavailable as failure:
-                # It lapses by itself, at what was last told.
+                # It expires by itself, with the last reported number of used tokens.
                 structlog.get_logger().info("a reservation is left to its lease", reason=str(failure))
 
     def _with_redis(self) -> None:

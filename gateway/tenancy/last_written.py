@@ -58,7 +58,7 @@ class LastWritten:
         """Writes the known times to the places that lack them. A place out of reach gets them the next time."""
         if self._path is not None and any(self._newer_than(self._on_disk)):
             await asyncio.to_thread(self._save, self._path)
-        # A copy: others are noted while Redis is asked.
+        # This is a copy, since other times are noted while Redis is asked.
         newer = iter(list(self._newer_than(self._in_redis)))
         while page := list(islice(newer, _PAGE)):
             sealed = [(key, self._seals.seal(key, b"%d" % at)) for key, at in page]

@@ -72,7 +72,7 @@ class TenantStore:
 
     async def add(self, record: TenantRecord) -> None:
         """Adds a tenant. Raises `BadRequest` when there is one of that name."""
-        # The record of an earlier tenant of that name says when that was removed.
+        # The record of an earlier tenant of that name has the time of its removal.
         await self._last_written.read()
         await self.removed()
         key = _key(record.id)
@@ -84,7 +84,7 @@ class TenantStore:
                 there = await bucket.get(key)
                 if self._read(there) is not None:
                     raise BadRequest.of("id", record.id, "a name that no tenant has") from None
-                # A stranger's record keeps no name.
+                # A record without a valid seal does not reserve its name.
                 await bucket.update(key, sealed := self._sealed(record), last=there.revision)
         await self._tell(key, self._seals.time_of(sealed))
 
@@ -112,7 +112,7 @@ class TenantStore:
             try:
                 await bucket.put(*self._sealed_removal(removed))
             except nats.js.errors.APIError as refused:
-                # A server that is full though this bucket has room is one that streams without bounds have filled.
+                # Streams without bounds may have filled a server although this bucket has room.
                 if not is_full(refused):
                     raise
                 structlog.get_logger().warning("a removal cannot be noted: storage is full", key=removed.key)

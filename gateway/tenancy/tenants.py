@@ -185,7 +185,7 @@ def _names_by_key(setting: str, path: Path, owner: str) -> dict[bytes, str]:
 
 
 def _found(by_digest: Mapping[bytes, FoundT], key: str) -> FoundT | None:
-    # Every key is compared, each in constant time: how long it takes says nothing about which were close.
+    # Every key is compared, each in constant time: the duration reveals nothing about similar keys.
     given, found = _digest(key), None
     for digest, owner in by_digest.items():
         if hmac.compare_digest(digest, given):

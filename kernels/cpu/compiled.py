@@ -88,7 +88,7 @@ def _team() -> Any:
     paths = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
     if not paths:
         return None
-    # Other libraries may have brought one too; torch's own lies beside it, unless it uses the system's.
+    # Other libraries may have loaded a libgomp, too; torch's lies beside it, unless it uses the system's.
     team = ctypes.CDLL(min(paths, key=lambda path: not path.startswith(str(Path(torch.__file__).parent)))).GOMP_parallel
     team.argtypes, team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return team

@@ -51,6 +51,6 @@ def _cache_folder() -> Path | None:
     folder = base if base.name == name else base / name
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    # Both: numba looks at its setting, and reads the environment into it again before it compiles.
+    # Both are set: numba reads its setting, and overwrites it from the environment before it compiles.
     os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
     return folder if os.access(folder, os.W_OK) else None

@@ -118,7 +118,7 @@ def _norm(arguments: int, p_weight: int, p_scratch: int, head_dim: int, element:
 
 @njit
 def _rotate(p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
-    # One number at a time: half a head need not fill the lanes.
+    # Numbers are processed one at a time: half a head need not fill the lanes.
     half = head_dim * 2
     for at in range(0, half, 4):
         low, high = float32_at(p_scratch + at), float32_at(p_scratch + half + at)

@@ -118,7 +118,7 @@ def _likeliest(next_tokens: Any) -> Any:
     """The most frequent token, the first one of several, and its count. A SEPARATOR does not count."""
     best, best_count = SEPARATOR, 0
     for i in range(len(next_tokens)):
-        # No other token is there more often than what is left.
+        # No other token occurs more often than the number of places that are left.
         if best_count >= len(next_tokens) - i:
             break
         if next_tokens[i] == SEPARATOR:
@@ -175,7 +175,7 @@ def _draft_rows(
         found, length = _places(tokens[row], -1, heads[row], previous[row], 0, tokens[row, :known], places)
         if not found:
             continue
-        # A copy that reaches the end of what is known goes on with what it has written.
+        # A copy that reaches the end of the known tokens goes on with the drafted ones.
         for k in range(limit):
             source = places[0] + 1 + k
             drafts[i, k] = tokens[row, source] if source < known else drafts[i, source - known]

@@ -32,7 +32,7 @@ def answer_format(
         form.tool_parser = tool_format
         form.tool_names.extend(tool.name for tool in conversation.tools)
         form.custom_names.extend(tool.name for tool in conversation.tools if tool.HasField("custom_input"))
-        # Who chose one function wants one call.
+        # A client that chose one function wants one call.
         form.named_call = chosen is not None
         form.single_call = form.named_call or not _is_parallel(conversation)
     if reasoning_format and (starts_inside := _starts_inside(conversation, rendered, reasoning_format)) is not None:

@@ -69,7 +69,7 @@ class AnswerParser:
             return self._push(text)
         parts = Parts()
         for char in text:
-            # Nothing counts behind the call, wherever the text was cut.
+            # Text behind the call is ignored, however the text was cut into pieces.
             if self.is_over:
                 break
             parts.add(self._push(char))

@@ -38,7 +38,7 @@ class PythonicParser:
         return parts
 
     def flush(self) -> Parts:
-        # The rest of a call that was begun cannot be said as JSON, what stands behind the list is no answer.
+        # The rest of an unfinished call has no form in JSON, and text behind the list is no answer.
         return Parts("" if self._num_begun else self._held)
 
     def _before_list(self, text: str, parts: Parts) -> str:

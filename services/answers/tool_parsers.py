@@ -133,7 +133,7 @@ class LlamaJsonParser:
 
     def flush(self) -> Parts:
         if self._read == self._before_call:
-            # What separates calls is no content where no call follows.
+            # Separators of calls are no content where no call follows.
             return Parts("" if self._calls.num_begun else self._skipped + self._held)
         is_open = self._read == self._in_call and not self._calls.reader.name
         return Parts(self._skipped + self._calls.reader.raw if is_open else "")

@@ -37,7 +37,7 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     content = content_grammar(model, sampling.structured_output) if sampling.HasField("structured_output") else ""
     if content and not calls_win(conversation, tool_format):
         grammars = json.loads(content)["grammars"]
-        # Structural tags say themselves where calls stand.
+        # Structural tags define the places of calls themselves.
         if sampling.structured_output.WhichOneof("kind") != "structural_tag":
             calls = calls_instead(conversation, tool_format)
         elif (calls := calls_due(conversation, tool_format)) is not None:
@@ -196,7 +196,7 @@ def _thoughts(model: TextModel, form: AnswerFormat, budget: int) -> list[str]:
     opened = f"opened: {_SPACE} {_token(model, marks.start) or literal(marks.start, special)}"
     end = model.tokenizer.id_of(marks.end)
     if end is not None:
-        # Tokens, not text: so they can be counted, and end with the first one that closes them.
+        # The rule is over tokens, not text, so that they can be counted and end with the first closing one.
         kept = ",".join(map(str, sorted({end, *model.eos_token_ids})))
         inner = {_UNLIMITED: f"<[^{kept}]>*", 0: ""}.get(budget, f"<[^{kept}]>{{0,{budget}}}")
         return [f"thoughts: {inner} <[{end}]>", opened]

@@ -48,7 +48,7 @@ class _Walk:
         least, required = schema.get("minProperties", 0), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             return False
-        # What these ask for beyond `properties` can only be another property.
+        # Requirements of these beyond `properties` can only be other properties.
         return set(map(str, required)) <= properties.keys() and not (isinstance(least, int) and least > len(properties))
 
     def visit(self, schema: object, *, alone: bool) -> None:
@@ -65,7 +65,7 @@ class _Walk:
 
     def _below(self, schema: Schema, *, alone: bool) -> Iterator[tuple[object, bool]]:
         shaping = [keyword for keyword in _SHAPING if keyword in schema]
-        # Of the same value.
+        # Subschemas of the same value.
         is_only = alone and len(shaping) == 1
         for keyword in ("anyOf", "oneOf", "allOf"):
             members = schema.get(keyword)
@@ -74,7 +74,7 @@ class _Walk:
                 yield from ((member, is_one) for member in members)
         if "$ref" in schema:
             yield self._target(schema["$ref"]), is_only
-        # Of its parts: a property may match several patterns, or be described by the other members.
+        # Subschemas of its parts: a property may match several patterns, or be described by the other members.
         is_own = alone and not {"allOf", "$ref", "anyOf", "oneOf"} & schema.keys()
         for keyword in ("properties", "patternProperties"):
             parts = schema.get(keyword)

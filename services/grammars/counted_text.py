@@ -24,7 +24,7 @@ def counted_up_to(end: bytes, table: TokenTable, kept: Collection[int], limit: i
         others = sorted({token for tokens in moves[state].values() for token in tokens} | set(kept))
         back = [f"<[^{_listed(others)}]>", *(f"<[{_listed(ways[k])}]> back{k}" for k in ways if k != len(end))]
         rules.append(f"back{state}: {' | '.join(back)}")
-        # Only nearer to the end, so that behind the last token that is counted nothing but the end comes.
+        # Only tokens nearer to the end, so that nothing but the end follows the last counted token.
         on = [f"<[{_listed(ways[k])}]>{f' on{k}' if k != len(end) else ''}" for k in ways if k > state]
         rules.append(f"on{state}: {' | '.join(on)}")
     return [f"counted: back0{{0,{limit}}} on0" if limit else "counted: on0", *rules]

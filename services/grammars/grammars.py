@@ -19,7 +19,7 @@ LIMITS = LLParserLimits(
     # 1 to 2 kB each, of every answer that is being written.
     max_lexer_states=20_000,
     max_grammar_size=500_000,
-    # What users are told is about their grammar, not about the parser's insides.
+    # Errors are about the client's grammar, not about the parser's internals.
     verbose_errors=False,
 )
 _TEXT = r'[^"\\\x00-\x1F\x7F]'

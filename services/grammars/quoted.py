@@ -151,7 +151,7 @@ def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
         if found["opening"] is not None:
             scopes.append(_scoped(param, scopes[-1], text))
             if text.endswith(")"):
-                # `(?i)` goes for the rest of the group around it.
+                # `(?i)` applies to the rest of the group around it.
                 scopes[-2:] = [scopes[-1]]
         elif text == ")" and len(scopes) > 1:
             scopes.pop()
@@ -206,7 +206,7 @@ def _spelled(param: str, one: str, flags: str) -> str:
     letters = "".join(re.escape(each[1]) for each in spelled if len(each) == 2)
     codes = "|".join(each[-2:] for each in spelled if len(each) > 2)
     ways = [rf"\\[{letters}]"] * bool(letters) + [rf"\\u00(?:{codes})"] * bool(codes)
-    # Case is nothing to what an escape is spelled with.
+    # The spelling of an escape does not depend on case.
     exact = f"(?-i:{'|'.join(ways)})" if "i" in flags else "|".join(ways)
     return f"(?:[{one}&&{_PLAIN}]|{exact})"
 

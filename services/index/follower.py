@@ -170,7 +170,7 @@ class Follower:
         try:
             async for part in engine.KvSnapshot(engine_pb2.KvSnapshotRequest(), timeout=_CALL_SECONDS):
                 if part.incarnation.epoch != self._member.epoch:
-                    # Another incarnation answers at this address; the membership will say so.
+                    # Another incarnation answers at this address; the membership will report it.
                     break
                 self._index.fill(column, part.block_hashes)
                 if part.last:

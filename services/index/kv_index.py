@@ -206,7 +206,7 @@ class KvIndex:
 
     def expect(self, replica_id: str, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
         """Assumes for `seconds` that a request on its way makes the replica cache this chain from `start` on."""
-        # What is asked of Redis may bring more of these than there are look-ups.
+        # Reads of Redis may add more expectations than there are look-ups.
         self._expire()
         column = self._columns.get(replica_id)
         if column is None or start >= len(hashes):

@@ -126,7 +126,7 @@ def _path_of(model: str) -> Path:
     try:
         return Path(model).expanduser()
     except RuntimeError:
-        # The home of somebody whom this machine does not know.
+        # The home of a user that this machine does not know.
         raise ModelNotFound(model) from None
 
 

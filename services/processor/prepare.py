@@ -22,7 +22,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         sampling.max_tokens = 0
     token_ids, form = _tokens_and_format(model, request.prompt, escapes=_escapes(model, request))
     token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
-    # What it must match goes on as a grammar.
+    # Its structured output goes on as a grammar.
     sampling.ClearField("structured_output")
     block_size = model.served.block_size
     return processor_pb2.PrepareReply(

@@ -85,7 +85,7 @@ class Subscription:
         self._arrived.set()
 
     async def _take(self, message: Msg) -> None:
-        # Looked at when it comes: what waits here for its reader is no older by that.
+        # The seal is checked on arrival: a message does not age while it waits for its reader.
         if (payload := self._seals.open(message.subject, message.data)) is not None:
             self.put(Message(message.subject, payload, message.reply))
 
@@ -233,7 +233,7 @@ class Bus:
     def _answered(self, ping: asyncio.Task[None]) -> None:
         self._pings.discard(ping)
         if not ping.cancelled():
-            # Whoever waits for it is told, and nobody does for long.
+            # A caller that waits for it gets the error, and none waits for long.
             ping.exception()
 
     async def _keep_connected(self) -> None:
@@ -273,7 +273,7 @@ class Bus:
             self._linked.set()
             return
         if not self._client.is_connected:
-            # The link broke again. It says so when it is back.
+            # The connection broke again. A callback reports its return.
             return
         self.connected = True
         for listener in list(self._listeners):
@@ -290,7 +290,7 @@ class Bus:
     async def _on_error(self, error: BaseException) -> None:
         said = str(error).lower()
         if "violation" in said and said not in self._violations:
-            # A wrong password, or a role that lacks a right: the server says what it refuses, no password.
+            # A wrong password, or a role that lacks a right: the server names the refusal, never a password.
             self._violations.add(said)
             structlog.get_logger().warning("NATS refuses this stage", url=self.shown_url, error=str(error))
         structlog.get_logger().debug("bus error", error=repr(error))
@@ -302,7 +302,7 @@ class Bus:
             with contextlib.suppress(*FAILURES):
                 await self._flush()
         self.connected = False
-        # What a server does not take that hangs is given up.
+        # Data that a hanging server does not take is given up.
         closing = asyncio.create_task(self._client.close())
         await asyncio.wait({closing}, timeout=_HANDSHAKE_SECONDS)
         await end(closing, *self._pings)

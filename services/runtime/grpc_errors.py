@@ -182,10 +182,10 @@ def _guard_stream(behavior: Any, method: str, patience: float | None) -> Any:
                 async for reply in replies:
                     await _write(context, reply, patience)
         except errors.HeadwaterError as error:
-            # NOTE: what was written and not read yet stays ahead of the status.
+            # NOTE: written replies that are not read yet stay ahead of the status.
             await abort(context, error)
         except grpc.aio.BaseError:
-            # The call is over: nobody can be told any more.
+            # The call is over: no status can be sent any more.
             raise
         except Exception:
             await abort(context, _unforeseen(method))

@@ -209,7 +209,7 @@ class Members:
             await asyncio.sleep(_SWEEP_SECONDS)
             now = self._clock()
             if not self._bus.connected or now - before > 2 * _SWEEP_SECONDS:
-                # Nothing could be heard, or this process itself was held up: silence means nothing yet.
+                # No message could arrive, or this process itself was held up: silence means nothing yet.
                 self._readable_since = None
             elif self._readable_since is None:
                 self._readable_since = now
@@ -237,16 +237,16 @@ class Members:
             if answer is None:
                 self._count_failure(known)
             elif known is not None and not answer.epoch:
-                # Alive; it has told the bus more about itself than an address shows.
+                # It lives; its description on the bus has more than an address shows.
                 self._refresh(known)
             else:
-                # The same goes for one that is known from an earlier life.
+                # The same holds for a member that is known from an earlier life.
                 for each in [answer] if answer.epoch else self._saved.get((kind, address), [answer]):
                     self.hear(each, from_bus=False)
 
     def _to_ask(self) -> frozenset[Target]:
         if self._bus.connected:
-            # It says who is there from now on, and whoever is known stays so when it is lost again.
+            # The bus reports members from now on, and known members stay known when it is lost again.
             self._saved.clear()
         unheard = frozenset(
             (entry.member.kind, entry.member.address)

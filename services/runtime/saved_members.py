@@ -67,7 +67,7 @@ class SavedMembers:
         while True:
             await changed.wait()
             await asyncio.sleep(SETTLE_SECONDS)
-            # Without the bus whoever cannot be reached now leaves the table, and may be all there is tomorrow.
+            # Without the bus unreachable members leave the table, and they may be the only ones at the next start.
             if bus.connected and (everyone := members.everyone()):
                 changed.clear()
                 await self._save(everyone)

@@ -57,7 +57,7 @@ class SealReader:
     def _open(self, subject: str, message: bytes) -> tuple[bytes | None, str]:
         is_sealed = message.startswith(_MAGIC) and len(message) >= _HEAD.size
         if self._key is None:
-            # A stage that was not given the token of the others.
+            # A stage without the token of the others.
             return (None, "no_token_here") if is_sealed else (message, "")
         if not is_sealed:
             return None, "unsigned"

@@ -65,7 +65,7 @@ class Seeds:
             try:
                 self._known[told] = frozenset(joined(each, port) for each in await self._resolve(host))
             except OSError as failure:
-                # What it meant last is the best guess at what it means.
+                # The last addresses of a name are the best guess at the present ones.
                 structlog.get_logger().debug("name not resolved", name=host, error=str(failure))
             await asyncio.sleep(RESOLVE_SECONDS)
 

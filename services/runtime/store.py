@@ -125,8 +125,8 @@ class Store:
             return await self._execute(words)
         if self.broken:
             raise StoreUnavailable("left alone after a failure")
-        # Who gives up leaves the call to end by itself: cut off, it would take its connection along, and the next one
-        # would spend its time on connecting.
+        # A caller that gives up leaves the call to end by itself: a cancelled call closes its connection, and the next
+        # one would spend its time on connecting.
         task = asyncio.create_task(self._execute(words))
         self._hurried.add(task)
         task.add_done_callback(self._hurried_ended)
@@ -170,7 +170,7 @@ def _is_outage(answer: ResponseError) -> bool:
 
 
 def _client(url: str) -> Any:
-    # Retrying is up to whoever uses the store: they know whether a late answer is worth anything.
+    # The callers of the store retry: they know whether a late answer is worth anything.
     # NOTE: a time limit on sockets would have each command written by a task of its own under `asyncio.wait_for`, which
     # before Python 3.12 loses a cancellation that comes as it ends. `_PATIENCE_SECONDS` is the limit.
     options: dict[str, Any] = {
@@ -184,6 +184,6 @@ def _client(url: str) -> Any:
             return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)
         return Redis.from_url(url, **options)
     except ValueError:
-        # What it says may have the password.
+        # The message may contain the password.
         allowed = f"redis://host:port, rediss://, unix:// or {_CLUSTER_SCHEME}"
         raise SettingError("redis_url", without_password(url), allowed) from None

@@ -49,7 +49,7 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
         except asyncio.CancelledError as cancelled:
             interruption = cancelled
     for task in tasks:
-        # Asked for, so that nothing is said of a failure that nobody awaits.
+        # The error is read, so that asyncio does not log a failure that is never awaited.
         if not task.cancelled():
             task.exception()
     if interruption is not None:

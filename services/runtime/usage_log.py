@@ -182,7 +182,7 @@ class UsageLog:
             self._is_made = True
         ack = await self._put(js, record)
         if ack.duplicate and record.outcome != LEFT:
-            # Taken for dead, a gateway has the last word.
+            # A gateway that was taken for dead adds the tokens that the stored record lacks.
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 there = _records.decode((await js.get_msg(STREAM, ack.seq)).data or b"")
                 if there.outcome == LEFT and (more := record.beyond(there)) is not None:
@@ -284,7 +284,7 @@ async def read_stream(bus: Bus, stream: str, subject: str, since: datetime.datet
     try:
         messages = await js.pull_subscribe(subject, stream=stream, config=consumer)
     except nats.js.errors.NotFoundError:
-        # Nothing was ever written.
+        # The stream has no record yet.
         return
     try:
         num_left = (await messages.consumer_info()).num_pending or 0

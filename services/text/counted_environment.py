@@ -64,7 +64,7 @@ class CountedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.filters[_COUNTED] = _counted
-        # As long as whoever calls it wants.
+        # A template chooses the length of its text.
         self.globals.pop("lipsum")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:

@@ -16,7 +16,7 @@ _OF_FILES = frozenset(
 def tokenizer_info(model: TextModel) -> dict[str, Any]:
     """Configuration as in vLLM's `GET /tokenizer_info`, with special tokens as text."""
     config = {name: _plain(value) for name, value in model.tokenizer.config.items() if name not in _OF_FILES}
-    # Transformers' own name for what reads a `tokenizer.json`.
+    # Transformers' own name of the class that reads a `tokenizer.json`.
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     config.pop("chat_template", None)
     if model.chat_template is not None:

@@ -313,7 +313,7 @@ def main(
 ) -> None:
     """Faults by seed on a simulated cluster, and what must hold after them."""
     if os.environ.get("PYTHONHASHSEED") != "0":
-        # The order of sets belongs to what a seed repeats.
+        # A seed has to repeat the order of sets, too.
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.simulation.chaos", *sys.argv[1:]],

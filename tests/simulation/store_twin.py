@@ -58,7 +58,7 @@ class RedisTwin:
     def evaluate(self, sha: str, source: str | None, keys: Sequence[Any], arguments: Sequence[Any]) -> Reply:
         """Runs a script, as EVAL and EVALSHA do; None for `source` is the latter. Raises `NoScriptError`."""
         if source is not None and sha not in self._scripts:
-            # What it may do when memory is short is said in a first line that is no Lua: here it never is.
+            # A first line that is no Lua has its rights when memory is short, which never happens here.
             body = source.partition("\n")[2] if source.startswith("#!") else source
             self._scripts[sha] = self._lua.execute(b"return function(KEYS, ARGV) " + body.encode() + b"\nend")
         if (script := self._scripts.get(sha)) is None:

@@ -151,7 +151,7 @@ async def follow(
                     if events[-1]["type"] in FINAL:
                         return
             if not await _is_there(rooms.js, subject):
-                # Deleted, with the tenant maybe, or older than they are kept: no more will come.
+                # The events were deleted, perhaps with the tenant, or have expired: no more will come.
                 check()
                 return
 

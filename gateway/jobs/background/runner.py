@@ -80,7 +80,7 @@ class BackgroundRunner:
             await held.give_back()
             raise
         except (NotFound, Stopped):
-            # Deleted or cancelled, or done by a run that died before it said so.
+            # It was deleted or cancelled, or done by a run that died before it reported that.
             with contextlib.suppress(*FAILURES):
                 await held.done()
             await run.forget()
@@ -169,7 +169,7 @@ class _Run:
         except (NotFound, Unavailable):
             response = await self._response(record)
         else:
-            # A run before got so far and no further.
+            # An earlier run got to this point.
             response = kept.response
             self._events.add({"type": f"response.{response['status']}", "response": response})
         self._is_answered = True
@@ -259,7 +259,7 @@ class _Run:
                 if not self._is_answered:
                     raise
             if not self._is_answered:
-                # No more than there is known to be room for.
+                # Only events for which there is room are written.
                 await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:

@@ -56,7 +56,7 @@ class Files:
         content.seek(0)
         hashed = Hashed(content)
         reader: Any = hashed
-        # The content first: what is listed can be read.
+        # The content is written first, so that a listed file can be read.
         await rooms.contents.put(file.id, reader)
         kept = KeptFile(**msgspec.structs.asdict(file), sha256=hashed.digest)
         await rooms.files.put(_key(tenant, file.id), msgspec.json.encode(kept))

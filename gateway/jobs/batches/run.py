@@ -162,7 +162,7 @@ class Run:
         try:
             return await self._change(end)
         except NotMine:
-            # Only then is it certain that no client was told of them.
+            # Only then is it certain that no client has seen them.
             await self._discard(kept, outcome)
             raise
 

@@ -199,7 +199,7 @@ def faults_of(question: Question, told: Told) -> list[str]:
     found = []
     for i, (text, ids, reason) in enumerate(zip(told.texts, told.token_ids, told.finish_reasons, strict=True)):
         expected_text, expected_ids = question.texts[i], question.token_ids[i]
-        # Tokens past a stop string, and the one that ends a JSON text, may or may not be told.
+        # Tokens past a stop string, and the one that ends a JSON text, may or may not be sent.
         is_cut = question.kind == "stop"
         if text != expected_text:
             found.append(f"choice {i}: text {_difference(text, expected_text)}")
@@ -249,7 +249,7 @@ class Limited:
             except Leaving:
                 pass
             except httpx.TransportError:
-                # What its gateway had granted may have been used.
+                # The tokens that its gateway had granted may have been used.
                 self.spans.append((began, began, num_tokens))
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 

@@ -61,7 +61,7 @@ class Convergence:
             for server in servers:
                 await server.kill()
             await asyncio.sleep(AWAY_SECONDS)
-        # What is under way when the servers come back is over soon.
+        # Requests under way when the servers come back are over soon.
         for server in servers:
             await server.start()
         return await self._agreement(time.monotonic())

@@ -85,7 +85,7 @@ class RelayedStack(LocalStack):
         relay = self._relays.get(name)
         advertised = [] if relay is None else [f"--advertise={relay.address}"]
         kept = super()._stage(name, module, lambda: [*flags(), *advertised], env)
-        # What dies here was killed: the pauses are meant for what cannot live.
+        # Processes that die here were killed; the pauses between restarts are for those that cannot start.
         kept.pauses = kept.PAUSES[:1]
         if relay is not None:
             relay.find = lambda: kept.addresses.get("grpc")
@@ -152,14 +152,14 @@ class Cluster:
             state_dir = folder / "state"
             own_folder(state_dir)
             prepare_token(state_dir, os.environ)
-            # What asks the stages proves itself as they do to each other.
+            # Clients of the stages prove themselves as stages do to each other.
             life.enter_context(cluster_key.using(line_key(state_dir, os.environ)))
             relays = {name: await life.enter_async_context(Relay().running()) for name in shape.relayed()}
             servers = await _start_servers(folder, life)
             urls = {f"{name}_url": f"{name}://{each.relay.address}" for name, each in servers.items()}
             settings = _settings(shape, folder, urls["nats_url"], urls["redis_url"], log_level)
             stack = RelayedStack(settings, model_folder, DEMO_NAME, relays)
-            # Nobody waits for what is still running.
+            # Requests that still run are not awaited.
             stack.hurry.set()
             life.push_async_callback(stack.stop)
             await stack.start(silent)
@@ -217,7 +217,7 @@ class Cluster:
 
 
 async def _start_servers(folder: Path, life: contextlib.AsyncExitStack) -> dict[str, Server]:
-    # Of an earlier cluster in the same folder.
+    # Logs of an earlier cluster in the same folder.
     shutil.rmtree(folder / "streams", ignore_errors=True)
     pipe = SupervisorPipe()
     life.callback(pipe.close)
