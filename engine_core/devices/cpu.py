@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from headwater.kernels.cpu.lanes import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
+from headwater.kernels.cpu.simd_types import NUM_LANES
 from headwater.kernels.environment import Environment
 
 from ..config import EngineConfig

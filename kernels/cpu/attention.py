@@ -17,30 +17,11 @@ from numba import njit
 from numpy.typing import ArrayLike
 
 from .compiled import Kernel, address_of, argument, float_bits, items
-from .lanes import (
-    BF16_ELEMENT,
-    F32,
-    F32_ELEMENT,
-    NUM_LANES,
-    add,
-    div,
-    exp,
-    float32_at,
-    fma,
-    highest_of,
-    int32_at,
-    keep_first,
-    load,
-    maximum,
-    mul,
-    put,
-    size_of,
-    splat,
-    store,
-    sub,
-    sum_of,
-)
 from .qk_norm_rope_store_kv import MAX_HEAD_DIM
+from .scalars import float32_at, int32_at, put, size_of
+from .simd import add, div, fma, highest_of, keep_first, load, maximum, mul, splat, store, sub, sum_of
+from .simd_math import exp
+from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 ROWS = 4
 CHUNK = 256

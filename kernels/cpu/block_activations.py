@@ -20,25 +20,9 @@ from ..block_activations import (
 )
 from ..block_formats import BLOCK
 from .compiled import Kernel, argument, items
-from .lanes import (
-    BF16_ELEMENT,
-    F32,
-    F32_ELEMENT,
-    I64,
-    LANES,
-    NUM_LANES,
-    highest_of,
-    load,
-    maximum,
-    minimum,
-    mul,
-    nearest,
-    put,
-    put_int32,
-    size_of,
-    splat,
-    sub,
-)
+from .scalars import put, put_int32, size_of
+from .simd import highest_of, load, maximum, minimum, mul, nearest, splat, sub
+from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, LANES, NUM_LANES
 
 _INTS, _BYTES = ir.VectorType(ir.IntType(32), NUM_LANES), ir.VectorType(ir.IntType(8), NUM_LANES)
 _MOST, _LEAST = F32(MOST), F32(LEAST_MAGNITUDE)

@@ -10,7 +10,8 @@ import torch
 from ..block_formats import TILE_ROWS, BlockFormat, BlockWeight
 from .block_tiles import expand_row
 from .compiled import Kernel, argument, items
-from .lanes import BF16_ELEMENT, F32_ELEMENT, int64_at, size_of
+from .scalars import int64_at, size_of
+from .simd_types import BF16_ELEMENT, F32_ELEMENT
 
 
 def block_rows(weight: BlockWeight, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

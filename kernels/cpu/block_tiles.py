@@ -13,7 +13,7 @@ from numba.extending import intrinsic
 
 from ..block_activations import ROW_BYTES
 from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
-from .lanes import F32, I64
+from .simd_types import F32, I64
 from .tile_code import FLOATS, INT, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock, TileCode, add_block, store_outputs
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from numba import cfunc, njit
 
-from .lanes import int64_at, take_one
 from .machine_code import compiling
+from .scalars import int64_at, take_one
 
 SMALL = 1 << 15
 """Amount of work, in numbers, that one thread finishes before another has woken."""

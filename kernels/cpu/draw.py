@@ -17,39 +17,11 @@ from ..gumbel import gumbel_noise, noise_keys
 from ..sample import Draws, scores_twin
 from ..token_mask import LOWEST, mask_tokens_twin
 from .compiled import Kernel, argument, items
-from .lanes import (
-    BF16_ELEMENT,
-    F32,
-    F32_ELEMENT,
-    NUM_LANES,
-    add,
-    add_words,
-    choose_below,
-    div,
-    float32_at,
-    fma,
-    has_bits,
-    highest_of,
-    int32_at,
-    keep_where,
-    load,
-    log,
-    maximum,
-    minimum,
-    mul,
-    mul_words,
-    numbers_of,
-    put,
-    put_int32,
-    shift_right,
-    size_of,
-    splat,
-    splat_word,
-    store,
-    sub,
-    words_from,
-    xor_words,
-)
+from .scalars import float32_at, has_bits, int32_at, put, put_int32, size_of
+from .simd import add, choose_below, div, fma, highest_of, keep_where, load, maximum, minimum, mul, splat, store, sub
+from .simd_math import log
+from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
+from .simd_words import add_words, mul_words, numbers_of, shift_right, splat_word, words_from, xor_words
 
 NUM_CANDIDATES = 8
 MARGIN = 1e-4

@@ -9,21 +9,9 @@ import torch
 from numba import njit
 
 from .compiled import Kernel, address_of, argument, float_bits, items
-from .lanes import (
-    BF16_ELEMENT,
-    F32,
-    F32_ELEMENT,
-    NUM_LANES,
-    add,
-    float32_at,
-    fma,
-    load,
-    mul,
-    size_of,
-    splat,
-    store,
-    sum_of,
-)
+from .scalars import float32_at, size_of
+from .simd import add, fma, load, mul, splat, store, sum_of
+from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

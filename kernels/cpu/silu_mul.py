@@ -9,22 +9,10 @@ import torch
 from numba import njit
 
 from .compiled import Kernel, argument, items
-from .lanes import (
-    BF16_ELEMENT,
-    F32,
-    F32_ELEMENT,
-    NUM_LANES,
-    add,
-    div,
-    exp,
-    fma,
-    load,
-    mul,
-    size_of,
-    splat,
-    store,
-    sub,
-)
+from .scalars import size_of
+from .simd import add, div, fma, load, mul, splat, store, sub
+from .simd_math import exp
+from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
 
 _GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282052724
 """2 sqrt(2 / pi), and 0.044715 times as much."""

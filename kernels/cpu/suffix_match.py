@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from .lanes import int32_array_at
 from .machine_code import compile_function
+from .scalars import int32_array_at
 
 KEY_LENS = 2, 6
 """Numbers of tokens in the shorter and in the longer key. Where the longer key is found, the longest matches are among

@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from ..block_activations import HALF_SUM_AT, SCALE_AT, SCALED_SUM_AT, SUM_AT
 from ..block_formats import TILE_ROWS
-from .lanes import F32, rounded
+from .simd_types import F32, rounded
 
 VECTOR_BYTES = 64
 """Of a vector."""

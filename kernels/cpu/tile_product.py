@@ -23,7 +23,8 @@ from ..group_tiles import GROUP_FORMATS, GroupFormat
 from . import block_tiles, group_tiles
 from .block_activations import quantize, quantize_blocks, quantize_rows, quantize_tokens
 from .compiled import Kernel, address_of, argument, items
-from .lanes import BF16_ELEMENT, F32_ELEMENT, I64, size_of, take_one
+from .scalars import size_of, take_one
+from .simd_types import BF16_ELEMENT, F32_ELEMENT, I64
 from .tile_code import FLOATS, LONG, TileCode, store_outputs
 
 ITEMS_PER_THREAD = 16
