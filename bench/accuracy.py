@@ -1,4 +1,4 @@
-"""`headwater bench accuracy`: what a served model loses over a text, against the same file expanded to its dtype or
+"""`headwater bench accuracy`: loss of a served model over a text, against the same file expanded to its dtype or
 against another model of the same tokens.
 
 Perplexity, agreement of the likeliest tokens and Kullback-Leibler divergence per token. Both models compute windows of
@@ -48,7 +48,7 @@ class Accuracy:
 
     model: str
     against: str
-    """What it is compared with."""
+    """Name of the model that it is compared with."""
     dtype: str
     activations: str
     num_tokens: int

@@ -34,10 +34,10 @@ from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
 FEW_TOKENS = 4
-"""A vocabulary whose texts repeat themselves: each guess finds a match, and one in four tokens of it stands."""
+"""Size of a vocabulary whose texts repeat themselves: each guess finds a match, and one in four tokens of it stands."""
 MAX_DRAFTS = 15
 NUMBER_LEN = 8
-"""Tokens that tell a prompt from all others."""
+"""Number of tokens that distinguish a prompt from all others."""
 ROUNDS = 5
 # So late that a result is fetched only when as many steps are in flight as may be.
 TIMING = SimulatedTiming(late_polls=2**31)
@@ -55,11 +55,11 @@ class Workload:
     answer_len: int
     vocab_size: int = VOCAB_SIZE
     max_drafts: int = 0
-    """Tokens that n-gram and suffix drafters may guess for a row and step; 0: without speculation."""
+    """Number of tokens that n-gram and suffix drafters may guess for a row and step; 0: without speculation."""
     drafts_are_free: bool = False
-    """A step takes as long with drafts as without, so that rows are drafted for in each."""
+    """Whether a step takes as long with drafts as without, so that rows are drafted for in each."""
     executor_drafts: bool = False
-    """The executor looks n-grams up itself, as on a GPU: rows run ahead of their results."""
+    """Whether the executor looks n-grams up itself, as on a GPU: rows run ahead of their results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ class Measurement:
     """Steps a second by the engine's time alone."""
     admitted_per_step: float
     tokens_per_row: float
-    """Of a row and step: more than one where drafts stand."""
+    """Number of tokens of a row in a step: more than one where drafts stand."""
 
 
 WORKLOADS = (
@@ -182,8 +182,8 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
 
 
 def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tuple[int, int]:
-    """Steps `num_steps` times, each finished request being followed by a new one; returns how many of these there were,
-    and tokens."""
+    """Steps `num_steps` times, each finished request being followed by a new one; returns the numbers of finished
+    requests and of tokens."""
     num_added = num_tokens = 0
     for _ in range(num_steps):
         if (output := engine.step()) is None:

@@ -48,7 +48,7 @@ def quantize_tokens(x: torch.Tensor) -> torch.Tensor:
 
 
 def _rounded(blocks: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """blocks float32 [T, B, 32], magnitude [T, B] → uint8 [T, B, 48]"""
+    """Rounds blocks float32 [T, B, 32] by magnitude [T, B] to uint8 [T, B, 48]."""
     # A tensor over a tensor: a number over one is multiplied by its reciprocal, which is rounded twice.
     inverse = torch.where(magnitude < LEAST_MAGNITUDE, 0.0, torch.full_like(magnitude, MOST) / magnitude)
     values = (blocks * inverse[..., None]).clamp(-MOST, MOST).round()

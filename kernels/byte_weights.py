@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 _ROWS = 1024
-"""Rows that are expanded at a time."""
+"""Number of rows that are expanded at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Int8Weight:
     groups: torch.Tensor | None = None
     """int32 [K]: the group of each input; None: groups follow one another, all of one size."""
     rounds_tokens: bool = False
-    """Made for activations of which every token is rounded to 8 bits with one scale."""
+    """Whether it is made for activations of which every token is rounded to 8 bits with one scale."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -12,8 +12,8 @@ from .group_tiles import read as read_tiles
 
 
 def group_linear(x: torch.Tensor, weight: GroupTiles) -> torch.Tensor:
-    """x [T, K], weight [N, K]; returns [T, N] in x's dtype. Dot products of 32 inputs are exact, their sum is taken
-    block after block in float32."""
+    """x [T, K] times weight [N, K]: [T, N] in x's dtype. Dot products of 32 inputs are exact; their sum is taken block
+    after block in float32."""
     ordered = x if weight.order is None else x[:, weight.order]
     activations = read(quantize_tokens(ordered) if weight.rounds_tokens else quantize(ordered))
     numbers, blocks_of_group = read_tiles(weight), weight.group_size // BLOCK

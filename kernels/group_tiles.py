@@ -19,23 +19,23 @@ SCALE_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class GroupFormat:
-    """What a kernel is compiled for."""
+    """Parameters that a kernel is compiled for."""
 
     bits: int
     scale_dtype: torch.dtype
 
     @property
     def scale_bytes(self) -> int:
-        """Of a tile's scales of one group."""
+        """Number of bytes of a tile's scales of one group."""
         return TILE_ROWS * self.scale_dtype.itemsize
 
     @property
     def block_bytes(self) -> int:
-        """Of a tile's numbers of 32 inputs."""
+        """Number of bytes of a tile's numbers of 32 inputs."""
         return TILE_ROWS * BLOCK * self.bits // 8
 
     def group_bytes(self, group_size: int) -> int:
-        """Of a group of a tile."""
+        """Number of bytes of one group of a tile."""
         return self.scale_bytes + TILE_ROWS + group_size // BLOCK * self.block_bytes
 
 
@@ -50,12 +50,12 @@ class GroupTiles:
     tiles: torch.Tensor
     """uint8 [ceil(N / 16), groups, bytes]; rows beyond N are zeros."""
     num_rows: int
-    """N"""
+    """Number of outputs, N."""
     group_size: int
     order: torch.Tensor | None = None
-    """int64 [K]: the inputs in the order in which the tiles have them; None: in theirs."""
+    """int64 [K]: the inputs in the order of the tiles; None: in their own."""
     rounds_tokens: bool = False
-    """Activations are rounded with one scale for a row rather than one for 32 inputs."""
+    """Whether activations are rounded with one scale for a row rather than one for 32 inputs."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,7 +82,7 @@ def pack(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits: 
 
 @dataclass(frozen=True, slots=True)
 class GroupNumbers:
-    """What tiles hold, rows beyond N left out."""
+    """Numbers in tiles, without the rows beyond N."""
 
     values: torch.Tensor
     """uint8 [N, K]"""
@@ -107,5 +107,5 @@ def read(weight: GroupTiles) -> GroupNumbers:
 
 
 def _numbers(scales: torch.Tensor, format: GroupFormat) -> torch.Tensor:
-    """float32 [tiles, groups, 16]"""
+    """Converts scales to float32 [tiles, groups, 16]."""
     return scales.contiguous().view(format.scale_dtype).float()

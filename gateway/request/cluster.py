@@ -58,7 +58,7 @@ class Cluster:
     max_choices: int
     """Largest number of choices in one request."""
     needs_engine: bool = False
-    """Without an engine the gateway is not ready, also where requests would wait for one."""
+    """Whether the gateway is not ready without an engine, also where requests would wait for one."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
     """Logger of requests. NOTE: it is bound once; binding is most of the cost of a line that is not written."""
@@ -94,7 +94,7 @@ class Cluster:
         return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
 
     def awaited(self) -> list[str]:
-        """Stages that are not there and that requests wait for: an engine that starts, or does by demand."""
+        """Stages that are missing and that requests wait for: an engine that starts, or will by demand."""
         is_awaited = self.cold_starts.patience > 0 and not self.router.has_replicas
         return ["engine"] * is_awaited
 
@@ -128,14 +128,14 @@ class Cluster:
         return [run for runs in self._running.values() for run in runs]
 
     def demand_by_model(self) -> dict[str, tuple[int, int]]:
-        """By model: requests that wait or run, and those of them that have no replica."""
+        """By model: the number of requests that wait or run, and of those without a replica."""
         without = self.cold_starts.waiting
         here = Counter(each.request.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
         return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
 
     def running_prompts(self) -> list[Generation]:
-        """Prompts that wait or run, oldest request first."""
+        """Waiting and running prompts, oldest request first."""
         return [generation for run in self._runs() for generation in run]
 
     @property

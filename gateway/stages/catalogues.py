@@ -50,7 +50,7 @@ class Catalogues:
             yield self
 
     def supervisors(self) -> list[str]:
-        """Catalogues of the supervisors that are there, in the order of their names."""
+        """Names of the supervisors that are there, in order."""
         since = self._clock() - EXPIRY_SECONDS
         return sorted(name for name, heard in self._heard.items() if heard.at > since)
 

@@ -1,6 +1,6 @@
-"""Requests by model on all gateways of a cluster, as any one of them tells an autoscaler.
+"""Requests by model on all gateways of a cluster, which any one of them reports to an autoscaler.
 
-Each gateway tells the others what it has; the last word of one that is gone counts for a few seconds.
+Each gateway publishes its counts to the others; the last message of one that is gone counts for a few seconds.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from headwater.services.runtime.tasks import owned_task
 BEAT_SECONDS = 0.5
 EXPIRY_SECONDS = 3.0
 Counts = tuple[int, int]
-"""Requests that wait or run, and those of them that wait because no replica is there."""
+"""Number of requests that wait or run, and of those that wait because no replica is there."""
 ReadDemand = Callable[[], Mapping[str, Counts]]
 
 
 class _Word(msgspec.Struct):
-    """What one gateway has, by model."""
+    """Counts of one gateway, by model."""
 
     gateway_id: str
     models: dict[str, Counts]
@@ -38,7 +38,8 @@ class _Heard:
 
 
 class ClusterDemand:
-    """Use within `running`, or alone where there is no bus: then it knows of its own gateway."""
+    """Counts of all gateways. Use within `running`, or alone where there is no bus: then it knows only its own
+    gateway."""
 
     def __init__(
         self, bus: Bus, gateway_id: str, read: ReadDemand, *, clock: Callable[[], float] = time.monotonic
@@ -49,7 +50,7 @@ class ClusterDemand:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ClusterDemand]:
-        """Tells and hears the other gateways for the length of a scope."""
+        """Publishes to and follows the other gateways for the length of a scope."""
         async with (
             self._bus.subscribe(subjects.GATEWAY_DEMAND) as words,
             owned_task(self._tell()),
@@ -67,7 +68,7 @@ class ClusterDemand:
         return [self._read(), *(heard.models for heard in self._others.values() if heard.at > since)]
 
     async def _tell(self) -> None:
-        """Models without requests are left out; a gateway without any says so once."""
+        """Publishes the counts. Models without requests are left out; a gateway without any reports that once."""
         said_any = False
         while True:
             models = {name: counts for name, counts in self._read().items() if any(counts)}

@@ -72,7 +72,7 @@ def _magnitude(p_x: int, element: Any) -> Any:
 
 @njit
 def _put_block(p_x: int, p_block: int, magnitude: Any, element: Any) -> None:
-    """Stores 32 numbers, of which none is larger."""
+    """Stores a block of 32 numbers, none of which is larger than `magnitude`."""
     low, high = splat(-_MOST), splat(_MOST)
     inverse = splat(F32(0) if magnitude < _LEAST else _MOST / magnitude)
     first, second = load(p_x, element), load(p_x + BLOCK * size_of(element) // 2, element)
@@ -96,7 +96,7 @@ def quantize_blocks(p_x: int, p_out: int, num_blocks: int, element: Any) -> None
 
 @njit
 def quantize_rows(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rows of so many blocks that follow one another; the blocks of a row have one scale."""
+    """Rounds rows of blocks that follow one another; the blocks of a row have one scale."""
     size = BLOCK * size_of(element)
     for row in range(num_rows):
         p_row, p_rounded = p_x + row * num_blocks * size, p_out + row * num_blocks * ROW_BYTES

@@ -20,7 +20,7 @@ from .tile_code import FLOATS, INT, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock,
 def add_tile(
     code: TileCode, totals: list[Any], format: BlockFormat, tile: Any, units: Any, rows: Any, row_bytes: Any
 ) -> None:
-    """Adds the product of a tile, of so many units, to the sixteen outputs of each row, which `totals` point to."""
+    """Adds the product of a tile of `units` units to the sixteen outputs of each row, which `totals` points to."""
     b, blocks = code.builder, format.unit // BLOCK
     with cgutils.for_range(b, units, intp=LONG) as loop:
         at = b.add(tile, b.mul(loop.index, ir.Constant(LONG, TILE_ROWS * format.unit_bytes)))

@@ -13,7 +13,7 @@ from .tile_product import Part, TileProduct
 
 
 def group_product(weight: GroupTiles) -> Callable[[torch.Tensor], torch.Tensor]:
-    """x [T, K] contiguous → [T, N] in x's dtype."""
+    """The product of x [T, K], contiguous, as [T, N] in x's dtype."""
     units = units_of(weight.tiles.shape[1], weight.group_size // BLOCK)
     part, order = Part(weight.format, weight.tiles, units, weight.num_rows), weight.order
     product = TileProduct([part], weight.shape[1], rounds_tokens=weight.rounds_tokens)
@@ -21,5 +21,5 @@ def group_product(weight: GroupTiles) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def group_linear(x: torch.Tensor, weight: GroupTiles) -> torch.Tensor:
-    """x [T, K] contiguous, weight [N, K]; returns [T, N] in x's dtype."""
+    """x [T, K], contiguous, times weight [N, K]: [T, N] in x's dtype."""
     return group_product(weight)(x)

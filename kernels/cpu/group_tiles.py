@@ -15,7 +15,7 @@ from ..group_tiles import GroupFormat
 from .tile_code import FLOATS, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock, TileCode, add_block
 
 BLOCKS_BITS = 32
-"""`units` of such a tile counts groups, and above so many bits the blocks of each."""
+"""Number of lower bits of `units` of such a tile; they count groups, and the bits above them the blocks of each."""
 
 
 def units_of(num_groups: int, blocks_of_group: int) -> int:

@@ -18,7 +18,7 @@ from ..block_formats import TILE_ROWS
 from .simd_types import F32, rounded
 
 VECTOR_BYTES = 64
-"""Of a vector."""
+"""Number of bytes in a vector."""
 FLOAT, INT, SHORT, LONG, BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 FLOATS, INTS, SHORTS = (ir.VectorType(element, TILE_ROWS) for element in (FLOAT, INT, SHORT))
 NARROW, WIDE, PACKED = ir.VectorType(BYTE, TILE_ROWS), ir.VectorType(SHORT, 32), ir.VectorType(BYTE, VECTOR_BYTES)
@@ -30,7 +30,7 @@ class TileCode:
 
     builder: ir.IRBuilder
     features: str
-    """Of the machine, as LLVM names them."""
+    """Features of the machine, as LLVM names them."""
 
     def constant(self, number: float, kind: ir.VectorType = INTS) -> Any:
         return ir.Constant(kind, [number] * kind.count)
@@ -45,7 +45,8 @@ class TileCode:
         return self.builder.shuffle_vector(first, first, zeros)
 
     def one_of(self, x: Any, is_own: Any) -> Any:
-        """The lane for which `is_own` is set. LLVM 22 aborts where it meets an index that is no constant instead."""
+        """The lane for which `is_own` is set. NOTE: extract_element with an index that is no constant makes LLVM 22
+        abort."""
         bits = self.builder.select(is_own, self.builder.bitcast(x, INTS), self.constant(0))
         name = f"llvm.vector.reduce.or.v{TILE_ROWS}i32"
         function = self.builder.module.declare_intrinsic(name, (), ir.FunctionType(INT, [INTS]))
@@ -69,7 +70,7 @@ class TileCode:
         return self.builder.bitcast(self.builder.shl(bits, self.constant(16)), FLOATS)
 
     def bits(self, x: Any, shift: int, mask: int) -> Any:
-        """Bits of each byte, shifted left or, where negative, right; the mask keeps neighbours out."""
+        """Bits of each byte, shifted left or, for a negative count, right; the mask keeps neighbours out."""
         if shift > 0:
             x = self.builder.shl(x, self.constant(shift))
         elif shift < 0:
@@ -100,22 +101,22 @@ class TileCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileBlock:
-    """What the rows share of a block of 32 inputs."""
+    """Values of a block of 32 inputs that all rows share."""
 
     words: Sequence[Any]
-    """Eight vectors: four inputs of each of the sixteen outputs."""
+    """Eight vectors, each with four inputs of each of the sixteen outputs."""
     scale: Any
     zero: Any = None
-    """int32, subtracted from the words' bytes; None: nothing is."""
+    """int32 number that is subtracted from the words' bytes; None: none is."""
     minimum: Any = None
-    """Added to each weight, or subtracted where there is a `min_factor`; None: nothing is."""
+    """Number that is added to each weight, or subtracted where there is a `min_factor`; None: none is."""
     factors: Sequence[Any] = ()
-    """int32, of both halves in Q6_K, of the block in other nested formats."""
+    """int32 factors of both halves in Q6_K, of the block in other nested formats."""
     min_factor: Any = None
 
 
 def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any:
-    """total [16 outputs] + the product with one row's block."""
+    """Adds the product with one row's block to total [16 outputs]."""
     b = code.builder
 
     def number(offset: int, kind: ir.Type) -> Any:
@@ -127,7 +128,7 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
         return start
 
     def start(inputs: Any) -> Any:
-        """What the zero point takes from the product with inputs of this sum."""
+        """Initial sum: the part of the zero point in the product with inputs of this sum."""
         return code.constant(0) if block.zero is None else b.sub(code.constant(0), b.mul(inputs, block.zero))
 
     scale = b.fmul(block.scale, number(SCALE_AT, FLOAT))

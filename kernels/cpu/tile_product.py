@@ -29,11 +29,11 @@ from .tile_code import FLOATS, LONG, TileCode, store_outputs
 
 ITEMS_PER_THREAD = 16
 PRIVATE = 4096
-"""Activations that every thread rounds for itself."""
+"""Number of activations up to which every thread rounds all of them for itself."""
 ROW_GROUP = 64
-"""Rows whose activations stay in a cache while tiles pass."""
+"""Number of rows whose activations stay in a cache while tiles pass."""
 FIRST_GROUP_FORMAT = 1 << 10
-"""Numbers of formats of groups begin here, behind those of ggml's types."""
+"""First number of formats of groups, behind those of ggml's types."""
 
 
 class Part(NamedTuple):
@@ -43,12 +43,12 @@ class Part(NamedTuple):
     tiles: torch.Tensor
     """uint8 [tiles, units, bytes]"""
     units: int
-    """Of a tile, as its format counts them."""
+    """Number of units in a tile, as its format counts them."""
     num_outputs: int
 
 
 class TileProduct:
-    """x @ weight.T with one weight, whose facts are looked up once."""
+    """x @ weight.T with one weight; the facts of the weight are looked up once."""
 
     def __init__(self, parts: Sequence[Part], num_inputs: int, *, rounds_tokens: bool = False) -> None:
         """Outputs of parts follow one another; `rounds_tokens`: activations of a row have one scale."""
@@ -63,7 +63,7 @@ class TileProduct:
             at += part.num_outputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, K] contiguous → [T, N] in x's dtype."""
+        """The product of x [T, K], contiguous, as [T, N] in x's dtype."""
         assert x.is_contiguous()
         num_rows, num_threads = x.shape[0], torch.get_num_threads()
         is_private = x.numel() <= PRIVATE
@@ -92,13 +92,13 @@ class TileProduct:
 
 
 class _Call(NamedTuple):
-    """What a part's product is told each time."""
+    """Arguments of one call that a part's product reads."""
 
     kernel: Kernel
     num_tiles: int
     num_bytes: int
     tiles: tuple[int, int, int]
-    """Address, units of a tile and its bytes."""
+    """Address of the tiles, units in a tile and bytes of a tile."""
     first_output: int
     num_outputs: int
 
@@ -130,11 +130,11 @@ def multiply_tile(
     num_rows: Any,
     element: Any,
 ) -> Any:
-    """Stores the product of a tile, of so many units, with `num_rows` rows of activations, `row_bytes` apart.
+    """Stores the product of a tile of `units` units with `num_rows` rows of activations, `row_bytes` apart.
 
-    `out` is the address of the first row's first output, `out_bytes` what lies between rows of outputs. Of the sixteen
-    outputs the first `num_outputs` are stored, all if it is greater. Constants: the format's number, the number of
-    rows, and `element`, which names the type of outputs.
+    `out` is the address of the first row's first output, `out_bytes` the distance between rows of outputs. Of the
+    sixteen outputs the first `num_outputs` are stored, all if it is greater. Constants: the format's number, the number
+    of rows, and `element`, which names the type of outputs.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:

@@ -25,7 +25,7 @@ STRING, ARRAY = 8, 9
 SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Size of a value in bytes, by the number of its type."""
 QUANT_SIZES = {kind.value: sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-"""Elements and bytes of a block, by the number of the type."""
+"""Numbers of elements and bytes in a block, by the number of the type."""
 
 
 class GgufFileError(Exception):
@@ -88,7 +88,7 @@ class _Header:
         self._skip_values(item_kind, self.number("Q"))
 
     def tensor_end(self) -> tuple[str, int]:
-        """A tensor's name, and where it ends, from the end of the header on."""
+        """Name of a tensor, and its end, counted from the end of the header."""
         name = self.take(self.count("bytes of a tensor's name", MAX_NAME_BYTES)).decode(errors="replace")
         num_dimensions = self.number("I")
         if num_dimensions > MAX_DIMENSIONS:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 ROUNDED_KINDS = ("fp8", "int8", "int4")
-"""What weights that are not packed can be rounded to when a model is converted."""
+"""Kinds that weights which are not packed can be rounded to when a model is converted."""
 MANIFEST_NAME = "model.json"
 LAYOUT = "v2"
 """Name of the weight layout that this version's kernels read; a change of layout is a new folder."""
@@ -48,9 +48,9 @@ class ModelManifest:
     source: str
     """Source of the weights, for people."""
     quantization: str = ""
-    """The method that the weights are packed by, the kind that they were rounded to, or `none`; empty: not known."""
+    """Method by which the weights are packed, kind that they were rounded to, or `none`; empty: not known."""
     rounding: str = ""
-    """What rounding them cost, for people; empty: they were not rounded."""
+    """Loss by rounding, for people; empty: they were not rounded."""
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:

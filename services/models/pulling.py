@@ -1,7 +1,6 @@
-"""The process that pulls a model for a supervisor, which goes on meanwhile: `python -m … MODEL CACHE DTYPE DEVICE
-QUANTIZATION`.
+"""The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE DEVICE QUANTIZATION`.
 
-Says where it stands on standard output, one JSON object a line: {"what", "done", "total"}, at last {"folder"}.
+Reports its progress on standard output, one JSON object a line: {"what", "done", "total"}, at last {"folder"}.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class ModelNotFound(Exception):
 
 
 class OtherQuantization(Exception):
-    """A converted model whose weights are packed otherwise than it was asked for."""
+    """A converted model whose weights are packed otherwise than requested."""
 
     def __init__(self, folder: Path, chosen: str, found: str) -> None:
         allowed = f"auto or {found}" if found != "none" else "auto, since its weights are not packed"
@@ -76,8 +76,8 @@ def pull(
     device: str = "auto",
     quantization: str = "auto",
 ) -> Path:
-    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>]-<layout>`, made on first use by whichever process comes
-    first. `quantization` is a kind that weights are rounded to, or the method by which they must be packed.
+    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>]-<layout>`, made on first use by the first process that
+    needs it. `quantization` is a kind that weights are rounded to, or the method by which they must be packed.
 
     Raises `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization` or `ConversionFailed`.
     """
@@ -98,7 +98,7 @@ def pull(
 
 
 def _of_quantization(folder: Path, quantization: str) -> Path:
-    """The folder. Raises `OtherQuantization`, `ModelFolderError`."""
+    """The folder, checked. Raises `OtherQuantization`, `ModelFolderError`."""
     # An engine checks folders of versions that did not say how weights are packed.
     if quantization != "auto" and (found := ModelManifest.read(folder).quantization) not in ("", quantization):
         raise OtherQuantization(folder, quantization, found)

@@ -87,7 +87,7 @@ class Member:
     without: tuple[str, ...] = field(default=(), compare=False)
     """Names of the services that a gateway does without for now."""
     rest_url: str = field(default="", compare=False)
-    """Of a gateway: base address of its REST API."""
+    """Base address of a gateway's REST API."""
 
     @property
     def model_key(self) -> str:

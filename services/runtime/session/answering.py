@@ -1,6 +1,6 @@
-"""The end of a session that is called: reads frames as they come, sends what waits.
+"""The called end of a session: reads frames as they come, and sends waiting ones.
 
-Reading never waits for writing. Knows nothing about what frames hold.
+Reading never waits for writing. Knows nothing about the contents of frames.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HeardT = TypeVar("HeardT")
 
 
 class AnsweringEnd(Generic[SentT, HeardT]):
-    """`next_frame` as in `Outgoing`; `on_frame` takes each frame in order.
+    """The called end. `next_frame` as in `Outgoing`; `on_frame` takes each frame in order.
 
     `on_left` is called when no more frames come: with True when the caller ended them or was cancelled, with False when
     reading them failed.
@@ -32,15 +32,15 @@ class AnsweringEnd(Generic[SentT, HeardT]):
         self._on_frame, self._on_left = on_frame, on_left
 
     def wake(self) -> None:
-        """Something waits to be sent."""
+        """Notes that a frame waits to be sent."""
         self._outgoing.wake()
 
     def close(self) -> None:
-        """Ends the session after what waits."""
+        """Ends the session after the waiting frames."""
         self._outgoing.close()
 
     async def run(self, incoming: AsyncIterator[HeardT]) -> AsyncGenerator[SentT, None]:
-        """Frames for the caller until `close`. Raises what reading failed with."""
+        """Frames for the caller until `close`. Raises the error of reading."""
         async with owned_task(self._read(incoming)) as reading:
             async for frame in self._outgoing.frames():
                 yield frame

@@ -1,4 +1,5 @@
-"""Of each prompt of a request one attempt runs here: the latest. Knows attempts, not what they compute."""
+"""Lets one attempt for each prompt of a request run here: the latest. Knows attempts; knows nothing about their
+computing."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 Prompt = tuple[str, int]
-"""A request's id and which of its prompts."""
+"""A request's id and the number of the prompt."""
 End = Callable[[], object]
 
 
@@ -14,11 +15,12 @@ End = Callable[[], object]
 class _Latest:
     attempt: int
     ends: dict[int, End] = field(default_factory=dict)
-    """How to end each of its choices, by key."""
+    """Functions that end its choices, by key."""
 
 
 class Fence:
-    """A gateway that has given an attempt up may be unable to say so: its next attempt says it."""
+    """Fence of all prompts. A gateway that has given an attempt up may be unable to cancel it: its next attempt ends
+    it."""
 
     def __init__(self) -> None:
         self._latest: dict[Prompt, _Latest] = {}
@@ -29,7 +31,7 @@ class Fence:
         return latest is not None and latest.attempt > attempt
 
     def enter(self, prompt: Prompt, attempt: int, key: int, end: End) -> None:
-        """A choice begins; choices of earlier attempts are told to end."""
+        """Notes that a choice begins, and ends the choices of earlier attempts."""
         latest = self._latest.get(prompt)
         if latest is None or latest.attempt < attempt:
             earlier = latest.ends if latest is not None else {}
@@ -39,7 +41,7 @@ class Fence:
         latest.ends[key] = end
 
     def leave(self, prompt: Prompt, key: int) -> None:
-        """A choice has ended, of whichever attempt."""
+        """Notes that a choice of any attempt has ended."""
         if (latest := self._latest.get(prompt)) is not None:
             latest.ends.pop(key, None)
             if not latest.ends:

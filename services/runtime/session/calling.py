@@ -1,6 +1,7 @@
-"""The end of a session that calls: proves the other end, passes frames both ways, says what ended it.
+"""The calling end of a session: checks the proof of the other end, passes frames both ways, and reports the cause of
+the end.
 
-Reading never waits for writing. Knows nothing about what frames hold.
+Reading never waits for writing. Knows nothing about the contents of frames.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ HeardT = TypeVar("HeardT")
 
 
 class Cause(Enum):
-    """Why a session is over."""
+    """Cause of a session's end."""
 
     ENDED = auto()
     """The other end has ended it."""
@@ -39,12 +40,12 @@ class Cause(Enum):
     UNREADABLE = auto()
     """The other end sent a frame that contradicts itself."""
     SILENT = auto()
-    """The other end says nothing, not even when it is asked."""
+    """The other end sends nothing, not even when it is probed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a session is over."""
+    """End of a session."""
 
     cause: Cause
     problem: str
@@ -71,7 +72,8 @@ class CallingEnd(Generic[SentT, HeardT]):
         self._on_frame, self._silence = on_frame, silence
 
     def wake(self) -> None:
-        """Something waits to be sent. While no session runs it waits for the next one, unless its owner drops it."""
+        """Notes that a frame waits to be sent. While no session runs it waits for the next one, unless its owner drops
+        it."""
         self._outgoing.wake()
 
     async def run(
@@ -131,7 +133,7 @@ class CallingEnd(Generic[SentT, HeardT]):
 async def keep_up(
     run: Callable[[], Awaitable[Ending]], name: str, address: str, *, is_over: Callable[[Ending], bool]
 ) -> None:
-    """Runs one session after another until the end of one says that no more are due. Logs call them `name`."""
+    """Runs one session after another until the end of one shows that no more are due. `name` is the one in logs."""
     told = ""
     while not is_over(ending := await run()):
         # Each attempt in vain ends the same way: one line tells it.

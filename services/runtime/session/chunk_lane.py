@@ -1,4 +1,4 @@
-"""The lane of what is long and not urgent, beside a session's frames of tokens. Knows no stream's state."""
+"""The lane of long chunks that are not urgent, beside a session's frames of tokens. Knows no stream's state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ChunkLane(Generic[ChunkT, FinishT]):
     def __init__(self) -> None:
         self._chunks: deque[tuple[int, ChunkT]] = deque()
         self._num_chunks: Counter[int] = Counter()
-        """Chunks that wait, by stream."""
+        """Number of waiting chunks, by stream."""
         self._held: dict[int, FinishT] = {}
         """Finishes that wait for their stream's chunks."""
         self._went_last = True
@@ -31,7 +31,7 @@ class ChunkLane(Generic[ChunkT, FinishT]):
         self._num_chunks[stream_id] += 1
 
     def holds(self, stream_id: int, finish: FinishT) -> bool:
-        """Whether the stream has chunks to send; then its finish is kept and comes with the last of them."""
+        """Whether the stream has chunks to send; then its finish is kept and sent with the last of them."""
         if stream_id not in self._num_chunks:
             return False
         self._held[stream_id] = finish
@@ -43,7 +43,7 @@ class ChunkLane(Generic[ChunkT, FinishT]):
         return self._went_last
 
     def take(self) -> tuple[ChunkT, FinishT | None]:
-        """The next chunk, and the finish of its stream that goes behind it, if so."""
+        """The next chunk, and the finish of its stream if it is the last one."""
         stream_id, chunk = self._chunks.popleft()
         self._num_chunks[stream_id] -= 1
         if self._num_chunks[stream_id]:

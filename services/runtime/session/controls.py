@@ -1,4 +1,4 @@
-"""What a calling end says of streams that run: cancels, credit, probes. They overtake requests that wait to be sent.
+"""Controls of running streams by the calling end: cancels, credit, probes. They overtake requests that wait to be sent.
 
 Knows no stream's state.
 """
@@ -14,7 +14,7 @@ from google.protobuf.internal.containers import RepeatedCompositeFieldContainer,
 from headwater.proto.engine_pb2 import Cancel, Credit
 
 MAX_ITEMS = 1024
-"""Most cancels, credits and probes in one frame, of each."""
+"""Largest number of cancels, of credits and of probes in one frame."""
 
 
 class ControlFrame(Protocol):
@@ -29,7 +29,7 @@ class ControlFrame(Protocol):
 
 
 class Controls:
-    """All that wait, by stream; credits of a stream become one."""
+    """Waiting controls, by stream; credits of a stream are added up."""
 
     def __init__(self) -> None:
         self._cancels: deque[Cancel] = deque()
@@ -37,11 +37,11 @@ class Controls:
         self._probes: dict[int, None] = {}
 
     def __bool__(self) -> bool:
-        """Whether any waits."""
+        """Whether any control waits."""
         return bool(self._cancels or self._credits or self._probes)
 
     def cancel(self, cancel: Cancel) -> None:
-        """Ends a stream at the other end; nothing else is said of it any more."""
+        """Ends a stream at the other end; no other control of it is sent."""
         self.forget(cancel.stream_id)
         self._cancels.append(cancel)
 
@@ -50,22 +50,22 @@ class Controls:
         self._credits[stream_id] = self._credits.get(stream_id, 0) + tokens
 
     def probe(self, stream_id: int) -> None:
-        """Has the other end say so if it does not have the stream."""
+        """Makes the other end report if it does not have the stream."""
         self._probes[stream_id] = None
 
     def forget(self, stream_id: int) -> None:
-        """The stream has ended: its id may become another's."""
+        """Drops the controls of a stream that has ended: its id may become another's."""
         self._credits.pop(stream_id, None)
         self._probes.pop(stream_id, None)
 
     def clear(self) -> None:
-        """Forgets all: the session is over."""
+        """Drops all controls: the session is over."""
         self._cancels.clear()
         self._credits.clear()
         self._probes.clear()
 
     def put_into(self, frame: ControlFrame) -> None:
-        """Moves as many as a frame may have into it."""
+        """Moves as many controls as a frame may have into it."""
         frame.cancels.extend(self._cancels.popleft() for _ in range(min(MAX_ITEMS, len(self._cancels))))
         for stream_id in list(islice(self._credits, MAX_ITEMS)):
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))

@@ -1,4 +1,4 @@
-"""How many messages share a frame: writing a frame costs more than a short message does."""
+"""Number of messages that share a frame: writing a frame costs more than a short message does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 
 def num_joined(messages: Sequence[Message], most_bytes: int) -> int:
-    """Returns how many of the first messages go in one frame of so many bytes: at least one, where there is one."""
+    """Returns the number of first messages that fit one frame of `most_bytes` bytes: at least one, where there is one."""
     if len(messages) < 2:
         return len(messages)
     num_bytes = 0

@@ -1,4 +1,4 @@
-"""What one end of a session has still to send: asked for frame by frame, whenever there is something."""
+"""Frames that one end of a session sends: an end that has something to send makes them one by one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ SentT = TypeVar("SentT")
 
 
 class Outgoing(Generic[SentT]):
-    """`next_frame` makes the next frame of all that waits by then, or returns None when nothing waits.
+    """Outgoing frames. `next_frame` makes the next frame of everything that waits, or returns None when nothing waits.
 
-    A slow connection so makes frames fuller, not more.
+    On a slow connection frames become fuller, not more.
     """
 
     def __init__(self, next_frame: Callable[[], SentT | None]) -> None:
@@ -21,16 +21,16 @@ class Outgoing(Generic[SentT]):
         self._is_closed = False
 
     def wake(self) -> None:
-        """Something waits to be sent."""
+        """Notes that a frame waits to be sent."""
         self._changed.set()
 
     def close(self) -> None:
-        """Ends `frames` after what waits."""
+        """Ends `frames` after the waiting ones."""
         self._is_closed = True
         self._changed.set()
 
     async def frames(self) -> AsyncIterator[SentT]:
-        """Frames as they come, until `close`."""
+        """Yields frames until `close`."""
         while True:
             # Cleared first: what comes while a frame is on its way wakes again.
             self._changed.clear()
