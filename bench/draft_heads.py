@@ -134,9 +134,9 @@ def trained_heads(
         maps = maps_of(token_ids.cpu(), served.vocab_size)
         tensors["lm_head.weight"] = teacher.vocabulary[token_ids].clone()
     heads = twin_of(config, tensors, teacher, token_ids, scale)
-    _tell("before", heads, states, texts, tuning, depth)
+    _print_quality("before", heads, states, texts, tuning, depth)
     train_heads(config, heads, states, texts, tuning, depth, _report)
-    _tell("trained", heads, states, texts, tuning, depth)
+    _print_quality("trained", heads, states, texts, tuning, depth)
     published = heads.published().items()
     return {name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in published} | maps
 
@@ -194,7 +194,7 @@ def maps_of(token_ids: torch.Tensor, vocab_size: int) -> Tensors:
     return {"d2t": token_ids - torch.arange(len(token_ids)), "t2d": is_guessed}
 
 
-def _tell(
+def _print_quality(
     when: str,
     heads: HeadsTwin,
     states: TeacherStates,

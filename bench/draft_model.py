@@ -118,9 +118,9 @@ def tuned_layers(source: Path, layers: int, texts: Sequence[Text], tuning: Tunin
     teacher = DecoderTwin(config, {name: tensor.float() for name, tensor in stored.items()})
     kept = {name: tensor.clone() for name, tensor in teacher.tensors.items() if _is_kept(name, layers)}
     student = DecoderTwin(replace(config, num_layers=layers), kept)
-    _tell("before", student, teacher, texts, tuning)
+    _print_quality("before", student, teacher, texts, tuning)
     distill(student, teacher, texts, tuning, _report)
-    _tell("tuned", student, teacher, texts, tuning)
+    _print_quality("tuned", student, teacher, texts, tuning)
     return {name: tensor.to(stored[name].dtype).cpu() for name, tensor in kept.items()}
 
 
@@ -144,7 +144,9 @@ def _is_kept(name: str, layers: int) -> bool:
     return not name.startswith("layers.") or int(name.split(".")[1]) < layers
 
 
-def _tell(when: str, student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], tuning: Tuning) -> None:
+def _print_quality(
+    when: str, student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], tuning: Tuning
+) -> None:
     found = quality(student, teacher, texts, tuning)
     said = f"same likeliest token {found.agreement:.1%}, probability in common {found.overlap:.1%}"
     typer.echo(f"{when}: {said}, divergence {found.divergence:.3f}")

@@ -72,7 +72,7 @@ class Load:
         self.seen = Seen()
         self.since = 0.0
 
-    async def ask(self, tenant: str) -> None:
+    async def send(self, tenant: str) -> None:
         body = {
             "model": self._line.model,
             "prompt": self._prompt(),
@@ -113,7 +113,7 @@ class Load:
 
     async def ask_on(self, tenant: str) -> None:
         while True:
-            await (self.flood(tenant) if tenant == ABUSER and self._shape.is_flood else self.ask(tenant))
+            await (self.flood(tenant) if tenant == ABUSER and self._shape.is_flood else self.send(tenant))
 
     def _prompt(self) -> list[int]:
         return [random.randrange(1000, 40_000) for _ in range(self._shape.prompt_len)]
@@ -122,7 +122,7 @@ class Load:
         async with asyncio.TaskGroup() as group:
             while True:
                 await asyncio.sleep(random.expovariate(rate))
-                group.create_task(self.ask(tenant))
+                group.create_task(self.send(tenant))
 
 
 async def run(line: LineRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:

@@ -162,7 +162,7 @@ class Suite:
         """Runs replays of a model with speculation off and on."""
         results = self.report.setdefault("speculation", {})
 
-        def told(row: Row) -> None:
+        def on_row(row: Row) -> None:
             name = f"{model}, {row['workload']}, {row['rows']}"
             results[name] = row
             print(json.dumps({"speculation": {name: row}}), flush=True)
@@ -172,7 +172,7 @@ class Suite:
         command += ["--dry-run", "--device=cpu", "--threads=1"] if self._dry_run else ["--device=cuda"]
         for names, requests in ((("edits", "agent-turns", "chat"), REPLAYED), (("random",), 0)):
             replays = [*(f"--workload={name}" for name in names), f"--requests={requests}"]
-            outcome = run_part([*command, *replays], self._left(SPECULATION_LIMIT), told)
+            outcome = run_part([*command, *replays], self._left(SPECULATION_LIMIT), on_row)
             if outcome.why:
                 self._missing[f"speculation, {model}, {', '.join(names)}"] = outcome.why
 
@@ -206,13 +206,13 @@ class Suite:
         """Runs a program that prints a row for each of `ids`, which it takes as its option `key`."""
         results = self.report.setdefault(group, {})
 
-        def told(name: str, row: Row) -> None:
+        def on_row(name: str, row: Row) -> None:
             results[name] = row
             print(json.dumps({group: {name: row}}), flush=True)
             self._write()
 
         self._missing |= run_named(
-            ids, key, lambda left: [*command, *(f"--{key}={name}" for name in left)], self._left(limit), told
+            ids, key, lambda left: [*command, *(f"--{key}={name}" for name in left)], self._left(limit), on_row
         )
 
     def _found(self, name: str, row: Row) -> None:

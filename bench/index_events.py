@@ -67,7 +67,7 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
     feed = IndexFeed(Bus(None), members, Store(None))
     router, index, told = Router(Bus(None), members, feed), feed.index(MODEL.key), publishers(num_replicas, num_blocks)
     for each in told:
-        members.hear(each.member, from_bus=True)
+        members.on_member(each.member, from_bus=True)
         index.publish(index.open(each.replica_id, each.member.epoch), 0)
     gc.collect()
     before = resident_bytes()
@@ -167,7 +167,7 @@ async def _follow(there: Connection, nats_url: str, redis_url: str, num_replicas
         feed = IndexFeed(bus, members, store, dial=_empty_snapshots)
         async with feed.running():
             for each in publishers(num_replicas, num_blocks):
-                members.hear(each.member, from_bus=True)
+                members.on_member(each.member, from_bus=True)
             for rate in RATES:
                 # The publisher is done with its preparations.
                 await asyncio.to_thread(there.recv)

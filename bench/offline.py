@@ -160,7 +160,7 @@ def run(
     rows: list[Measurement] = []
     if model_folder is not None:
         custom = uniform(model_folder.name, num_requests, prompt_len, output_len)
-        rows += _told(measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json), as_json)
+        rows += _printed(measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json), as_json)
     chosen = {name: tried(WORKLOADS[name]) if dry_run else WORKLOADS[name] for name in workload or ()}
     for model in dict.fromkeys(each.model for each in chosen.values()):
         with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +168,7 @@ def run(
             Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
             dummy = options | {"load_format": load_format, "max_model_len": config["max_position_embeddings"]}
-            rows += _told(measure(those, Path(folder), dummy, runs=runs, quiet=as_json), as_json)
+            rows += _printed(measure(those, Path(folder), dummy, runs=runs, quiet=as_json), as_json)
     if not as_json:
         table = Table("workload", "model", "seconds", "output tok/s", "steps", "start s")
         for row in rows:
@@ -178,7 +178,7 @@ def run(
     typer.echo(json.dumps([asdict(row) for row in rows]))
 
 
-def _told(rows: Iterator[Measurement], as_json: bool) -> Iterator[Measurement]:
+def _printed(rows: Iterator[Measurement], as_json: bool) -> Iterator[Measurement]:
     for row in rows:
         if as_json:
             print(json.dumps(asdict(row)), flush=True)

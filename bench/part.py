@@ -36,12 +36,12 @@ class Outcome:
 def run_part(
     command: Sequence[str],
     limit: float,
-    told: Callable[[Row], None] = lambda row: None,
+    on_row: Callable[[Row], None] = lambda row: None,
     *,
     cwd: Path | None = None,
 ) -> Outcome:
-    """Runs a program for `limit` seconds at most, and ends it with all its children. `told` is called with each row at
-    once; other lines go on to stderr, and the last of them are part of the reason for a failure."""
+    """Runs a program for `limit` seconds at most, and ends it with all its children. `on_row` is called with each row
+    at once; other lines go on to stderr, and the last of them are part of the reason for a failure."""
     began, outcome = time.monotonic(), Outcome()
     if limit <= 0:
         outcome.why = TOO_LATE
@@ -65,7 +65,7 @@ def run_part(
         for line in child.stdout:
             if (row := _row(line)) is not None:
                 outcome.rows.append(row)
-                told(row)
+                on_row(row)
             else:
                 sys.stderr.write(line)
         code = child.wait()
@@ -89,14 +89,14 @@ def run_named(
     key: str,
     command: Callable[[Sequence[str]], Sequence[str]],
     limit: float,
-    told: Callable[[str, Row], None],
+    on_row: Callable[[str, Row], None],
 ) -> dict[str, str]:
     """Runs a program that prints a row for each id, in order, under `key`. Where it fails at one, another goes on
     behind that one; two that fail before their first row are enough. Returns the ids that have no row, and why."""
     missing, left, end = dict[str, str](), list(ids), time.monotonic() + limit
     num_barren = 0
     while left:
-        outcome = run_part(command(left), end - time.monotonic(), lambda row: told(row[key], row))
+        outcome = run_part(command(left), end - time.monotonic(), lambda row: on_row(row[key], row))
         done = {row[key] for row in outcome.rows}
         left = [each for each in left if each not in done]
         num_barren = 0 if done else num_barren + 1

@@ -75,7 +75,7 @@ class Bench:
         self.documents = [self.prompt() for _ in range(NUM_SHARED)]
         self.members = [self._replica(number) for number in range(num_replicas)]
         for member in self.members:
-            members.hear(member, from_bus=True)
+            members.on_member(member, from_bus=True)
             self._fill(member, blocks_per_replica)
 
     def prompt(self) -> list[bytes]:

@@ -98,7 +98,7 @@ def run_exchanges(
     while num_left:
         if (output := engine.step()) is None:
             continue
-        _hear(output, run, began, time.perf_counter())
+        _on_output(output, run, began, time.perf_counter())
         for _ in output.finishes:
             num_left -= 1
             if (following := next(waiting, None)) is not None:
@@ -125,7 +125,7 @@ def _request(
     return NewRequest(key=index, prompt_ids=exchange.prompt_ids, output_ids=[], sampling=sampling)
 
 
-def _hear(output: StepOutput, run: SpeculatedRun, began: list[float], now: float) -> None:
+def _on_output(output: StepOutput, run: SpeculatedRun, began: list[float], now: float) -> None:
     at = 0
     for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
         if not run.token_ids[key]:

@@ -23,7 +23,7 @@ from ..executor import StepPlan
 from ..heads.medusa import Medusa
 from ..heads.registry import ChainHeads
 from ..layers.batch import ForwardBatch
-from ..models.model import Ends, LayerInputs
+from ..models.model import LastTokens, LayerInputs
 from .cuda_guesser import PASSES, GuessingSteps, guessing_step
 from .device_model import DeviceModel, Shown
 from .device_sampler import PLAIN, DeviceSampler, Needs, Places
@@ -44,7 +44,7 @@ class PairedModel:
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
         num_layers: int | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:

@@ -15,7 +15,7 @@ from headwater.kernels.step_rows import load_tokens
 from ..config import EngineConfig
 from ..executor import Int32Array
 from ..layers.batch import ForwardBatch
-from ..models.model import Ends, LayerInputs
+from ..models.model import LastTokens, LayerInputs
 from ..platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from .cuda_graphs import Graphs
 from .device_table import DeviceTable
@@ -45,7 +45,7 @@ class Forward(Protocol):
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
         num_layers: int | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
@@ -114,7 +114,7 @@ class DeviceModel:
         ends = None
         if shape.num_ends:
             plan = self.platform.plan_ends(words.end_lens, words.end_rows, table.block_ids, shares=shape.shares)
-            ends = Ends(words.end_tokens, plan)
+            ends = LastTokens(words.end_tokens, plan)
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=words.positions,

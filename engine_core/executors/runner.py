@@ -12,7 +12,7 @@ from ..config import EngineConfig
 from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
 from ..layers.batch import ForwardBatch
 from ..layers.platform import Platform
-from ..models.model import Ends, LayerInputs, Model
+from ..models.model import LastTokens, LayerInputs, Model
 from ..ragged import places
 from ..request import TokenLogprobs
 from ..sampling.pooling import Pools
@@ -133,7 +133,7 @@ class Runner:
         outputs = at - self._num_prompt[rows]
         return self._sampler.draw(logits, rows, outputs, lambda i: self._outputs(int(rows[i]), int(at[i])))
 
-    def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
+    def _ends(self, plan: StepPlan, batch: ForwardBatch) -> LastTokens | None:
         """Where nobody looks at every token of the plan."""
         looks_at_all = plan.looks_at_all or (self._guesser is not None and self._guesser.looks_at_all)
         if looks_at_all or len(batch.sampled) == plan.num_tokens:

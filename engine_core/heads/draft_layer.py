@@ -16,7 +16,7 @@ from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
-from ..models.model import Ends
+from ..models.model import LastTokens
 from ..weights.layout import Layout, linear, norm, table
 from .checkpoint import Shapes
 
@@ -90,10 +90,10 @@ class DraftLayer:
         self._post_norm = RMSNorm(platform, tensors["layers.0.post_norm"], eps)
         self._mlp = Mlp(platform, linears["layers.0.gate_up"], linears["layers.0.down"], "silu")
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] tokens of each row, [R]."""
         own = last_tokens(batch, num_wanted)
-        return Ends(own.sampled, self._platform.plan_attention(own, of_ends=True))
+        return LastTokens(own.sampled, self._platform.plan_attention(own, of_ends=True))
 
     def forward(
         self,
@@ -102,7 +102,7 @@ class DraftLayer:
         batch: ForwardBatch,
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
     ) -> torch.Tensor:
         """Residual stream behind the layer, [T, H], or [E, H] of the last tokens, which have an attention plan of their
         own, for x [T, in features] and residual [T, H]. kv_cache [2, num_blocks, Hk, block_size, D] takes keys and

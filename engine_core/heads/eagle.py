@@ -15,7 +15,7 @@ from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import Ends, Model
+from ..models.model import LastTokens, Model
 from ..weights.layout import Layout, linear, table
 from ..weights.model_file import Tensors
 from ..weights.names import CheckpointNames
@@ -71,7 +71,7 @@ class Eagle:
     def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return final
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         return self._layer.ends(batch, num_wanted)
 
     def forward(
@@ -81,7 +81,7 @@ class Eagle:
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
     ) -> torch.Tensor:
         x = self._fc(torch.cat((self._served.embedding(batch.token_ids), features), dim=1))
         if self._fc_bias is not None:

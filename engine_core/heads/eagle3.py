@@ -17,7 +17,7 @@ from ..layers.kinds import Weights
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import Ends, Model
+from ..models.model import LastTokens, Model
 from ..weights.layout import Layout, linear, norm, table
 from ..weights.model_file import Tensors
 from ..weights.names import CheckpointNames
@@ -95,7 +95,7 @@ class Eagle3:
     def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return self._fc(torch.cat([inputs[layer] for layer in self.layers], dim=1))
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         return self._layer.ends(batch, num_wanted)
 
     def forward(
@@ -105,7 +105,7 @@ class Eagle3:
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
     ) -> torch.Tensor:
         read = self._input_norm(self._served.embedding(batch.token_ids)), self._hidden_norm(features)
         return self._layer.forward(torch.cat(read, dim=1), features, batch, kv_cache[0], attention_plan, ends)

@@ -15,7 +15,7 @@ from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import Ends, Model
+from ..models.model import LastTokens, Model
 from ..weights.layout import Layout
 from ..weights.model_file import Tensors
 from . import eagle3
@@ -39,7 +39,7 @@ class ChainHeads(Protocol):
     def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """Features of T tokens [T, H], from the hidden states of the served model that the heads named."""
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] pairs of each row, [R]."""
 
     def forward(
@@ -49,7 +49,7 @@ class ChainHeads(Protocol):
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
     ) -> torch.Tensor:
         """Hidden states [T, H], or [E, H] of the last tokens, from which `logits` are made, for pairs of features [T,
         H] and tokens of the batch; they serve as features of the next position. kv_cache [1, 2, num_blocks, Hk,

@@ -20,7 +20,7 @@ from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
 from ..weights.layout import Layout, linear, norm, table
 from ..weights.names import CheckpointNames
-from .model import Ends, LayerInputs
+from .model import LastTokens, LayerInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +97,7 @@ class Decoder:
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
         num_layers: int | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
@@ -120,9 +120,9 @@ class Decoder:
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
         return x
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         own = last_tokens(batch, num_wanted)
-        return Ends(own.sampled, self._platform.plan_attention(own, of_ends=True))
+        return LastTokens(own.sampled, self._platform.plan_attention(own, of_ends=True))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)

@@ -21,7 +21,7 @@ from . import registry
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class LastTokens:
     """The tokens of a batch whose hidden states are wanted. What the last layer makes of the others but keys and values
     is no part of anything, so it is left out: a layer's share of every prompt."""
 
@@ -68,7 +68,7 @@ class Model(Protocol):
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
         num_layers: int | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
@@ -77,7 +77,7 @@ class Model(Protocol):
         layers than there are, the first ones and the last: it launches what the whole model launches, and the result is
         of no use. `inputs` takes the hidden states that it names; without it nothing else is launched."""
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] tokens of each request, [R]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -99,7 +99,7 @@ class ModelAdmin:
 
     async def _ask(self, supervisor: str, request: dict[str, Any]) -> list[Any]:
         subject = subjects.models_control(supervisor)
-        reply = await self._bus.ask(subject, msgspec.json.encode(request), seconds=ASK_SECONDS)
+        reply = await self._bus.request(subject, msgspec.json.encode(request), seconds=ASK_SECONDS)
         if reply is None:
             raise errors.Unavailable(NO_SUPERVISOR, code="no_supervisor")
         answer = msgspec.json.decode(reply)

@@ -325,7 +325,7 @@ class RestSurface:
     async def tokenizer_info(self, exchange: Exchange) -> None:
         """As vLLM's, of the only model or the one under `model` in the query."""
         if not self._settings.tokenizer_info:
-            raise models.TokenizerNotTold(exchange.path)
+            raise models.TokenizerNotShown(exchange.path)
         await self.counted(exchange)
         model = self._model(exchange.query.get("model"))
         await exchange.reply(await self._cluster.processors.tokenizer_info(model), b"application/json")

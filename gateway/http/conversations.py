@@ -40,7 +40,7 @@ class Conversations:
         asked = decode(await exchange.body(self._max_body_bytes), ConversationChange)
         conversation = await self._found(exchange, caller)
         conversation.head.metadata = asked.metadata
-        await self._store.tell(caller.tenant.key, conversation)
+        await self._store.store_head(caller.tenant.key, conversation)
         await exchange.reply_json(conversation.object())
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:

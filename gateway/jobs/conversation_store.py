@@ -111,7 +111,7 @@ class ConversationStore:
             raise _too_large()
         await self._extend(key)
 
-    async def tell(self, tenant: str, conversation: Conversation) -> None:
+    async def store_head(self, tenant: str, conversation: Conversation) -> None:
         """Stores the head of a conversation, which was changed."""
         key, value = _key(tenant, conversation.id), msgspec.json.encode(conversation.head)
         before = await self._command("LINDEX", key, 0)

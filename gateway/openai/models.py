@@ -14,7 +14,7 @@ from .schema import DetokenizeRequest, TokenizeRequest
 from .to_pb import conversation_to_pb
 
 
-class TokenizerNotTold(NotFound):
+class TokenizerNotShown(NotFound):
     """The tokenizer is not shown. Names the setting by which operators allow it, since it contains the chat
     template."""
 

@@ -75,7 +75,7 @@ class SseStream:
         """Drops everything that is not written: the client is gone, or the answer is given up."""
         self._queue.clear()
         # NOTE: the callback refers to the stream, and objects that the cycle collector need not find cost less.
-        self._on_writable = _nobody
+        self._on_writable = _ignore
         if self._resumer is not None:
             self._resumer.cancel()
             await asyncio.gather(self._resumer, return_exceptions=True)
@@ -105,7 +105,7 @@ class SseStream:
         self._on_writable()
 
 
-def _nobody() -> None:
+def _ignore() -> None:
     """Ignores the news that there is room."""
 
 

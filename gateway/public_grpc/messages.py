@@ -51,7 +51,7 @@ def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
     }
 
 
-class UsageTold:
+class StreamUsage:
     """Usage of a stream up to a chunk's end, as that chunk's reader sees it, however much has come since."""
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class UsageTold:
 
 
 def chunk_fields(
-    generation: Generation, news: Piece | Choice | None, request: Asked, told: UsageTold, *, is_first: bool
+    generation: Generation, news: Piece | Choice | None, request: Asked, usage: StreamUsage, *, is_first: bool
 ) -> dict[str, Any]:
     """The fields that both kinds of chunks share."""
     fields: dict[str, Any] = {"request_id": generation.request.caller.request_id}
     if request.continuous_usage and news is not None:
-        fields["usage"] = told.behind(generation, news)
+        fields["usage"] = usage.behind(generation, news)
     if is_first:
         fields |= {"client_request_id": generation.request.caller.client_request_id, "model": request.model}
         if request.return_token_ids:

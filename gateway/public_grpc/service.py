@@ -26,7 +26,7 @@ from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotK
 from ..tenancy.caller import MAX_PRIORITY, Caller
 from .messages import (
     Asked,
-    UsageTold,
+    StreamUsage,
     call_delta,
     chat_choice,
     chunk_fields,
@@ -69,9 +69,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _chat_chunks(
         self, request: inference_pb2.ChatRequest, pieces: Pieces
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
-        begun, told = set[int](), UsageTold()
+        begun, usage = set[int](), StreamUsage()
         async for generation, news in pieces:
-            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, told, is_first=not begun))
+            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, usage, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.content, chunk.reasoning_content = news.text, news.reasoning
                 chunk.tool_calls.extend(call_delta(call) for call in news.calls)
@@ -101,10 +101,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _complete_chunks(
         self, request: inference_pb2.CompleteRequest, pieces: Pieces
     ) -> AsyncIterator[inference_pb2.CompleteChunk]:
-        begun, told = set[int](), UsageTold()
+        begun, usage = set[int](), StreamUsage()
         echo: str | None = None
         async for generation, news in pieces:
-            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, told, is_first=not begun))
+            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, usage, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.text = news.text
             if chunk.index not in begun and news is not None:
@@ -270,10 +270,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return caller, model
 
     def _caller(self, context: Context) -> Caller:
-        told = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        if [key for key, _ in told].count("authorization") > 1:
+        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        if [key for key, _ in metadata].count("authorization") > 1:
             raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
-        headers = dict(told)
+        headers = dict(metadata)
         return Caller.of(headers, self._cluster.tenants, remaining=context.time_remaining())
 
 

@@ -204,7 +204,7 @@ class Admission:
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
                 raise self._is_full()
-            self._let_go_of_one(greediest)
+            self._refuse_last_of(greediest)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
         waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn)
@@ -250,7 +250,7 @@ class Admission:
         most = max(counts, key=counts.__getitem__, default=newcomer)
         return most if counts.get(most, 0) > counts.get(newcomer, 0) + 1 else newcomer
 
-    def _let_go_of_one(self, tenant: str) -> None:
+    def _refuse_last_of(self, tenant: str) -> None:
         """Refuses the last entry of a tenant in the queue."""
         entries = [
             (rank, waiting, model_queue)

@@ -25,7 +25,7 @@ class Backlogs:
 
     def __init__(self, bus: Bus, router: Router, admission: Admission) -> None:
         self._bus, self._router, self._admission = bus, router, admission
-        self._told: dict[str, int] = {}
+        self._published: dict[str, int] = {}
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Backlogs]:
@@ -38,18 +38,18 @@ class Backlogs:
             self._admission.give()
             if loop.time() >= beat_at:
                 beat_at = loop.time() + BEAT_SECONDS
-                self._told.clear()
-            await self._tell()
+                self._published.clear()
+            await self._publish()
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(beat_at):
                     await self._admission.someone_waits.wait()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         epoch = self._router.peers.epoch
         for model_key in self._router.model_keys:
             tokens = self._admission.waiting_tokens(model_key)
-            if self._told.get(model_key) != tokens:
-                self._told[model_key] = tokens
+            if self._published.get(model_key) != tokens:
+                self._published[model_key] = tokens
                 backlog = Backlog(epoch=epoch, tokens=tokens)
                 await self._bus.publish(subjects.backlog(model_key, epoch), backlog.SerializeToString())

@@ -16,7 +16,7 @@ from .prepared_prompt import PreparedPrompt
 
 CREDIT_BATCH = 256
 """Number of tokens that a client takes before their credit goes back to the engine."""
-UNHEARD_TOKENS = 8
+UNSEEN_TOKENS = 8
 """Number of tokens that an engine may have computed when it died. An answer that stops within as many again has stopped
 at the same place."""
 NEVER = sys.maxsize
@@ -59,7 +59,7 @@ class Choice:
         self.number, self.index, self.prompt = number, index, prompt
         self.stream: OpenStream | None = None
         self.output_ids: list[int] = []
-        self.has_untold_ids = False
+        self.has_unsent_ids = False
         """Whether `output_ids` were found before the stream began; the sink gets them with their text."""
         self.num_output_tokens = 0
         self.finish_reason: str | None = None
@@ -104,7 +104,7 @@ class Choice:
 
     def doubt(self) -> None:
         """Notes that an engine died while it computed the choice."""
-        self.doubted_to = len(self.output_ids) + UNHEARD_TOKENS
+        self.doubted_to = len(self.output_ids) + UNSEEN_TOKENS
 
     @property
     def is_past_doubt(self) -> bool:
@@ -118,11 +118,11 @@ class Choice:
 
     def resume(self, token_ids: Sequence[int]) -> None:
         """Sets tokens that are known before the stream begins. Their text comes with it, and may end before they do."""
-        self.output_ids, self.has_untold_ids = list(token_ids), True
+        self.output_ids, self.has_unsent_ids = list(token_ids), True
 
     def known_ids(self, num_tokens: int) -> list[int]:
         """Known tokens that the text covers: a stop string may have ended it before the others."""
-        self.has_untold_ids = False
+        self.has_unsent_ids = False
         del self.output_ids[num_tokens:]
         return list(self.output_ids)
 

@@ -74,7 +74,7 @@ class ChoiceStream:
     ) -> None:
         """Handles a row of the stream. Everything here runs once per engine step and stream."""
         choice, told_ids = self.choice, token_ids
-        if choice.has_untold_ids:
+        if choice.has_unsent_ids:
             told_ids = [*choice.known_ids(first), *token_ids]
         if first != len(choice.output_ids):
             fault = f"tokens are missing: expected {len(choice.output_ids)}, got {first}"
@@ -112,7 +112,7 @@ class ChoiceStream:
         if finish.reason in BROKEN:
             self._events.broke(error_of(finish))
             return
-        if choice.has_untold_ids:
+        if choice.has_unsent_ids:
             self._sink.piece(choice, "", choice.known_ids(finish.num_output_tokens), (), None)
         stop = finish.WhichOneof("stop_reason")
         choice.num_reasoning_tokens = finish.num_reasoning_tokens

@@ -21,7 +21,7 @@ from .choice import Choice
 from .generation_request import GenerationRequest
 from .prepared_prompt import PreparedPrompt
 from .prompt_turns import Part
-from .timeline import Timeline, told_work
+from .timeline import Timeline, work_fields
 
 MAX_EXPLAINED_CHOICES = 128
 
@@ -169,7 +169,7 @@ class Generation:
             "engine_queue_seconds": start.queue_seconds,
             "prefill_seconds": start.prefill_seconds,
             "ttft_seconds": timeline.ttft,
-            "engine": told_work(choice.work for choice in self.choices),
+            "engine": work_fields(choice.work for choice in self.choices),
         }
 
     def explained(self) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def _explained_choice(choice: Choice) -> dict[str, Any]:
     """Plain data of a choice. `engine` is missing for a choice that a stop string ended: its engine does not report the
     end."""
     told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
-    if (work := told_work([choice.work])) is not None:
+    if (work := work_fields([choice.work])) is not None:
         told["engine"] = work
     return told
 

@@ -111,7 +111,7 @@ class Timeline:
         }
 
 
-def told_work(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
+def work_fields(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
     """Reported work of the last engine of each choice, added up, as plain data."""
     done = [work for work in works if work is not None]
     if not done:

@@ -114,7 +114,7 @@ class Timelines:
 
     async def ask_others(self, request_id: str, tenant: str) -> Explanation | None:
         question = msgspec.msgpack.encode(_Question(request_id, tenant))
-        answer = await self._bus.ask(subjects.EXPLAIN, question, seconds=ASK_SECONDS)
+        answer = await self._bus.request(subjects.EXPLAIN, question, seconds=ASK_SECONDS)
         return _explanations.decode(answer) if answer is not None else None
 
     async def _answer(self, questions: Subscription) -> None:

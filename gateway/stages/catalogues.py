@@ -28,7 +28,7 @@ AWAITED = (CatalogueEntry.STATE_LOADING, CatalogueEntry.STATE_SERVING)
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
+class _Received:
     entries: dict[str, CatalogueEntry]
     at: float
 
@@ -39,8 +39,8 @@ class Catalogues:
     def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self._bus, self._clock = bus, clock
-        self._heard: dict[str, _Heard] = {}
-        self._is_heard = asyncio.Event()
+        self._received: dict[str, _Received] = {}
+        self._has_changed = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Catalogues]:
@@ -52,36 +52,36 @@ class Catalogues:
     def supervisors(self) -> list[str]:
         """Names of the supervisors that are there, in order."""
         since = self._clock() - EXPIRY_SECONDS
-        return sorted(name for name, heard in self._heard.items() if heard.at > since)
+        return sorted(name for name, received in self._received.items() if received.at > since)
 
     async def settled(self) -> None:
         """Returns when a supervisor is there, or would have published by now."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(0 if self.supervisors() else SETTLE_SECONDS):
                 while not self.supervisors():
-                    await self._is_heard.wait()
-                    self._is_heard.clear()
+                    await self._has_changed.wait()
+                    self._has_changed.clear()
 
     def owners(self, model: str) -> list[str]:
         """Names of the supervisors that serve a model."""
-        return [name for name in self.supervisors() if model in self._heard[name].entries]
+        return [name for name in self.supervisors() if model in self._received[name].entries]
 
     def entries(self, model: str) -> list[CatalogueEntry]:
         """Entries of a model; empty where no supervisor knows it."""
-        return [self._heard[name].entries[model] for name in self.owners(model)]
+        return [self._received[name].entries[model] for name in self.owners(model)]
 
-    def hear(self, catalogue: Catalogue) -> None:
+    def on_catalogue(self, catalogue: Catalogue) -> None:
         if catalogue.leaving:
-            self._heard.pop(catalogue.supervisor_id, None)
+            self._received.pop(catalogue.supervisor_id, None)
         else:
             entries = {entry.model: entry for entry in catalogue.models}
-            self._heard[catalogue.supervisor_id] = _Heard(entries, self._clock())
-        self._is_heard.set()
+            self._received[catalogue.supervisor_id] = _Received(entries, self._clock())
+        self._has_changed.set()
         self.on_change()
 
     async def _read(self, words: Subscription) -> None:
         async for message in words:
             try:
-                self.hear(Catalogue.FromString(message.payload))
+                self.on_catalogue(Catalogue.FromString(message.payload))
             except DecodeError as fault:
                 structlog.get_logger().warning("catalogue not understood", subject=message.subject, error=str(fault))

@@ -53,8 +53,8 @@ class ClusterDemand:
         """Publishes to and follows the other gateways for the length of a scope."""
         async with (
             self._bus.subscribe(subjects.GATEWAY_DEMAND) as words,
-            owned_task(self._tell()),
-            owned_task(self._hear(words)),
+            owned_task(self._publish()),
+            owned_task(self._follow(words)),
         ):
             yield self
 
@@ -67,7 +67,7 @@ class ClusterDemand:
         since = self._clock() - EXPIRY_SECONDS
         return [self._read(), *(heard.models for heard in self._others.values() if heard.at > since)]
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         """Publishes the counts. Models without requests are left out; a gateway without any reports that once."""
         said_any = False
         while True:
@@ -79,7 +79,7 @@ class ClusterDemand:
             said_any = bool(models)
             await asyncio.sleep(BEAT_SECONDS)
 
-    async def _hear(self, words: Subscription) -> None:
+    async def _follow(self, words: Subscription) -> None:
         async for message in words:
             with contextlib.suppress(msgspec.DecodeError):
                 word = msgspec.msgpack.decode(message.payload, type=_Word)

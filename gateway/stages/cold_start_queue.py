@@ -54,7 +54,7 @@ class ColdStartQueue:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ColdStartQueue]:
         """Publishes to the bus for the length of a scope."""
-        async with owned_task(self._tell()):
+        async with owned_task(self._publish()):
             yield self
 
     @property
@@ -124,7 +124,7 @@ class ColdStartQueue:
         self._waiting[model] += change
         self._news.set()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         """Publishes the counts. The last message of a model says that no request waits."""
         while True:
             if not self._waiting:

@@ -71,13 +71,13 @@ class Outages(Collector):
         before: tuple[str, ...] = ()
         while True:
             if self._store.url is not None:
-                self._answers.append(await self._ask())
+                self._answers.append(await self._probe())
             if (missed := self.now()) != before:
                 structlog.get_logger().warning("what is gone without has changed", without=missed, before=before)
                 before = missed
             await asyncio.sleep(ASK_SECONDS)
 
-    async def _ask(self) -> float | None:
+    async def _probe(self) -> float | None:
         began = self._clock()
         try:
             await self._store.command("PING")

@@ -74,7 +74,7 @@ class Processors:
             self._tasks[address] = asker, asyncio.create_task(session.run())
             for task in self._tasks[address]:
                 task.add_done_callback(log_failure)
-            asker.add_done_callback(lambda _: self._tell())
+            asker.add_done_callback(lambda _: self._emit())
 
     def leave(self, address: str) -> None:
         if (processor := self._pool.pop(address, None)) is not None:
@@ -181,7 +181,7 @@ class Processors:
         serving = [processor for processor in self._pool.values() if model in processor.models]
         return iter(sorted(serving, key=lambda processor: processor.num_running))
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
         self.on_change()

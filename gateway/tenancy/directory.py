@@ -32,7 +32,7 @@ _OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"
 """Prefixes of the keys of tenants whose names are not their keys."""
 READ_AGAIN_SECONDS = 60.0
 RETRY_SECONDS = 1.0
-_NOBODY = secrets.token_bytes(32)
+_UNKNOWN_DIGEST = secrets.token_bytes(32)
 """Digest that a key with an unknown name is compared with, so that the comparison takes as long as another."""
 
 
@@ -80,7 +80,7 @@ class TenantDirectory:
             if not await self.read() and (records := self._snapshot.load()) is not None:
                 structlog.get_logger().warning("tenants are those that were read last", known=len(records))
                 self._know(records)
-            async with owned_task(self._hear(words, changed)), owned_task(self._follow(changed)):
+            async with owned_task(self._follow_changes(words, changed)), owned_task(self._follow(changed)):
                 yield self
 
     async def read(self) -> bool:
@@ -94,7 +94,7 @@ class TenantDirectory:
             structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
             return False
         self._know(records, removed)
-        self._tell()
+        self._emit()
         await asyncio.to_thread(self._snapshot.save, records)
         return True
 
@@ -111,7 +111,7 @@ class TenantDirectory:
         _, _, rest = key.partition("-")
         key_id, _, _ = rest.partition("-")
         known, record = self._keys.get(key_id, (None, None))
-        fits = hmac.compare_digest(known.digest if known is not None else _NOBODY, _digest(key))
+        fits = hmac.compare_digest(known.digest if known is not None else _UNKNOWN_DIGEST, _digest(key))
         if fits and known is not None and record is not None and known.is_valid(time.time()):
             return dataclasses.replace(record.tenant, key_id=known.id)
         if self._admins.name_of(authorization):
@@ -185,13 +185,13 @@ class TenantDirectory:
                 async with asyncio.timeout(min(READ_AGAIN_SECONDS, self._seconds_to_expiry())):
                     await changed.wait()
             changed.clear()
-            self._tell()
+            self._emit()
             if not await self.read():
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _hear(self, words: Subscription, changed: asyncio.Event) -> None:
+    async def _follow_changes(self, words: Subscription, changed: asyncio.Event) -> None:
         async for word in words:
-            self.tenant_store.heard(word.payload)
+            self.tenant_store.on_changed(word.payload)
             changed.set()
 
     def _seconds_to_expiry(self) -> float:
@@ -200,7 +200,7 @@ class TenantDirectory:
         ends = [key.expires_at - now for key, _ in self._keys.values() if key.expires_at is not None]
         return min((seconds for seconds in ends if seconds > 0), default=READ_AGAIN_SECONDS)
 
-    def _tell(self) -> None:
+    def _emit(self) -> None:
         for listener in self._listeners:
             listener()
 

@@ -23,7 +23,7 @@ class _Counts:
     running: int = 0
     spent: int = 0
 
-    def let_go(self, now: float) -> None:
+    def forget_before(self, now: float) -> None:
         while self.taken and self.taken[0][0] <= now - WINDOW_SECONDS:
             self.taken.popleft()
 
@@ -54,7 +54,7 @@ class LocalLimits:
         requests_left: Left | None = None
         for scope in scopes:
             counts, limits = self._of(tenant, scope), scope.limits
-            counts.let_go(now)
+            counts.forget_before(now)
             if limits.budget is not None:
                 most = min(most, self._part(limits.budget) - counts.spent)
                 if most < least:

@@ -59,7 +59,7 @@ class TenantStore:
         await self._last_written.keep()
         return sorted(found, key=lambda record: record.id)
 
-    def heard(self, payload: bytes) -> None:
+    def on_changed(self, payload: bytes) -> None:
         """Notes the times that another gateway published with a change, which NATS may have lost since."""
         try:
             self._last_written.note(_times.decode(payload or b"{}"))
@@ -86,7 +86,7 @@ class TenantStore:
                     raise BadRequest.of("id", record.id, "a name that no tenant has") from None
                 # A record without a valid seal does not reserve its name.
                 await bucket.update(key, sealed := self._sealed(record), last=there.revision)
-        await self._tell(key, self._seals.time_of(sealed))
+        await self._publish(key, self._seals.time_of(sealed))
 
     async def change(self, tenant_id: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
         """Applies `change` to the current record, also while other processes change it. Raises `NotFound`."""
@@ -99,7 +99,7 @@ class TenantStore:
                     await bucket.update(_key(tenant_id), sealed := self._sealed(changed), last=revision)
                 except nats.js.errors.KeyWrongLastSequenceError:
                     continue
-            await self._tell(_key(tenant_id), self._seals.time_of(sealed))
+            await self._publish(_key(tenant_id), self._seals.time_of(sealed))
             return changed
 
     async def remove(self, tenant_id: str) -> Removed:
@@ -118,7 +118,7 @@ class TenantStore:
                 structlog.get_logger().warning("a removal cannot be noted: storage is full", key=removed.key)
             # NOTE: the bucket's own `delete` writes a mark, for which a full one has no room.
             await drop_keys(self._js(), BUCKET, key)
-        await self._tell(key, removed.written_before)
+        await self._publish(key, removed.written_before)
         return removed
 
     async def removed(self) -> list[Removed]:
@@ -191,7 +191,7 @@ class TenantStore:
                 if not is_full(refused):
                     raise
 
-    async def _tell(self, key: str, at: int) -> None:
+    async def _publish(self, key: str, at: int) -> None:
         """Publishes a change of that record to every gateway, and keeps its time in the places that outlive them."""
         self._last_written.note({key: at})
         await self._bus.publish(subjects.TENANTS_CHANGED, msgspec.json.encode({key: at}))

@@ -84,7 +84,7 @@ class AnswerParser:
         parts = self._with_calls(self._reasoning.flush() if self._reasoning is not None else Parts())
         if self._tools is not None:
             rest = self._tools.flush()
-            parts.add(Parts(rest.content, rest.reasoning, self._told(rest.calls)))
+            parts.add(Parts(rest.content, rest.reasoning, self._with_inputs_as_text(rest.calls)))
         return parts
 
     def _with_calls(self, parts: Parts) -> Parts:
@@ -93,14 +93,14 @@ class AnswerParser:
             return Parts(parts.content, reasoning)
         read = self._tools.push(parts.content)
         self.has_called = self.has_called or bool(read.calls)
-        return Parts(read.content, reasoning, self._told(read.calls))
+        return Parts(read.content, reasoning, self._with_inputs_as_text(read.calls))
 
-    def _told(self, calls: list[CallDelta]) -> list[CallDelta]:
+    def _with_inputs_as_text(self, calls: list[CallDelta]) -> list[CallDelta]:
         """Calls for the client: a call of a custom tool has its text in place of the JSON around it."""
         if not self._custom_names:
             return calls
-        told = [self._as_text(call) for call in calls]
-        return [call for call in told if call.name or call.arguments]
+        shown = [self._as_text(call) for call in calls]
+        return [call for call in shown if call.name or call.arguments]
 
     def _as_text(self, call: CallDelta) -> CallDelta:
         if call.name in self._custom_names:

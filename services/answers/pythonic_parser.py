@@ -58,7 +58,7 @@ class PythonicParser:
 
     def _in_arguments(self, text: str, parts: Parts) -> str:
         if (end := _END.match(text)) is not None:
-            self._say("}" if self._num_arguments else "{}", parts)
+            self._emit("}" if self._num_arguments else "{}", parts)
             self.num_done += 1
             self._read = self._behind_call
             return text[end.end() :]
@@ -67,7 +67,7 @@ class PythonicParser:
             return self._wait(text)
         opening = "{" if self._num_arguments == 0 else ", "
         self._num_arguments += 1
-        self._say(f"{opening}{json.dumps(found.group(1))}: ", parts)
+        self._emit(f"{opening}{json.dumps(found.group(1))}: ", parts)
         self._value, self._read = _PythonValue(), self._in_value
         return text[found.end() :]
 
@@ -76,7 +76,7 @@ class PythonicParser:
         end = self._value.push(text)
         if end is None:
             return ""
-        self._say(self._value.as_json(), parts)
+        self._emit(self._value.as_json(), parts)
         self._read = self._in_arguments
         return text[end:]
 
@@ -112,7 +112,7 @@ class PythonicParser:
         self._num_arguments = 0
         self._read = self._in_arguments
 
-    def _say(self, arguments: str, parts: Parts) -> None:
+    def _emit(self, arguments: str, parts: Parts) -> None:
         parts.add_call(CallDelta(self._num_begun - 1, "", arguments))
 
 

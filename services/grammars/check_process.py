@@ -54,7 +54,7 @@ class CheckProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def ask(self, question: dict[str, str]) -> Verdict:
+    def check(self, question: dict[str, str]) -> Verdict:
         """Sends a grammar and waits for the verdict. Raises `CheckDied`."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -90,13 +90,13 @@ class _Processes:
         self._busy: set[CheckProcess] = set()
         self._is_closed = False
 
-    def ask(self, question: dict[str, str], *, fresh: bool) -> Verdict:
+    def check(self, question: dict[str, str], *, fresh: bool) -> Verdict:
         """Checks a grammar in an idle or a new process. Raises `CheckDied`, `Unavailable`."""
         process = None if fresh else self._take()
         if process is None:
             process = self._start()
         try:
-            return process.ask(question)
+            return process.check(question)
         finally:
             self._give_back(process)
 
@@ -147,11 +147,11 @@ def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
     """Verdict on a grammar. A death counts against it only when a fresh process dies of it too, and of memory: the
     first process may have been killed."""
     try:
-        return processes.ask(question, fresh=False)
+        return processes.check(question, fresh=False)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died", returncode=death.returncode)
     try:
-        return processes.ask(question, fresh=True)
+        return processes.check(question, fresh=True)
     except CheckDied as death:
         structlog.get_logger().warning("grammar checker died again", returncode=death.returncode)
         if death.is_of_memory:

@@ -22,7 +22,7 @@ from ..runtime.member import Kind, Member
 from ..runtime.membership import Change, ChangeKind, Members
 from ..runtime.store import Store, StoreUnavailable
 from ..runtime.tasks import log_failure, owned_task
-from .burden import Burden
+from .cpu_share import CpuShare
 from .follower import Dial, Follower, engine_at
 from .kv_index import MAX_BLOCKS, Column, KvIndex
 from .reader import IndexReader
@@ -52,14 +52,14 @@ class IndexFeed:
     ) -> None:
         """`max_blocks` is the limit of each model's index; `work_clock` returns the seconds for which this thread has
         had a core."""
-        self._store, self._burden = store, Burden(_MAX_SHARE)
+        self._store, self._cpu_share = store, CpuShare(_MAX_SHARE)
         self._bus, self._members, self._max_blocks = bus, members, max_blocks
         self._dial, self._clock, self._wall_clock, self._work_clock = dial, clock, wall_clock, work_clock
         self._reader = IndexReader(store, clock=clock)
         self._indexes: dict[str, KvIndex] = {}
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
-        self.on_lag: Callable[[float], None] = _unheard
+        self.on_lag: Callable[[float], None] = _ignore
         """Called with the age in seconds of each batch of events on its arrival."""
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
 
@@ -85,7 +85,7 @@ class IndexFeed:
     @property
     def is_read_through(self) -> bool:
         """Whether events are ignored and Redis is read instead."""
-        return self._burden.is_put_down
+        return self._cpu_share.is_resting
 
     @property
     def columns(self) -> list[Column]:
@@ -132,14 +132,14 @@ class IndexFeed:
 
     def doubt(self, member: Member) -> None:
         """Compares the index with the engine's cache, soon and not too often: hits of the replica do not come true."""
-        if not self._burden.is_put_down and (followed := self._followers.get(member.replica_id)) is not None:
+        if not self._cpu_share.is_resting and (followed := self._followers.get(member.replica_id)) is not None:
             followed[0].doubt()
 
     async def _read(self, batches: Subscription) -> None:
         num_dropped = 0
         async for message in batches:
             is_late, num_dropped = batches.num_dropped > num_dropped, batches.num_dropped
-            if self._burden.is_put_down and not self._follows_again():
+            if self._cpu_share.is_resting and not self._follows_again():
                 continue
             started = self._work_clock()
             try:
@@ -151,7 +151,7 @@ class IndexFeed:
             followed = self._followers.get(batch.incarnation.replica_id)
             if followed is not None:
                 followed[0].take(batch)
-            is_too_much = self._burden.add(self._work_clock() - started, self._clock(), is_late=is_late)
+            is_too_much = self._cpu_share.add(self._work_clock() - started, self._clock(), is_late=is_late)
             if is_too_much and not self._store.broken:
                 self._read_through()
 
@@ -160,12 +160,12 @@ class IndexFeed:
         structlog.get_logger().warning(
             "events are passed over, the index is read through", replicas=len(self._followers)
         )
-        self._burden.put_down(self._clock())
+        self._cpu_share.rest(self._clock())
         for member in self._members.of(Kind.ENGINE):
             self.index(member.model_key).forget(member.replica_id)
 
     def _follows_again(self) -> bool:
-        if not self._burden.try_again(self._clock()):
+        if not self._cpu_share.try_again(self._clock()):
             return False
         for follower, _ in self._followers.values():
             follower.catch_up()
@@ -181,7 +181,7 @@ class IndexFeed:
         if member.kind is not Kind.ENGINE:
             return
         if change.kind is ChangeKind.UPDATED:
-            if self._burden.is_put_down:
+            if self._cpu_share.is_resting:
                 return
             if member.load is not None and (followed := self._followers.get(member.replica_id)) is not None:
                 followed[0].compare(member.load.kv_seq)
@@ -204,5 +204,5 @@ class IndexFeed:
             task.add_done_callback(self._ended.discard)
 
 
-def _unheard(seconds: float) -> None:
+def _ignore(seconds: float) -> None:
     pass

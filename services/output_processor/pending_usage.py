@@ -142,7 +142,7 @@ class PendingUsage:
             self._write(record)
 
     def _on_stored(self, record: UsageRecord, seq: int) -> None:
-        task = asyncio.create_task(self.log.tell_left(record, seq))
+        task = asyncio.create_task(self.log.publish_left(record, seq))
         task.add_done_callback(log_failure)
         self._announcing.add(task)
         task.add_done_callback(self._announcing.discard)

@@ -70,7 +70,7 @@ def _understood(template: ChatTemplate, messages: list[Message], tools: list[dic
         messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
     if template.reads_tools or template.mentions("tool_calls"):
         return messages
-    messages = plain_tools.told(messages)
+    messages = plain_tools.written(messages)
     return plain_tools.offered(messages, tools) if tools else messages
 
 

@@ -29,7 +29,7 @@ def offered(messages: list[Message], tools: list[dict[str, Any]]) -> list[Messag
     return [{"role": "system", "content": text}, *messages]
 
 
-def told(messages: list[Message]) -> list[Message]:
+def written(messages: list[Message]) -> list[Message]:
     """The messages with calls as text, and results as text of the user; neighbouring results share one message."""
     plain: list[Message] = []
     for message in messages:

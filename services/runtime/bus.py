@@ -177,7 +177,7 @@ class Bus:
         lost, durable data may not."""
         return self._client.jetstream(timeout=_DURABLE_SECONDS) if self.connected else None
 
-    async def ask(self, subject: str, payload: bytes, *, seconds: float) -> bytes | None:
+    async def request(self, subject: str, payload: bytes, *, seconds: float) -> bytes | None:
         """The first answer of a subscriber of `subject`; None when none answers in time."""
         if not self.connected:
             return None

@@ -34,12 +34,12 @@ class Listener:
     async def start(self) -> None:
         await self._health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
         await self.server.start()
-        await self._tell(health_pb2.HealthCheckResponse.SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     async def leave(self) -> None:
         """Tells health checks that no new work is taken."""
-        await self._tell(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
 
-    async def _tell(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
         for service in {"", self._service}:
             await self._health.set(service, status)

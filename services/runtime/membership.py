@@ -137,7 +137,7 @@ class Members:
             self._changed.clear()
             await self._changed.wait()
 
-    def hear(self, member: Member, *, from_bus: bool) -> None:
+    def on_member(self, member: Member, *, from_bus: bool) -> None:
         """Takes the description that a process published, or that a probe found."""
         key = (member.kind, member.replica_id)
         if member.kind not in self._kinds or (member.replica_id, member.epoch) in self._retired:
@@ -154,9 +154,9 @@ class Members:
         previous = known.member if known is not None else None
         self._table[key] = _Entry(member, self._clock(), from_bus or (known is not None and known.from_bus))
         if previous is None:
-            self._tell(ChangeKind.JOINED, member)
+            self._emit(ChangeKind.JOINED, member)
         elif previous != member or member.load is not None:
-            self._tell(ChangeKind.UPDATED, member)
+            self._emit(ChangeKind.UPDATED, member)
 
     def _drop_seed_of(self, member: Member) -> None:
         """Removes the seed of a process that was known by its address only and now introduces itself."""
@@ -172,9 +172,9 @@ class Members:
         self._remove(key)
 
     def _remove(self, key: tuple[Kind, str]) -> None:
-        self._tell(ChangeKind.LEFT, self._table.pop(key).member)
+        self._emit(ChangeKind.LEFT, self._table.pop(key).member)
 
-    def _tell(self, kind: ChangeKind, member: Member) -> None:
+    def _emit(self, kind: ChangeKind, member: Member) -> None:
         if kind is not ChangeKind.UPDATED:
             structlog.get_logger().info(
                 f"member {kind.value}", kind=member.kind.value, replica=member.replica_id, address=member.address
@@ -193,7 +193,7 @@ class Members:
             if message.subject != subjects.member(member.kind.value, member.replica_id):
                 structlog.get_logger().warning("heartbeat of another member", subject=message.subject)
                 continue
-            self.hear(member, from_bus=True)
+            self.on_member(member, from_bus=True)
 
     async def _say_hello(self, reconnected: asyncio.Event) -> None:
         while True:
@@ -242,7 +242,7 @@ class Members:
             else:
                 # The same holds for a member that is known from an earlier life.
                 for each in [answer] if answer.epoch else self._saved.get((kind, address), [answer]):
-                    self.hear(each, from_bus=False)
+                    self.on_member(each, from_bus=False)
 
     def _to_ask(self) -> frozenset[Target]:
         if self._bus.connected:

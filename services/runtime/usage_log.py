@@ -145,12 +145,12 @@ class UsageLog:
             return 0
         acked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def tell(seq: int) -> None:
+        def on_ack(seq: int) -> None:
             on_stored(seq)
             if not acked.done():
                 acked.set_result(seq)
 
-        self.add(record, tell)
+        self.add(record, on_ack)
         try:
             async with asyncio.timeout(ACK_SECONDS):
                 return await acked
@@ -194,7 +194,7 @@ class UsageLog:
         headers = {MSG_ID: self._seals.name_of(record.request_id), SEAL: self._seals.code(subject, data).decode()}
         return await js.publish(subject, data, headers=headers)
 
-    async def tell_left(self, record: UsageRecord, seq: int) -> None:
+    async def publish_left(self, record: UsageRecord, seq: int) -> None:
         """Tells every running gateway that a record of a dead one is stored."""
         left = UsageLeft(record.request_id, record.tenant, record.num_tokens, seq)
         await self._bus.publish(subjects.USAGE_LEFT, msgspec.json.encode(left))

@@ -24,7 +24,7 @@ from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Ends, LayerInputs
+from headwater.engine_core.models.model import LastTokens, LayerInputs
 from headwater.engine_core.models.registry import Architecture
 from headwater.engine_core.weights.layout import Layout, linear, norm, table
 from headwater.engine_core.weights.names import CheckpointNames
@@ -125,7 +125,7 @@ class Toy:
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
         *,
-        ends: Ends | None = None,
+        ends: LastTokens | None = None,
         num_layers: int | None = None,
         inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
@@ -140,9 +140,9 @@ class Toy:
             x = following.add(attended + mlp(x), residual)
         return x if ends is None else x[ends.tokens]
 
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         own = last_tokens(batch, num_wanted)
-        return Ends(own.sampled, None)
+        return LastTokens(own.sampled, None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return self.lm_head(hidden)

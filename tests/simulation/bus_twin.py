@@ -29,7 +29,7 @@ class Air:
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     buses: list[BusTwin] = field(default_factory=list)
 
-    def carry(self, message: Message) -> None:
+    def deliver(self, message: Message) -> None:
         for _ in range(2 if self.rng.random() < self.double else 1):
             if self.rng.random() >= self.drop:
                 delay = self.seconds + self.jitter * self.rng.random()
@@ -75,7 +75,7 @@ class BusTwin(Bus):
 
     async def publish(self, subject: str, payload: bytes) -> None:
         if self.connected:
-            self._air.carry(Message(subject, payload))
+            self._air.deliver(Message(subject, payload))
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:

@@ -234,7 +234,7 @@ class Cluster:
         while not answer.is_done:
             number = self.rng.choice(sorted(self.gateways))
             answer.output_ids.clear()
-            task = asyncio.create_task(self.gateways[number].carry(answer))
+            task = asyncio.create_task(self.gateways[number].run_request(answer))
             self._carried.setdefault(number, set()).add(task)
             await asyncio.wait([task])
             if not task.cancelled():

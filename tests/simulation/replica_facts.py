@@ -45,7 +45,7 @@ class ReplicaFacts:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ReplicaFacts]:
-        async with Heartbeat.running(self._bus, self.describe), owned_task(self._tell()):
+        async with Heartbeat.running(self._bus, self.describe), owned_task(self._publish()):
             yield self
 
     def describe(self) -> Member:
@@ -60,7 +60,7 @@ class ReplicaFacts:
         self._unsent.append(batch)
         self._has_changed.set()
 
-    async def _tell(self) -> None:
+    async def _publish(self) -> None:
         key, replica_id = self.member.model_key, self.member.replica_id
         while True:
             await self._has_changed.wait()

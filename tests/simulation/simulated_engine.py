@@ -125,9 +125,9 @@ class SimulatedEngine:
             await asyncio.sleep(STEP_SECONDS)
             await self._goes_on.wait()
             if output is not None:
-                self._say(output)
+                self._emit(output)
 
-    def _say(self, output: StepOutput) -> None:
+    def _emit(self, output: StepOutput) -> None:
         if output.cache_events is not None:
             self.facts.log.note(output.cache_events)
         self.facts.changed()

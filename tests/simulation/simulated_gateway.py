@@ -68,7 +68,7 @@ class SimulatedGateway:
         async with self.members.running(), self.feed.running(), self.router.running():
             yield self
 
-    async def carry(self, answer: Answer) -> None:
+    async def run_request(self, answer: Answer) -> None:
         """Runs a request until its answer is whole, over as many engines as it takes."""
         hashes = b"".join(block_hashes(b"\0" * 16, answer.prompt_ids, self._model.block_size))
         failed: set[Incarnation] = set()

@@ -47,7 +47,7 @@ class EventWriter:
         self._last_sequence = self._num_events = 0
         self.num_bytes = 0
         """Number of bytes of the stored events and of those that wait to be written."""
-        self._told: Counter[tuple[str, int]] = Counter()
+        self._event_sizes: Counter[tuple[str, int]] = Counter()
         """Number of characters of deltas, and of other events, by type and item."""
         self._waiting: list[bytes] = []
         self._flushing = asyncio.Lock()
@@ -61,18 +61,18 @@ class EventWriter:
             self._num_events += len(events)
             self.num_bytes += len(data)
             for event in events:
-                self._told[_key(event)] += len(event["delta"]) if "delta" in event else 1
+                self._event_sizes[_key(event)] += len(event["delta"]) if "delta" in event else 1
 
     def add(self, event: Event) -> None:
         """Adds an event to the next `flush`, unless it was written before."""
-        told = self._told[_key(event)]
+        told = self._event_sizes[_key(event)]
         if "delta" in event:
-            self._told[_key(event)] -= min(told, len(event["delta"]))
+            self._event_sizes[_key(event)] -= min(told, len(event["delta"]))
             event = event | {"delta": event["delta"][told:]}
             if not event["delta"]:
                 return
         elif told:
-            self._told[_key(event)] -= 1
+            self._event_sizes[_key(event)] -= 1
             return
         self._waiting.append(msgspec.json.encode(event | {"sequence_number": self._num_events}))
         self._num_events += 1

@@ -174,7 +174,7 @@ class _Run:
             self._events.add({"type": f"response.{response['status']}", "response": response})
         self._is_answered = True
         if record.is_streamed:
-            await self._tell_end(response)
+            await self._write_end(response)
 
         def end(each: Record) -> None:
             self._check_mine(each)
@@ -270,7 +270,7 @@ class _Run:
             await retry(lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes))
             self._checked_at, self._num_checked = now, num_bytes
 
-    async def _tell_end(self, response: dict[str, Any]) -> None:
+    async def _write_end(self, response: dict[str, Any]) -> None:
         """Writes the events that are left; where there is no room, only the last one, which has the whole answer."""
         try:
             await self._check_room()

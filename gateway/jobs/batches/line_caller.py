@@ -58,7 +58,7 @@ class LineCaller:
             if bytes(line.body.get(name, b"")) == b"true":
                 result.error = Failure(code="invalid_value", message=f"{name} is true; allowed: false, in a batch")
                 return result
-        reply = await self._insist(line.url, msgspec.json.encode(line.body), payer, patience)
+        reply = await self._retry(line.url, msgspec.json.encode(line.body), payer, patience)
         self._lines.labels(reply.status).inc()
         if not reply.body:
             result.error = Failure(code="no_answer", message=f"the answer with status {reply.status} was empty")
@@ -66,7 +66,7 @@ class LineCaller:
         result.response = Response(status_code=reply.status, request_id=reply.request_id, body=msgspec.Raw(reply.body))
         return result
 
-    async def _insist(self, path: str, body: bytes, payer: Tenant, patience: int) -> in_process.Reply:
+    async def _retry(self, path: str, body: bytes, payer: Tenant, patience: int) -> in_process.Reply:
         num_refusals = num_faults = 0
         while True:
             async with self._turns:

@@ -38,7 +38,7 @@ class Outcome:
     is_whole: bool
     """Whether every line was answered, well or not."""
 
-    def tell(self, batch: Batch) -> None:
+    def set_fields(self, batch: Batch) -> None:
         batch.output_file_id, batch.error_file_id = self.output_file_id, self.error_file_id
         batch.request_counts.completed, batch.request_counts.failed = self.num_good, self.num_bad
 

@@ -43,7 +43,7 @@ class Results:
         """Keeps the result of a line. Returns False when the line had one already: the first stands."""
         rooms, value, key = await self._durable.rooms(), msgspec.json.encode(result), f"{batch_id}.{number}"
         headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
-        headers[SEAL] = rooms.results.seals.code(_headers_of(key), _told(headers)).decode()
+        headers[SEAL] = rooms.results.seals.code(_headers_of(key), _sealed_bytes(headers)).decode()
         if len(value) > MAX_VALUE_BYTES:
             value = await self._put_elsewhere(rooms, batch_id, number, value)
         return await rooms.results.put_once(key, value, headers)
@@ -104,7 +104,7 @@ class Follower:
         self._durable, self._subject = durable, f"{_SUBJECT}.{batch_id}.>"
         self._listening: JetStreamContext.PushSubscription | None = None
         self._last_sequence = 0
-        self._heard_at = 0.0
+        self._received_at = 0.0
 
     async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
         """(line number, whether it is a success, its bytes) of the new results; waits for one, at most `seconds`.
@@ -117,16 +117,19 @@ class Follower:
         try:
             while True:
                 message = await listening.next_msg(timeout=seconds)
-                self._heard_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
+                self._received_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
                 key, headers = message.subject.removeprefix(f"{_SUBJECT}."), message.headers or {}
                 # A line that has none but a forged one is still in the queue, with its range.
-                if seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _told(headers)) is not None:
+                if (
+                    seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _sealed_bytes(headers))
+                    is not None
+                ):
                     is_success, num_bytes = headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))
                     found.append((int(key.rpartition(".")[2]), is_success, num_bytes))
                 if not message.metadata.num_pending:
                     return found
         except nats.errors.TimeoutError:
-            if time.monotonic() - self._heard_at > QUIET_SECONDS:
+            if time.monotonic() - self._received_at > QUIET_SECONDS:
                 await self.close()
             return found
 
@@ -142,7 +145,7 @@ class Follower:
                 opt_start_seq=self._last_sequence + 1,
             ),
         )
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
         return self._listening
 
     async def close(self) -> None:
@@ -157,6 +160,6 @@ def _headers_of(key: str) -> str:
     return f"{key} headers"
 
 
-def _told(headers: Mapping[str, str]) -> bytes:
+def _sealed_bytes(headers: Mapping[str, str]) -> bytes:
     """Bytes that the headers' seal covers."""
     return f"{headers.get(IS_SUCCESS, '')} {headers.get(NUM_BYTES, '')}".encode()

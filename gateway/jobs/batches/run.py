@@ -146,7 +146,7 @@ class Run:
         """Writes the names of the files, as long as this run still has the batch."""
 
         def finalize(kept: Kept) -> None:
-            self._tell(kept)
+            self._set_progress(kept)
             if kept.batch.status != "cancelling":
                 kept.batch.become("finalizing")
 
@@ -156,7 +156,7 @@ class Run:
         has_all = outcome.is_whole or kept.is_out_of_room
 
         def end(kept: Kept) -> None:
-            outcome.tell(kept.batch)
+            outcome.set_fields(kept.batch)
             kept.batch.become("cancelled" if is_cancelled else "completed" if has_all else "expired")
 
         try:
@@ -172,7 +172,7 @@ class Run:
                 with contextlib.suppress(*FAILURES, Unavailable, NotFound):
                     await self._files.delete(kept.tenant, file_id)
 
-    def _tell(self, kept: Kept) -> None:
+    def _set_progress(self, kept: Kept) -> None:
         counts, kept.result_bytes = kept.batch.request_counts, self._num_bytes
         counts.completed, counts.failed = self._counts.completed, self._counts.failed
 

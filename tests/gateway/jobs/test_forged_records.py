@@ -134,11 +134,11 @@ async def test_an_answer_to_a_question_is_believed_from_a_member_alone(nats_url:
     async with opened(nats_url, KEY) as asker, opened(nats_url, KEY) as knower:
         subscription = await stranger.subscribe(word, cb=lie)
         await flush(stranger)
-        assert await asker.ask(word, b"?", seconds=10) is None
+        assert await asker.request(word, b"?", seconds=10) is None
         await subscription.unsubscribe()
         await flush(stranger)
         async with knower.subscribe(word) as questions:
-            asked = asyncio.create_task(asker.ask(word, b"?", seconds=30))
+            asked = asyncio.create_task(asker.request(word, b"?", seconds=30))
             question = await anext(questions)
             await knower.publish(question.reply, b"the truth")
             assert await asked == b"the truth"

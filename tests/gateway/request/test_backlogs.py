@@ -30,7 +30,7 @@ async def gateway(bus: Bus, replica: Member) -> AsyncIterator[tuple[Router, Admi
     router = Router(bus, members, IndexFeed(bus, members, Store(None), clock=clock), clock=clock)
     admission = Admission(100, 100, clock, has_room=router.has_room)
     async with router.running(), Backlogs(bus, router, admission).running():
-        members.hear(replica, from_bus=True)
+        members.on_member(replica, from_bus=True)
         yield router, admission
 
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from headwater.gateway.request.choice import UNHEARD_TOKENS
+from headwater.gateway.request.choice import UNSEEN_TOKENS
 from headwater.gateway.request.migrations import BURST, Migrations
 from headwater.proto.common_pb2 import (
     LOSS_CAUSE_ENGINE_GONE,
@@ -25,7 +25,7 @@ from tests.gateway.processes import Behind, Gateway, completion_body
 from tests.gateway.scripted_output import ScriptedOutputProcessor, scripted_stages
 
 NUM_ENGINES = 5
-FURTHER = UNHEARD_TOKENS + 1
+FURTHER = UNSEEN_TOKENS + 1
 """Tokens that lead away from where an engine died."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.gateway.request.timeline import Attempt, Timeline, told_work
+from headwater.gateway.request.timeline import Attempt, Timeline, work_fields
 from headwater.gateway.router.decision import Decision
 from headwater.proto.engine_pb2 import Work
 from headwater.services.runtime.member import Kind, Member
@@ -43,7 +43,7 @@ def test_an_answer_that_went_on_is_exact_where_both_engines_compute_the_same_bit
 def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out() -> None:
     one = Work(steps=4, mean_batch=1.0, output_tokens=13, draft_tokens=12, accepted_tokens=9)
     other = Work(steps=12, mean_batch=3.0, output_tokens=11, preemptions=1)
-    assert told_work([one, None, other]) == {
+    assert work_fields([one, None, other]) == {
         "steps": 16,
         "tokens_per_step": 1.5,
         "draft_tokens": 12,
@@ -51,5 +51,5 @@ def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out
         "mean_batch_size": 2.5,
         "preemptions": 1,
     }
-    assert told_work([None]) is None
-    assert (told_work([Work()]) or {})["tokens_per_step"] == 0
+    assert work_fields([None]) is None
+    assert (work_fields([Work()]) or {})["tokens_per_step"] == 0

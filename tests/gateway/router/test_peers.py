@@ -21,7 +21,7 @@ async def gateway(bus: Bus, replica: Member) -> AsyncIterator[Router]:
     members = Members(bus, (Kind.ENGINE,), clock=clock)
     router = Router(bus, members, IndexFeed(bus, members, Store(None), clock=clock), clock=clock)
     async with router.running():
-        members.hear(replica, from_bus=True)
+        members.on_member(replica, from_bus=True)
         yield router
 
 

@@ -54,7 +54,7 @@ class Cluster:
 
     def reports(self, name: str, load: ReplicaLoad = IDLE, *, draining: bool = False) -> None:
         self.replicas[name] = replace(self.replicas[name], load=load, draining=draining)
-        self.members.hear(self.replicas[name], from_bus=True)
+        self.members.on_member(self.replicas[name], from_bus=True)
 
     def caches(self, name: str, blocks: list[bytes]) -> None:
         index, member = self.feed.index(self.model.key), self.replicas[name]
@@ -180,7 +180,7 @@ async def test_without_an_index_a_prefix_stays_at_its_home_and_homes_differ(serv
             assert short.reason == "home"
             homes[number] = short.replica_id
         assert set(homes.values()) == set("abcd")
-        cluster.members.hear(replace(cluster.replicas["a"], leaving=True), from_bus=True)
+        cluster.members.on_member(replace(cluster.replicas["a"], leaving=True), from_bus=True)
         moved = [number for number in range(40) if cluster.choose(chain(f"p{number}-", 3)).replica_id != homes[number]]
         assert moved == [number for number in range(40) if homes[number] == "a"]
 
@@ -205,7 +205,7 @@ async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Clus
     assert cluster.registry.get_sample_value("headwater_router_doubted_total", {"replica": "b"}) == 5
     trust = {each.replica_id: each.trust for each in cluster.choose(chain("x", 24)).candidates}
     assert trust == {"a": 1.0, "b": pytest.approx(0.9**8)}
-    cluster.members.hear(replace(cluster.replicas["b"], leaving=True), from_bus=True)
+    cluster.members.on_member(replace(cluster.replicas["b"], leaving=True), from_bus=True)
     assert cluster.registry.get_sample_value("headwater_router_trust", {"replica": "b"}) is None, "nobody's now"
 
 
@@ -254,7 +254,7 @@ async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnatio
         cluster = Cluster(served_model, "ab")
         async with router.running():
             for member in cluster.replicas.values():
-                members.hear(member, from_bus=True)
+                members.on_member(member, from_bus=True)
             a, b = cluster.replicas["a"], cluster.replicas["b"]
             await bus.publish(
                 subjects.load(served_model.key, "a"),

@@ -37,7 +37,7 @@ class There:
 
     def hear(self, **entry: Any) -> None:
         models = [CatalogueEntry(model=MODEL, **entry)] if entry else []
-        self.catalogues.hear(Catalogue(supervisor_id="s", models=models))
+        self.catalogues.on_catalogue(Catalogue(supervisor_id="s", models=models))
 
 
 async def begun(work: Any) -> asyncio.Task[None]:

@@ -271,7 +271,7 @@ async def test_without_a_token_records_have_no_times_and_nobody_can_make_any(nat
         await open_book.add(ada)
         for payload in (b'{"%b": 4000000000000}' % _key(ada.id).encode(), b"{", b'{"a": "b"}'):
             await bus.publish(subjects.TENANTS_CHANGED, payload)
-            open_book.heard(payload)
+            open_book.on_changed(payload)
         assert await open_book.get(ada.id) == ada
         await open_book.cleared(await open_book.remove(ada.id))
         with pytest.raises(NotFound):

@@ -38,7 +38,7 @@ async def test_a_gateway_that_starts_late_knows_what_is_cached_by_a_snapshot_and
     engine.stores(chain(0, 100))
     engine.unpublished.clear()
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         assert index.lookup(chain(0, 100)) == {"a": 100}
@@ -52,7 +52,7 @@ async def test_lost_batches_are_replayed_and_where_they_are_not_kept_a_snapshot_
     nats_url: str, engine: Engine
 ) -> None:
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         engine.stores(chain(0, 10))
@@ -74,7 +74,7 @@ async def test_lost_batches_are_replayed_and_where_they_are_not_kept_a_snapshot_
 
 async def test_a_checksum_that_disagrees_brings_one_snapshot_and_not_a_storm(nats_url: str, engine: Engine) -> None:
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         for start in range(0, 30, 10):
@@ -91,10 +91,10 @@ async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(nats
     engine.stores(chain(0, 100))
     engine.may_end.clear()
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: index.lookup(chain(0, 100)) == {"a": 100})
-        members.hear(dataclasses.replace(engine.member, leaving=True), from_bus=True)
+        members.on_member(dataclasses.replace(engine.member, leaving=True), from_bus=True)
         engine.may_end.set()
         await asyncio.sleep(0.05)
         index.sweep(1000)
@@ -105,12 +105,12 @@ async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(nats
 async def test_a_restarted_engine_has_none_of_its_old_blocks(nats_url: str, engine: Engine) -> None:
     engine.stores(chain(0, 10))
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         late = engine.unpublished[:]
         engine.restart()
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         assert index.lookup(chain(0, 10)) == {}
         await eventually(lambda: feed.is_synced(engine.member))
         engine.unpublished[:0] = late
@@ -129,7 +129,7 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
         Store.open(None) as nowhere,
         feeding(bus, nowhere) as (feed, members),
     ):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         await nats_server.kill()
@@ -138,7 +138,7 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
         await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10})
         nats_server = await start_nats(free_dir, port=nats_server.port)
         assert await bus.wait_connected(5)
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         engine.stores(chain(10, 10))
         await engine.publish(bus)
         await eventually(lambda: index.lookup(chain(0, 20)) == {"a": 20})
@@ -151,7 +151,7 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
     silent = Engine(served_model)
     silent.address = "127.0.0.1:1"
     async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
-        members.hear(silent.member, from_bus=False)
+        members.on_member(silent.member, from_bus=False)
         owner = Owner(replica_id="a", epoch=silent.epoch, address=silent.address, capacity=100)
         column = IndexColumn(store, served_model.key, 0, owner)
         for block in chain(0, 70):
@@ -166,25 +166,25 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
                 await asyncio.sleep(0.05)
 
         reborn = dataclasses.replace(silent.member, epoch=new_epoch())
-        members.hear(reborn, from_bus=False)
+        members.on_member(reborn, from_bus=False)
         await feed.consult(served_model.key, chain(0, 100))
         assert index.lookup(chain(0, 100)) == {}
 
 
 async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url: str, engine: Engine) -> None:
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         engine.stores(chain(0, 10))
         engine.unpublished.clear()
         heartbeat = dataclasses.replace(engine.member, load=ReplicaLoad(kv_seq=engine.log.seq))
-        members.hear(heartbeat, from_bus=True)
+        members.on_member(heartbeat, from_bus=True)
         assert index.lookup(chain(0, 10)) == {}
 
         def is_known_after_another() -> bool:
             """One that comes before the first synchronization has ended, a moment after it shows, compares nothing."""
-            members.hear(heartbeat, from_bus=True)
+            members.on_member(heartbeat, from_bus=True)
             return index.lookup(chain(0, 10)) == {"a": 10}
 
         await eventually(is_known_after_another)
@@ -195,7 +195,7 @@ async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_di
     nats_url: str, engine: Engine
 ) -> None:
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
         column = index.column("a")
@@ -226,7 +226,7 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
         members = Members(bus, (Kind.ENGINE,))
         feed = IndexFeed(bus, members, store, clock=lambda: now, work_clock=worked)
         async with members.running(), feed.running():
-            members.hear(engine.member, from_bus=True)
+            members.on_member(engine.member, from_bus=True)
             index = feed.index(engine.model.key)
             await eventually(lambda: feed.is_synced(engine.member))
             for second in range(9):
@@ -261,12 +261,12 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
 async def test_of_a_model_whose_last_replica_has_left_nothing_is_kept(nats_url: str, engine: Engine) -> None:
     engine.stores(chain(0, 100))
     async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         index = feed.index(engine.model.key)
         await eventually(lambda: feed.is_synced(engine.member))
-        members.hear(dataclasses.replace(engine.member, leaving=True), from_bus=True)
+        members.on_member(dataclasses.replace(engine.member, leaving=True), from_bus=True)
         assert len(index) == 0
         engine.restart()
         engine.stores(chain(0, 7))
-        members.hear(engine.member, from_bus=True)
+        members.on_member(engine.member, from_bus=True)
         await eventually(lambda: index.lookup(chain(0, 9)) == {"a": 7})

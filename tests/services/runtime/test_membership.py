@@ -82,10 +82,10 @@ async def test_a_restarted_process_leaves_as_one_incarnation_and_joins_as_anothe
     reborn = dataclasses.replace(engine, epoch=new_epoch())
     members = Members(Bus(None), ENGINES)
     members.on_change(lambda change: changes.append((change.kind, change.member.epoch)))
-    members.hear(engine, from_bus=True)
-    members.hear(reborn, from_bus=True)
-    members.hear(engine, from_bus=True)
-    members.hear(dataclasses.replace(engine, leaving=True), from_bus=True)
+    members.on_member(engine, from_bus=True)
+    members.on_member(reborn, from_bus=True)
+    members.on_member(engine, from_bus=True)
+    members.on_member(dataclasses.replace(engine, leaving=True), from_bus=True)
     assert members.of(Kind.ENGINE) == [reborn]
     assert changes == [
         (ChangeKind.JOINED, engine.epoch),
@@ -99,9 +99,9 @@ async def test_silence_on_a_readable_bus_expires_and_a_word_brings_back(
 ) -> None:
     monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.5)
     async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members:
-        members.hear(engine, from_bus=True)
+        members.on_member(engine, from_bus=True)
         await wait_until_gone(members, engine)
-        members.hear(engine, from_bus=True)
+        members.on_member(engine, from_bus=True)
         await wait_for(members, engine)
 
 
@@ -110,7 +110,7 @@ async def test_an_engine_that_is_silent_on_the_bus_stays_while_it_answers(
 ) -> None:
     monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.2)
     async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members:
-        members.hear(served, from_bus=True)
+        members.on_member(served, from_bus=True)
         await asyncio.sleep(2.5)
         assert members.of(Kind.ENGINE) == [served]
 
@@ -273,8 +273,8 @@ async def test_while_the_bus_is_away_whoever_answers_stays_and_whoever_does_not_
     dead = dataclasses.replace(served, replica_id="dead", address="127.0.0.1:1")
     nats_server = await start_nats(free_dir)
     async with Bus.open(nats_server.url) as bus, Members(bus, ENGINES).running() as members:
-        members.hear(served, from_bus=True)
-        members.hear(dead, from_bus=True)
+        members.on_member(served, from_bus=True)
+        members.on_member(dead, from_bus=True)
         await nats_server.kill()
         await wait_until_gone(members, dead)
         await asyncio.sleep(1)

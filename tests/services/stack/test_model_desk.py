@@ -39,7 +39,7 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
 
         async def ask(**request: Any) -> Any:
             said = msgspec.json.encode(ModelRequest(**request))
-            while (answer := await bus.ask(subjects.models_control(stack.supervisor_id), said, seconds=2)) is None:
+            while (answer := await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=2)) is None:
                 assert not running.done()
             return msgspec.json.decode(answer)
 

@@ -66,7 +66,7 @@ async def _undisturbed(
         return await trials.undisturbed(questions), questions
 
 
-def _tell(tally: Tally, questions: list[Question], num_replicas: int) -> bool:
+def _print_figures(tally: Tally, questions: list[Question], num_replicas: int) -> bool:
     """Prints the measured figures, beside the replay's prediction for our policy and for round robin."""
     found: dict[str, Any] = {
         "asked": tally.num_asked,
@@ -154,7 +154,9 @@ def main(
         elif seeds:
             held = asyncio.run(_broken(shape, arrivals, folder, seeds, limit, patience, log_level))
         else:
-            held = _tell(*asyncio.run(_undisturbed(shape, arrivals, folder, requests, rate, log_level)), replicas)
+            held = _print_figures(
+                *asyncio.run(_undisturbed(shape, arrivals, folder, requests, rate, log_level)), replicas
+            )
     sys.exit(0 if held else 1)
 
 

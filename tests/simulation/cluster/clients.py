@@ -27,7 +27,7 @@ LET_GO_SECONDS = 0.05
 
 
 @dataclass(slots=True)
-class Told:
+class ReceivedAnswer:
     """Answer that a client received to one question."""
 
     texts: list[str]
@@ -47,7 +47,7 @@ class Told:
     """The number of the last one of a resumable stream."""
 
     @classmethod
-    def nothing(cls, question: Question) -> Told:
+    def nothing(cls, question: Question) -> ReceivedAnswer:
         num_choices = question.body.get("n", 1)
         return cls([""] * num_choices, [[] for _ in range(num_choices)], [""] * num_choices, sent_at=time.monotonic())
 
@@ -71,13 +71,15 @@ class Tally:
     def hit_rate(self) -> float:
         return self.cached_tokens / max(1, self.prompt_tokens)
 
-    def add(self, question: Question, told: Told) -> None:
+    def add(self, question: Question, received: ReceivedAnswer) -> None:
         self.num_asked += 1
-        self.prompt_tokens += told.prompt_tokens
-        self.cached_tokens += told.cached_tokens
-        self.ttft.append(told.first_at - told.sent_at)
-        self.gaps.append(told.max_gap)
-        self.wrong += [f"question {question.number} ({question.kind}): {each}" for each in faults_of(question, told)]
+        self.prompt_tokens += received.prompt_tokens
+        self.cached_tokens += received.cached_tokens
+        self.ttft.append(received.first_at - received.sent_at)
+        self.gaps.append(received.max_gap)
+        self.wrong += [
+            f"question {question.number} ({question.kind}): {each}" for each in faults_of(question, received)
+        ]
 
 
 class Refused(Exception):
@@ -115,51 +117,51 @@ class Client:
             tally.num_asked += 1
             tally.wrong.append(f"question {question.number} ({question.kind}): {type(fault).__name__} {fault}")
 
-    async def _ask(self, question: Question, tally: Tally) -> Told:
-        told = Told.nothing(question)
+    async def _ask(self, question: Question, tally: Tally) -> ReceivedAnswer:
+        received = ReceivedAnswer.nothing(question)
         while True:
             try:
-                if told.last_event:
+                if received.last_event:
                     tally.num_resumed += 1
-                    await self._resume(told)
+                    await self._resume(received)
                 else:
-                    told = Told.nothing(question)
-                    await self._begin(question, told)
-                return told
+                    received = ReceivedAnswer.nothing(question)
+                    await self._begin(question, received)
+                return received
             except (httpx.TransportError, Leaving):
                 tally.num_asked_again += 1
                 await asyncio.sleep(ASK_AGAIN_SECONDS)
             except NotKept:
-                told = Told.nothing(question)
+                received = ReceivedAnswer.nothing(question)
 
-    async def once(self, question: Question) -> Told:
+    async def once(self, question: Question) -> ReceivedAnswer:
         """Sends a question once. Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises when the gateway
         dies."""
-        told = Told.nothing(question)
-        await self._begin(question, told)
-        return told
+        received = ReceivedAnswer.nothing(question)
+        await self._begin(question, received)
+        return received
 
-    async def _begin(self, question: Question, told: Told) -> None:
+    async def _begin(self, question: Question, received: ReceivedAnswer) -> None:
         async with self._http.stream("POST", PATH, json=question.body, headers=self._headers) as reply:
-            await _hear_all(reply, told)
+            await _read_events(reply, received)
 
-    async def _resume(self, told: Told) -> None:
+    async def _resume(self, received: ReceivedAnswer) -> None:
         """Resumes a stream. Raises `NotKept`, and as `once`."""
-        headers = self._headers | {"last-event-id": str(told.last_event)}
-        async with self._http.stream("GET", f"/v1/streams/{told.stream_id}", headers=headers) as reply:
+        headers = self._headers | {"last-event-id": str(received.last_event)}
+        async with self._http.stream("GET", f"/v1/streams/{received.stream_id}", headers=headers) as reply:
             if reply.status_code == httpx.codes.NOT_FOUND:
                 raise NotKept
-            await _hear_all(reply, told)
+            await _read_events(reply, received)
 
     async def learn(self, questions: Iterable[Question]) -> None:
         """Sends a question whose answer cannot be computed here, while nothing is broken, and stores the answer."""
         for question in questions:
             if not question.texts:
-                told = await self.once(question)
-                question.texts, question.token_ids = told.texts, told.token_ids
+                received = await self.once(question)
+                question.texts, question.token_ids = received.texts, received.token_ids
 
 
-async def _hear_all(reply: httpx.Response, told: Told) -> None:
+async def _read_events(reply: httpx.Response, received: ReceivedAnswer) -> None:
     if reply.status_code != httpx.codes.OK:
         text = (await reply.aread()).decode(errors="replace")
         raise Leaving if LEAVING in text else Refused(reply.status_code, text)
@@ -170,34 +172,36 @@ async def _hear_all(reply: httpx.Response, told: Told) -> None:
         elif line == "data: [DONE]":
             return
         elif line.startswith("data: "):
-            _hear(told, json.loads(line.removeprefix("data: ")))
-            told.last_event = number
+            _on_event(received, json.loads(line.removeprefix("data: ")))
+            received.last_event = number
     raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
-def _hear(told: Told, event: dict[str, Any]) -> None:
+def _on_event(received: ReceivedAnswer, event: dict[str, Any]) -> None:
     if "error" in event:
         raise BrokenAnswer(json.dumps(event["error"]))
-    told.stream_id = event["id"]
+    received.stream_id = event["id"]
     now = time.monotonic()
-    if told.last_at:
-        told.max_gap = max(told.max_gap, now - told.last_at)
+    if received.last_at:
+        received.max_gap = max(received.max_gap, now - received.last_at)
     for choice in event["choices"]:
         idx = choice["index"]
-        told.first_at, told.last_at = told.first_at or now, now
-        told.texts[idx] += choice["text"]
-        told.token_ids[idx] += choice.get("token_ids") or []
-        told.finish_reasons[idx] = choice["finish_reason"] or told.finish_reasons[idx]
-        told.num_logprobs += len((choice["logprobs"] or {}).get("tokens", ()))
+        received.first_at, received.last_at = received.first_at or now, now
+        received.texts[idx] += choice["text"]
+        received.token_ids[idx] += choice.get("token_ids") or []
+        received.finish_reasons[idx] = choice["finish_reason"] or received.finish_reasons[idx]
+        received.num_logprobs += len((choice["logprobs"] or {}).get("tokens", ()))
     if usage := event.get("usage"):
-        told.prompt_tokens = usage["prompt_tokens"]
-        told.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        received.prompt_tokens = usage["prompt_tokens"]
+        received.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
 
 
-def faults_of(question: Question, told: Told) -> list[str]:
+def faults_of(question: Question, received: ReceivedAnswer) -> list[str]:
     """Differences between an answer and the undisturbed one."""
     found = []
-    for i, (text, ids, reason) in enumerate(zip(told.texts, told.token_ids, told.finish_reasons, strict=True)):
+    for i, (text, ids, reason) in enumerate(
+        zip(received.texts, received.token_ids, received.finish_reasons, strict=True)
+    ):
         expected_text, expected_ids = question.texts[i], question.token_ids[i]
         # Tokens past a stop string, and the one that ends a JSON text, may or may not be sent.
         is_cut = question.kind == "stop"
@@ -207,16 +211,17 @@ def faults_of(question: Question, told: Told) -> list[str]:
             found.append(f"choice {i}: tokens {_difference(ids, expected_ids)}")
         if reason not in ("stop", "length"):
             found.append(f"choice {i}: ended by {reason!r}")
-    if question.kind == "logprobs" and told.num_logprobs != len(question.token_ids[0]):
-        found.append(f"{told.num_logprobs} log probabilities instead of {len(question.token_ids[0])}")
+    if question.kind == "logprobs" and received.num_logprobs != len(question.token_ids[0]):
+        found.append(f"{received.num_logprobs} log probabilities instead of {len(question.token_ids[0])}")
     return found
 
 
-def _difference(told: Any, expected: Any) -> str:
+def _difference(received: Any, expected: Any) -> str:
     place = next(
-        (i for i, (a, b) in enumerate(zip(told, expected, strict=False)) if a != b), min(len(told), len(expected))
+        (i for i, (a, b) in enumerate(zip(received, expected, strict=False)) if a != b),
+        min(len(received), len(expected)),
     )
-    return f"differs from place {place} on, {len(told)} long instead of {len(expected)}"
+    return f"differs from place {place} on, {len(received)} long instead of {len(expected)}"
 
 
 @dataclass(slots=True)
@@ -237,9 +242,9 @@ class Limited:
         while True:
             began = time.monotonic()
             try:
-                told = await client.once(question)
-                self.spans.append((told.first_at, told.last_at, num_tokens))
-                self.wrong += [f"limited: {each}" for each in faults_of(question, told)]
+                received = await client.once(question)
+                self.spans.append((received.first_at, received.last_at, num_tokens))
+                self.wrong += [f"limited: {each}" for each in faults_of(question, received)]
             except Refused as refusal:
                 self.refused[refusal.status] += 1
                 if refusal.status != httpx.codes.TOO_MANY_REQUESTS:
@@ -263,7 +268,7 @@ class Limited:
             most = max(most, now)
         return most
 
-    def told_since(self, since: float) -> list[tuple[float, float]]:
+    def received_since(self, since: float) -> list[tuple[float, float]]:
         """Beginnings and ends of answers since a time."""
         return [(round(a - since, 2), round(b - since, 2)) for a, b, _ in self.spans if b > since]
 

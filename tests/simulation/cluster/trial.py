@@ -233,8 +233,8 @@ class Trials:
         found = self._one_by_one.wrong + self._spare.wrong
         self._one_by_one.wrong, self._spare.wrong = [], []
         if (most := self._one_by_one.most_at_once(since)) > at_once:
-            told = self._one_by_one.told_since(since)
-            found.append(f"{most} requests at once of a tenant that may have {at_once:.0f}: {told}")
+            received = self._one_by_one.received_since(since)
+            found.append(f"{most} requests at once of a tenant that may have {at_once:.0f}: {received}")
         if (most := self._spare.most_in_a_minute(since)) > in_a_minute:
             found.append(f"{most} tokens in a minute of a tenant that may have {in_a_minute:.0f}")
         return found

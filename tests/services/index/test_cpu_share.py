@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.services.index.burden import REST_SECONDS, Burden
+from headwater.services.index.cpu_share import REST_SECONDS, CpuShare
 
 BATCHES_PER_SECOND = 10
 
 
 def seconds_until_too_much(work_per_second: list[float]) -> int | None:
     """The second of wall time in which it became too much, under so much work in each."""
-    burden = Burden(0.6)
+    cpu_share = CpuShare(0.6)
     for second, work in enumerate(work_per_second):
         for batch in range(1, BATCHES_PER_SECOND + 1):
-            if burden.add(work / BATCHES_PER_SECOND, second + batch / BATCHES_PER_SECOND):
+            if cpu_share.add(work / BATCHES_PER_SECOND, second + batch / BATCHES_PER_SECOND):
                 return second
     return None
 
@@ -34,16 +34,16 @@ def test_more_than_its_share_of_a_core_for_three_seconds_in_a_row_is_too_much(
 
 
 def test_to_lose_batches_for_want_of_a_core_is_too_much_however_little_work_they_are() -> None:
-    burden = Burden(0.6)
-    assert [burden.add(0.01, float(second), is_late=second > 1) for second in range(1, 5)] == [False] * 3 + [True]
+    cpu_share = CpuShare(0.6)
+    assert [cpu_share.add(0.01, float(second), is_late=second > 1) for second in range(1, 5)] == [False] * 3 + [True]
 
 
 def test_what_is_put_down_is_tried_again_once_after_its_rest_and_begins_anew() -> None:
-    burden = Burden(0.6)
-    burden.put_down(100.0)
-    assert burden.is_put_down
-    assert not burden.try_again(100.0 + REST_SECONDS - 1)
-    assert burden.try_again(100.0 + REST_SECONDS)
-    assert not burden.is_put_down
-    assert not burden.try_again(100.0 + REST_SECONDS)
-    assert not burden.add(0.5, 100.0 + REST_SECONDS + 1)
+    cpu_share = CpuShare(0.6)
+    cpu_share.rest(100.0)
+    assert cpu_share.is_resting
+    assert not cpu_share.try_again(100.0 + REST_SECONDS - 1)
+    assert cpu_share.try_again(100.0 + REST_SECONDS)
+    assert not cpu_share.is_resting
+    assert not cpu_share.try_again(100.0 + REST_SECONDS)
+    assert not cpu_share.add(0.5, 100.0 + REST_SECONDS + 1)

@@ -10,7 +10,7 @@ REST_SECONDS = 30.0
 """Seconds until following is tried again."""
 
 
-class Burden:
+class CpuShare:
     """Share of a core. Work is in seconds of a core; `now` is in seconds of a monotonic clock."""
 
     def __init__(self, max_share: float) -> None:
@@ -20,7 +20,7 @@ class Burden:
         self._rests_until: float | None = None
 
     @property
-    def is_put_down(self) -> bool:
+    def is_resting(self) -> bool:
         return self._rests_until is not None
 
     def add(self, work: float, now: float, *, is_late: bool = False) -> bool:
@@ -38,7 +38,7 @@ class Burden:
         self._num_over = 0
         return True
 
-    def put_down(self, now: float) -> None:
+    def rest(self, now: float) -> None:
         self._rests_until = now + REST_SECONDS
 
     def try_again(self, now: float) -> bool:
