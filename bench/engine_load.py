@@ -24,7 +24,7 @@ from headwater.services.stack.plan import GPU_DEFAULTS
 
 from .offline import Bench
 from .program import run_program
-from .workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load, uniform
+from .workloads import CLUSTER_LOADS, MODELS, TINY, ClusterLoad, tried_load, uniform
 
 MOST_WARMUP = 256
 
@@ -37,9 +37,11 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Measure an engine under the loads of the table, without a cluster around it."""
-    if unknown := set(load or ()) - LINE_LOADS.keys():
-        raise typer.BadParameter(f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(LINE_LOADS)}")
-    chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
+    if unknown := set(load or ()) - CLUSTER_LOADS.keys():
+        raise typer.BadParameter(f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(CLUSTER_LOADS)}")
+    chosen = {
+        name: tried_load(CLUSTER_LOADS[name]) if dry_run else CLUSTER_LOADS[name] for name in load or CLUSTER_LOADS
+    }
     options: dict[str, object] = {"device": device, "load_format": "dummy"}
     if torch.cuda.is_available() and device != "cpu":
         options |= {name.replace("-", "_"): value for name, value in GPU_DEFAULTS.items()}
@@ -65,7 +67,7 @@ def main(
     print(json.dumps(rows))
 
 
-def measure(bench: Bench, load: LineLoad, runs: int) -> dict[str, Any]:
+def measure(bench: Bench, load: ClusterLoad, runs: int) -> dict[str, Any]:
     """Figures of the best of several runs, each with prompts of its own."""
     closed_loop(bench, requests(bench, load, min(load.concurrency, MOST_WARMUP)), load.concurrency)
     seconds = min(
@@ -75,7 +77,7 @@ def measure(bench: Bench, load: LineLoad, runs: int) -> dict[str, Any]:
     return {"output_tokens_per_s": round(num_tokens / seconds, 1), "seconds": round(seconds, 4)}
 
 
-def requests(bench: Bench, load: LineLoad, count: int) -> list[NewRequest]:
+def requests(bench: Bench, load: ClusterLoad, count: int) -> list[NewRequest]:
     return list(bench.requests(uniform(load.model, count, load.prompt_len, load.output_len)))
 
 

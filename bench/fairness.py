@@ -26,7 +26,7 @@ from rich.table import Table
 
 from headwater.services.stack.line_file import LineRecord
 
-from .own_line import own_line
+from .own_cluster import own_cluster
 from .program import run_program
 
 NUM_NORMAL = 9
@@ -67,14 +67,14 @@ class Shape:
 class Load:
     """Sends requests to a cluster in tenants' names."""
 
-    def __init__(self, line: LineRecord, client: httpx.AsyncClient, shape: Shape) -> None:
-        self._line, self._client, self._shape = line, client, shape
+    def __init__(self, cluster: LineRecord, client: httpx.AsyncClient, shape: Shape) -> None:
+        self._cluster, self._client, self._shape = cluster, client, shape
         self.seen = Seen()
         self.since = 0.0
 
     async def send(self, tenant: str) -> None:
         body = {
-            "model": self._line.model,
+            "model": self._cluster.model,
             "prompt": self._prompt(),
             "max_tokens": self._shape.output_len,
             "ignore_eos": True,
@@ -101,7 +101,7 @@ class Load:
         milliseconds: the client's cost is not part of the measurement."""
         shape = self._shape
         body = {
-            "model": self._line.model,
+            "model": self._cluster.model,
             "prompt": np.random.randint(1000, 40_000, (shape.prompts, shape.prompt_len)).tolist(),
             "n": shape.choices,
             "max_tokens": shape.output_len,
@@ -125,12 +125,12 @@ class Load:
                 group.create_task(self.send(tenant))
 
 
-async def run(line: LineRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:
+async def run(cluster: LineRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:
     """Runs `workers` of each normal tenant in closed loops, or, with a `rate`, at that rate; `abuse` workers of the
     abuser."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
-    async with httpx.AsyncClient(base_url=line.rest, timeout=120, limits=limits) as client:
-        load = Load(line, client, shape)
+    async with httpx.AsyncClient(base_url=cluster.rest, timeout=120, limits=limits) as client:
+        load = Load(cluster, client, shape)
         load.since = time.perf_counter() + WARM_UP_SECONDS
         names = [f"normal-{i}" for i in range(NUM_NORMAL)]
         asking = [load.ask_at(name, rate) if rate else load.ask_on(name) for name in names for _ in range(workers)]
@@ -178,13 +178,16 @@ def main(
     """Jain's index among ten tenants, and what an abuser does to the others' time to first token."""
     os.environ |= {"HEADWATER_MAX_NUM_SEQS": str(seats), "HEADWATER_SIMULATED_STEP_SECONDS": str(step_ms / 1e3)}
     os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
-    with own_line(["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]) as (line, _):
+    with own_cluster(["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]) as (
+        cluster,
+        _,
+    ):
         shape, workers = Shape(prompt_len, output_len, prompts, choices), max(2, seats // NUM_NORMAL + 2)
         share = Seen()
         if not shape.is_flood:
-            share = asyncio.run(run(line, seconds, shape, workers=workers, abuse=abuse, rate=0.0))
-        alone = asyncio.run(run(line, seconds, shape, workers=1, abuse=0, rate=rate))
-        beside = asyncio.run(run(line, seconds, shape, workers=1, abuse=abuse, rate=rate))
+            share = asyncio.run(run(cluster, seconds, shape, workers=workers, abuse=abuse, rate=0.0))
+        alone = asyncio.run(run(cluster, seconds, shape, workers=1, abuse=0, rate=rate))
+        beside = asyncio.run(run(cluster, seconds, shape, workers=1, abuse=abuse, rate=rate))
     if not (alone.ttft and beside.ttft):
         raise typer.BadParameter("nobody was answered after the warm-up: fewer requests, or more seconds")
     runs = {"alone": alone, "beside": beside}

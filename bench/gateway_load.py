@@ -27,7 +27,7 @@ from headwater.services.runtime.process import run_stage
 from . import arrivals, datasets
 from .datasets import Shape
 from .latency_report import Objective, summarize
-from .own_line import own_line
+from .own_cluster import own_cluster
 from .program import program_name
 from .serve import drive
 from .sse_client import SseConnection
@@ -115,10 +115,10 @@ def streams(
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
         "HEADWATER_NUM_BLOCKS": str(max(1024, num_streams * 64)),
     }
-    with own_line(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (line, _):
-        pid = next(each.pid for each in line.stages if each.name == "gateway-0")
+    with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (cluster, _):
+        pid = next(each.pid for each in cluster.stages if each.name == "gateway-0")
         before = _resident_bytes(pid)
-        figures = asyncio.run(_hold(line.rest, line.model, pid, num_streams, seconds))
+        figures = asyncio.run(_hold(cluster.rest, cluster.model, pid, num_streams, seconds))
     figures["gateway_kib_per_stream"] = round((figures["gateway_mib"] * 2**20 - before) / num_streams / 1024, 1)
     _show(figures, f"{num_streams} open streams", as_json=as_json)
 

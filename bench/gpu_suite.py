@@ -32,7 +32,7 @@ from .isolated_tests import IsolatedTests
 from .part import FAILED, Row, run_named, run_part
 from .program import run_program
 from .source_version import source_version
-from .workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
+from .workloads import CLUSTER_LOADS, MODELS, TINY, WORKLOADS
 
 TESTS = ("tests/kernels", "tests/engine_core")
 PEER = {
@@ -120,12 +120,12 @@ class Suite:
 
     def serve(self, model: str) -> None:
         """Runs the loads of a model through a cluster."""
-        command = [sys.executable, "-m", "headwater.bench.line_load", "--json"]
+        command = [sys.executable, "-m", "headwater.bench.cluster_load", "--json"]
         if self._dry_run:
             command += ["--dry-run", "--settle=0", "--workers=1", "--up=--device=cpu", "--up=--replicas=1"]
         else:
             command += ["--settle=40", "--up=--device=cuda", "--up=--gateways=4", "--up=--output-processors=2"]
-        ids = [name for name, load in LINE_LOADS.items() if load.model == model]
+        ids = [name for name, load in CLUSTER_LOADS.items() if load.model == model]
         if lacking := _lacking():
             self._missing |= dict.fromkeys(ids, lacking)
             return

@@ -18,20 +18,20 @@ import typer
 
 from headwater.services.stack.line_file import LineRecord
 
-from .own_line import own_line
+from .own_cluster import own_cluster
 from .program import run_program
 from .sse_client import SseConnection
 
 RESAMPLES = 2000
 
 
-async def run(line: LineRecord, rounds: int, prompt_len: int) -> dict[str, list[float]]:
+async def run(cluster: LineRecord, rounds: int, prompt_len: int) -> dict[str, list[float]]:
     """Seconds to the first token by kind of prompt."""
-    dice, connection = random.Random(0), await SseConnection.open(line.rest)
+    dice, connection = random.Random(0), await SseConnection.open(cluster.rest)
     found: dict[str, list[float]] = {"cold": [], "another's": [], "own": []}
 
     async def ask(tenant: str, prompt: list[int]) -> float:
-        body = {"model": line.model, "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+        body = {"model": cluster.model, "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
         outcome = await connection.call("/v1/completions", body, {"x-tenant": tenant})
         if outcome.error:
             raise typer.BadParameter(outcome.error)
@@ -66,8 +66,8 @@ def main(
 ) -> None:
     """Percentiles of each kind, and what another's cached prefix changes, with its 95 % interval; as JSON."""
     os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
-    with own_line(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (line, _):
-        found = asyncio.run(run(line, rounds, prompt_len))
+    with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (cluster, _):
+        found = asyncio.run(run(cluster, rounds, prompt_len))
     told = {
         kind: {f"p{q}": round(float(np.percentile(each, q)), 5) for q in (10, 50, 90)} for kind, each in found.items()
     }

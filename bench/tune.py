@@ -27,7 +27,7 @@ from . import arrivals, datasets
 from .datasets import Shape
 from .halving import Trial, pareto_front, successive_halving, winner
 from .latency_report import Objective, summarize
-from .own_line import LineFailed, own_line
+from .own_cluster import StartFailed, own_cluster
 from .plot import check_plot, plot_front
 from .program import run_program
 from .serve import drive
@@ -72,14 +72,14 @@ def run(
         console.print(f"{_name(candidate)}: {budget} requests")
         load = np.random.default_rng(seed)
         try:
-            with _tuned_line(candidate, model, executor) as line:
-                shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=49152, model=line.model)
+            with _tuned_line(candidate, model, executor) as cluster:
+                shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=49152, model=cluster.model)
                 dialogues = list(datasets.random_prompts(budget, shape, load))
                 offsets = list(arrivals.poisson(budget, rate, load)) if rate else None
                 warm_up = list(datasets.random_prompts(min(8, concurrency), shape, np.random.default_rng(seed + 1)))
-                drive(line.rest, warm_up, None, concurrency, 1, quiet=True)
-                outcomes, wall = drive(line.rest, dialogues, offsets, concurrency, _workers(), quiet=True)
-        except LineFailed as failure:
+                drive(cluster.rest, warm_up, None, concurrency, 1, quiet=True)
+                outcomes, wall = drive(cluster.rest, dialogues, offsets, concurrency, _workers(), quiet=True)
+        except StartFailed as failure:
             console.print(f"[yellow]it does not start: {str(failure)[-300:]}")
             return {"failed_to_start": str(failure)[-1000:]}
         return summarize(outcomes, wall, objective)
@@ -141,8 +141,8 @@ def _tuned_line(candidate: Profile, model: str, executor: str) -> Iterator[LineR
         path = Path(folder) / "profile.json"
         candidate.write(path)
         flags = [f"--model={model}", f"--executor={executor}", f"--profile={path}", "--log-level=warning"]
-        with own_line(flags) as (line, _):
-            yield line
+        with own_cluster(flags) as (cluster, _):
+            yield cluster
 
 
 def _keep(best: Trial[Profile], objective: Objective, path: Path) -> None:

@@ -24,7 +24,7 @@ import typer
 from headwater.services.stack.line_file import LineRecord
 
 from .output_path import cpu_seconds
-from .own_line import own_line
+from .own_cluster import own_cluster
 from .program import run_program
 from .sse_client import SseConnection
 
@@ -40,10 +40,10 @@ LOOK_SECONDS = 3.0
 _TOKENS = re.compile(r"^headwater_generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 
 
-async def first_tokens(line: LineRecord, count: int) -> list[float]:
+async def first_tokens(cluster: LineRecord, count: int) -> list[float]:
     """Seconds to the first token of short chats, one after another."""
-    connection = await SseConnection.open(line.rest)
-    body = {"model": line.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+    connection = await SseConnection.open(cluster.rest)
+    body = {"model": cluster.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     found = []
     for _ in range(count):
         outcome = await connection.call("/v1/chat/completions", body, {})
@@ -54,10 +54,10 @@ async def first_tokens(line: LineRecord, count: int) -> list[float]:
     return found
 
 
-def open_stream(line: LineRecord, max_tokens: int, buffer: int | None) -> socket.socket:
+def open_stream(cluster: LineRecord, max_tokens: int, buffer: int | None) -> socket.socket:
     """An open stream of which nothing is read yet; `buffer` bounds the bytes that the system takes of it."""
-    url = urlsplit(line.rest)
-    asked = {"model": line.model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+    url = urlsplit(cluster.rest)
+    asked = {"model": cluster.model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(asked).encode()
     client = socket.socket()
     if buffer is not None:
@@ -69,23 +69,23 @@ def open_stream(line: LineRecord, max_tokens: int, buffer: int | None) -> socket
 
 
 @contextlib.contextmanager
-def unread_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
+def unread_streams(cluster: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
     """Opens streams whose clients read nothing, for the length of a scope."""
     with contextlib.ExitStack() as scope:
         for _ in range(count):
-            scope.enter_context(open_stream(line, max_tokens, SMALL_BUFFER))
+            scope.enter_context(open_stream(cluster, max_tokens, SMALL_BUFFER))
         yield
 
 
 @contextlib.contextmanager
-def read_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
+def read_streams(cluster: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
     """Opens streams that a process of their own reads as fast as they come, for the length of a scope; they run when it
     begins."""
-    before = num_tokens(line)
-    reader = multiprocessing.get_context("spawn").Process(target=_read_all, args=(line, count, max_tokens))
+    before = num_tokens(cluster)
+    reader = multiprocessing.get_context("spawn").Process(target=_read_all, args=(cluster, count, max_tokens))
     reader.start()
     try:
-        while num_tokens(line) < before + count:
+        while num_tokens(cluster) < before + count:
             time.sleep(0.1)
         yield
     finally:
@@ -93,37 +93,37 @@ def read_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None
         reader.join()
 
 
-def _read_all(line: LineRecord, count: int, max_tokens: int) -> None:
+def _read_all(cluster: LineRecord, count: int, max_tokens: int) -> None:
     ready = selectors.DefaultSelector()
     for _ in range(count):
-        ready.register(open_stream(line, max_tokens, None), selectors.EVENT_READ)
+        ready.register(open_stream(cluster, max_tokens, None), selectors.EVENT_READ)
     while True:
         for key, _ in ready.select():
             assert isinstance(key.fileobj, socket.socket)
             key.fileobj.recv(1 << 18)
 
 
-def num_tokens(line: LineRecord) -> float:
+def num_tokens(cluster: LineRecord) -> float:
     """Number of tokens that the engine has computed."""
-    [address] = [stage.addresses["metrics"] for stage in line.stages if stage.name.startswith("engine")]
+    [address] = [stage.addresses["metrics"] for stage in cluster.stages if stage.name.startswith("engine")]
     with urllib.request.urlopen(f"http://{address}/metrics") as response:
         return sum(map(float, _TOKENS.findall(response.read().decode())))
 
 
-def wait_for_standstill(line: LineRecord) -> None:
+def wait_for_standstill(cluster: LineRecord) -> None:
     """Waits until streams without a reader stand still. Raises `BadParameter` where they go on."""
     before, end = -1.0, time.monotonic() + STANDSTILL_SECONDS
-    while (now := num_tokens(line)) != before:
+    while (now := num_tokens(cluster)) != before:
         if time.monotonic() > end:
             raise typer.BadParameter("the streams do not stand still")
         before = now
         time.sleep(LOOK_SECONDS)
 
 
-def cpu_shares(line: LineRecord, seconds: float) -> dict[str, float]:
+def cpu_shares(cluster: LineRecord, seconds: float) -> dict[str, float]:
     """The share of a core that each stage uses; an engine's core process is a stage of its own."""
-    pids = {stage.name: stage.pid for stage in line.stages}
-    for stage in line.stages:
+    pids = {stage.name: stage.pid for stage in cluster.stages}
+    for stage in cluster.stages:
         pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(_children(stage.pid), 1)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(seconds)
@@ -152,20 +152,20 @@ def main(
     os.environ["HEADWATER_MAX_NUM_SEQS"] = str(seats or 2 * streams)
     os.environ["HEADWATER_NUM_BLOCKS"] = str(2 * streams * max_tokens // 16)
     found: dict[str, object] = {"streams": streams}
-    with own_line(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (line, _):
+    with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (cluster, _):
 
         def measure(name: str) -> None:
-            found[name] = percentiles(asyncio.run(first_tokens(line, neighbours)))
+            found[name] = percentiles(asyncio.run(first_tokens(cluster, neighbours)))
 
         measure("alone")
-        with unread_streams(line, streams, max_tokens):
+        with unread_streams(cluster, streams, max_tokens):
             measure("beside_unread")
-            wait_for_standstill(line)
-            found["cpu_at_standstill"] = cpu_shares(line, QUIET_SECONDS)
+            wait_for_standstill(cluster)
+            found["cpu_at_standstill"] = cpu_shares(cluster, QUIET_SECONDS)
             measure("at_standstill")
         if read:
-            wait_for_standstill(line)
-            with read_streams(line, streams, max_tokens):
+            wait_for_standstill(cluster)
+            with read_streams(cluster, streams, max_tokens):
                 measure("beside_read")
     print(json.dumps(found | {"load": round(os.getloadavg()[0], 1)}))
 

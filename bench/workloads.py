@@ -131,7 +131,7 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineLoad:
+class ClusterLoad:
     """Requests through a cluster, a fixed number at once in a closed loop; lengths are in tokens."""
 
     model: str
@@ -145,16 +145,16 @@ class LineLoad:
 
 _S: dict[str, Any] = {"model": "qwen3-0.6b", "prompt_len": 256, "output_len": 128}
 _T: dict[str, Any] = {"model": "qwen3-8b", "prompt_len": 512, "output_len": 256}
-LINE_LOADS = {
-    "S1": LineLoad(concurrency=1, num_requests=40, **_S),
-    "S64": LineLoad(concurrency=64, num_requests=640, **_S),
-    "S256": LineLoad(concurrency=256, num_requests=1024, **_S),
-    "S1024": LineLoad(concurrency=1024, num_requests=2048, **_S),
-    "T1": LineLoad(concurrency=1, num_requests=12, **_T),
-    "T128": LineLoad(concurrency=128, num_requests=512, **_T),
+CLUSTER_LOADS = {
+    "S1": ClusterLoad(concurrency=1, num_requests=40, **_S),
+    "S64": ClusterLoad(concurrency=64, num_requests=640, **_S),
+    "S256": ClusterLoad(concurrency=256, num_requests=1024, **_S),
+    "S1024": ClusterLoad(concurrency=1024, num_requests=2048, **_S),
+    "T1": ClusterLoad(concurrency=1, num_requests=12, **_T),
+    "T128": ClusterLoad(concurrency=128, num_requests=512, **_T),
 }
 
 
-def tried_load(load: LineLoad) -> LineLoad:
+def tried_load(load: ClusterLoad) -> ClusterLoad:
     """A few short requests of it."""
     return replace(load, concurrency=min(load.concurrency, 4), num_requests=8, prompt_len=16, output_len=4)

@@ -202,19 +202,21 @@ class RestSurface:
         await self._resumable.forget(exchange, self._caller(exchange), exchange.path_params["id"])
 
     async def _answer(
-        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Renderer, body: bytes
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, renderer: Renderer, body: bytes
     ) -> None:
         """Runs every prompt to its end and answers, whole or in a stream."""
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         if asked.stream_options is not None and asked.stream_options.resumable and asked.stream:
-            await self._resumable.answer(exchange, caller, asked, kind, shape, body)
+            await self._resumable.answer(exchange, caller, asked, kind, renderer, body)
             return
-        answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
+        answer = Answer(
+            id=f"{kind}-{caller.request_id}", asked=asked, renderer=renderer, wants_receipt=caller.wants_receipt
+        )
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
         answer.generations = await self._cluster.long_work.by_size(
-            len(body), self._generations, shape, caller, len(body)
+            len(body), self._generations, renderer, caller, len(body)
         )
         monitor = Silence(stream)
         async with caller.within_deadline():
@@ -225,10 +227,10 @@ class RestSurface:
         else:
             await exchange.reply_json(answer.reply(gathered))
 
-    def _generations(self, shape: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
+    def _generations(self, renderer: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
         """One a prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
-            return [Generation(request) for request in shape.jobs(caller, self._cluster.max_choices)]
+            return [Generation(request) for request in renderer.generation_requests(caller, self._cluster.max_choices)]
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)

@@ -34,15 +34,15 @@ class ResumableStreams:
         self._cluster, self._responses, self._keep_alive = cluster, responses, keep_alive
 
     async def answer(
-        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Renderer, body: bytes
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, renderer: Renderer, body: bytes
     ) -> None:
         """A stream that begins here."""
         context = StreamContext(
             kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
         )
-        request = dataclasses.replace(self._only_request(shape, caller), context=context)
+        request = dataclasses.replace(self._only_request(renderer, caller), context=context)
         out = NumberedStream(exchange.open_stream)
-        answer, stream = _stream_of(request, asked, shape, out)
+        answer, stream = _stream_of(request, asked, renderer, out)
         answer.generations = [Generation(request)]
         await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
 
@@ -76,19 +76,19 @@ class ResumableStreams:
         exchange: Exchange,
         caller: Caller,
         asked: Answering,
-        shape: Renderer,
+        renderer: Renderer,
         out: NumberedStream,
         found: Found,
     ) -> None:
         caller = caller.with_body(asked.request_id, asked.priority)
-        request = dataclasses.replace(self._only_request(shape, caller), context=found.context)
-        answer, stream = _stream_of(request, asked, shape, out)
+        request = dataclasses.replace(self._only_request(renderer, caller), context=found.context)
+        answer, stream = _stream_of(request, asked, renderer, out)
         answer.generations = [Generation(request, found)]
         await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
 
-    def _only_request(self, shape: Renderer, caller: Caller) -> GenerationRequest:
+    def _only_request(self, renderer: Renderer, caller: Caller) -> GenerationRequest:
         """Raises `BadRequest` for what cannot be told twice in the same order."""
-        request, *others = shape.jobs(caller, self._cluster.max_choices)
+        request, *others = renderer.generation_requests(caller, self._cluster.max_choices)
         for what, is_there in (
             ("several prompts", bool(others)),
             ("beam search", request.sampling.use_beam_search),
@@ -108,14 +108,14 @@ class ResumableStreams:
 
 
 def _stream_of(
-    request: GenerationRequest, asked: Answering, shape: Renderer, out: NumberedStream
+    request: GenerationRequest, asked: Answering, renderer: Renderer, out: NumberedStream
 ) -> tuple[Answer, EventStream]:
     context = request.context
     assert context is not None
     answer = Answer(
         id=f"{context.kind}-{request.caller.request_id}",
         asked=asked,
-        shape=shape,
+        renderer=renderer,
         wants_receipt=context.wants_receipt,
         created=context.created,
     )

@@ -74,7 +74,7 @@ class StorageBounds:
             yield self
 
     async def _follow(self) -> None:
-        told = ""
+        logged = ""
         while True:
             await self._connected.wait()
             self._connected.clear()
@@ -82,12 +82,12 @@ class StorageBounds:
                 if (js := self._bus.jetstream()) is not None:
                     await self._make()
                     await set_bounds(js, self._num_bytes)
-                told = ""
+                logged = ""
             except (*FAILURES, Unavailable) as failure:
                 # A server does not gain JetStream while it runs: this is logged once.
-                if repr(failure) != told:
+                if repr(failure) != logged:
                     structlog.get_logger().warning("storage has no bounds yet", error=repr(failure))
-                told = repr(failure)
+                logged = repr(failure)
                 await asyncio.sleep(RETRY_SECONDS)
                 if self._bus.connected:
                     self._connected.set()

@@ -38,15 +38,15 @@ class Renderer(Protocol):
     scores_prompt: bool
     """Whether a stream begins with the prompt's log probabilities."""
 
-    def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
+    def generation_requests(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """Prompts to answer. Raises `BadRequest`, also for more than `max_choices` answers."""
         ...
 
-    async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
+    async def prepared(self, cluster: Cluster, generations: Sequence[Generation]) -> None:
         """Called between preparing and running, for renderers that need more of the prompt."""
         ...
 
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
+    def first_fields(self, choice: Choice) -> dict[str, Any] | None:
         """Fields of a choice's first chunk, before any answer."""
         ...
 
@@ -83,7 +83,7 @@ class Answer:
 
     id: str
     asked: Answering
-    shape: Renderer
+    renderer: Renderer
     wants_receipt: bool
     created: int = field(default_factory=lambda: int(time.time()))
     """Time of creation, seconds since 1970."""
@@ -120,17 +120,17 @@ class Answer:
             for rank, choice in enumerate(generation.answered)
         ]
         body = {
-            **self._head(self.shape.object),
+            **self._head(self.renderer.object),
             "choices": choices,
             "usage": self.usage(),
-            **self.shape.beside(self.generations[0].prompt),
+            **self.renderer.beside(self.generations[0].prompt),
         }
         if self.wants_receipt:
             body["receipt"] = self.receipt()
         return body
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-        return {**self._head(self.shape.chunk_object), "choices": choices, **more}
+        return {**self._head(self.renderer.chunk_object), "choices": choices, **more}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.asked.model}
@@ -138,9 +138,9 @@ class Answer:
     def _whole(self, choice: Choice, piece: Piece, index: int) -> dict[str, Any]:
         rendered = {
             "index": index,
-            **self.shape.whole(choice, piece),
-            "logprobs": self.shape.logprobs(choice, piece.logprobs),
-            "finish_reason": self.shape.finish_reason(choice),
+            **self.renderer.whole(choice, piece),
+            "logprobs": self.renderer.logprobs(choice, piece.logprobs),
+            "finish_reason": self.renderer.finish_reason(choice),
             "stop_reason": choice.stop_reason,
         }
         if self.asked.return_token_ids:
@@ -156,7 +156,7 @@ class EventStream:
         options = answer.asked.stream_options
         self._include_usage = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
-        self._scores_first = answer.shape.scores_prompt
+        self._scores_first = answer.renderer.scores_prompt
         self._is_plain = not (self._usage_always or answer.asked.return_token_ids or self._scores_first)
         self._held = Held()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
@@ -179,9 +179,9 @@ class EventStream:
             self._begin(choice)
         ending: dict[str, Any] = {
             "index": choice.index,
-            **self.answer.shape.ending(),
+            **self.answer.renderer.ending(),
             "logprobs": None,
-            "finish_reason": self.answer.shape.finish_reason(choice),
+            "finish_reason": self.answer.renderer.finish_reason(choice),
             "stop_reason": choice.stop_reason,
         }
         self._write(self.answer.chunk([ending], **self._usage_field()))
@@ -204,11 +204,11 @@ class EventStream:
     def _begin(self, choice: Choice) -> tuple[bytes, bytes]:
         """Writes what comes before a choice's answer and renders the frame around each of its texts."""
         usage = self._usage_field()
-        opening = self.answer.shape.opening(choice)
+        opening = self.answer.renderer.first_fields(choice)
         if opening is not None:
             first: dict[str, Any] = {"index": choice.index, "logprobs": None, **opening, "finish_reason": None}
-            self._write(self.answer.chunk([first], **usage, **self.answer.shape.beside(choice.prompt)))
-        part = {"index": choice.index, **self.answer.shape.delta(_HOLE), "logprobs": None, "finish_reason": None}
+            self._write(self.answer.chunk([first], **usage, **self.answer.renderer.beside(choice.prompt)))
+        part = {"index": choice.index, **self.answer.renderer.delta(_HOLE), "logprobs": None, "finish_reason": None}
         head, _, tail = _event(self.answer.chunk([part], **usage)).partition(encode(_HOLE))
         self._frames[choice.index] = head, tail
         return head, tail
@@ -227,13 +227,13 @@ class EventStream:
         return True
 
     def _write_piece(self, choice: Choice, piece: Piece) -> None:
-        delta = self.answer.shape.delta_of(piece)
+        delta = self.answer.renderer.delta_of(piece)
         if not (delta or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)):
             return
         part: dict[str, Any] = {
             "index": choice.index,
-            **(delta or self.answer.shape.delta("")),
-            "logprobs": self.answer.shape.logprobs(choice, piece.logprobs) if piece.logprobs else None,
+            **(delta or self.answer.renderer.delta("")),
+            "logprobs": self.answer.renderer.logprobs(choice, piece.logprobs) if piece.logprobs else None,
             "finish_reason": None,
         }
         if self.answer.asked.return_token_ids:

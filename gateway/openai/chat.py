@@ -37,7 +37,7 @@ class ChatRenderer:
         self.renamed = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
         self.renamed |= old_names(asked)
 
-    def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
+    def generation_requests(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """One prompt: the conversation. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
@@ -61,10 +61,10 @@ class ChatRenderer:
             )
         ]
 
-    async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
+    async def prepared(self, cluster: Cluster, generations: Sequence[Generation]) -> None:
         """Does nothing: a chat needs nothing more of its prompt."""
 
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
+    def first_fields(self, choice: Choice) -> dict[str, Any] | None:
         # OpenAI does so, too: clients show a part of the message for an empty text, and none for null.
         return {"delta": {"role": "assistant", "content": self._echoed or (None if self._must_call else "")}}
 

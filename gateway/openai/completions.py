@@ -43,7 +43,7 @@ class CompletionRenderer:
         self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
 
-    def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
+    def generation_requests(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """One generation request a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
@@ -73,23 +73,23 @@ class CompletionRenderer:
             for position, prompt in enumerate(prompts)
         ]
 
-    async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
+    async def prepared(self, cluster: Cluster, generations: Sequence[Generation]) -> None:
         """Finds the texts of prompts that are to be echoed."""
         if self._asked.echo:
-            await for_each_prompt(line, generations, partial(self._echo, line))
+            await for_each_prompt(cluster, generations, partial(self._echo, cluster))
 
-    async def _echo(self, line: Cluster, generation: Generation) -> None:
+    async def _echo(self, cluster: Cluster, generation: Generation) -> None:
         prompt, first = generation.request.prompt, []
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
-            spelled = await _text_of(line, self._asked.model, [first_id])
+            spelled = await _text_of(cluster, self._asked.model, [first_id])
             first = [common_pb2.TokenLogprob(chosen=common_pb2.TopLogprob(token_id=first_id, token=spelled))]
         text = prompt.text
         if prompt.WhichOneof("kind") != "text" or self._asked.truncate_prompt_tokens is not None:
-            text = await _text_of(line, self._asked.model, generation.prepared.prompt_ids)
+            text = await _text_of(cluster, self._asked.model, generation.prepared.prompt_ids)
         self._echoes[generation.prompt] = text, first
 
-    def opening(self, choice: Choice) -> dict[str, Any] | None:
+    def first_fields(self, choice: Choice) -> dict[str, Any] | None:
         fields = self._prompt_fields(choice)
         if self._asked.echo:
             return {"text": self._echoes[choice.prompt][0], "logprobs": self.logprobs(choice, ()), **fields}
@@ -153,6 +153,6 @@ def prompts_of(
     return [processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in prompts]
 
 
-async def _text_of(line: Cluster, model: str, token_ids: Sequence[int]) -> str:
+async def _text_of(cluster: Cluster, model: str, token_ids: Sequence[int]) -> str:
     request = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=token_ids)
-    return (await line.processors.detokenize(request)).text
+    return (await cluster.processors.detokenize(request)).text

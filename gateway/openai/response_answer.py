@@ -133,8 +133,8 @@ class ResponseEvents:
 
     def failure(self, error: errors.HeadwaterError) -> bytes:
         """Events of a stream that breaks: the error, and the failed response."""
-        told = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
-        first = self._event({"type": "error", **told})
+        fields = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
+        first = self._event({"type": "error", **fields})
         return first + self._event({"type": "response.failed", "response": self._answer.failed(error)})
 
     def _begin(self) -> None:

@@ -15,9 +15,9 @@ async def run_answer(cluster: Cluster, answer: Answer, sink: Sink) -> None:
     """Runs the prompts of an answer. Every prompt is checked before any is computed."""
     try:
         await prepare_all(cluster, answer.generations)
-        await answer.shape.prepared(cluster, answer.generations)
+        await answer.renderer.prepared(cluster, answer.generations)
     except errors.BadRequest as error:
-        raise error.in_words_of(answer.shape.renamed) from None
+        raise error.in_words_of(answer.renderer.renamed) from None
     await run_all(cluster, answer.generations, sink)
 
 

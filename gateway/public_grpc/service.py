@@ -261,7 +261,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _count(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
     ) -> tuple[Caller, str]:
-        """Caller and model of a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+        """Counts a request that no engine computes; returns its caller and model. Raises `LimitExceeded`,
+        `BodyTooLarge`."""
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)

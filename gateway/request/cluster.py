@@ -171,8 +171,8 @@ class Cluster:
     def traced(self, caller: Caller, name: str) -> Caller:
         """The caller with a span that the request's other spans are part of. Binds its ids to the log."""
         tenant, request_id = caller.tenant.id, caller.request_id
-        told = {"headwater.request_id": request_id, "headwater.tenant": tenant}
-        span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **told)
+        fields = {"headwater.request_id": request_id, "headwater.tenant": tenant}
+        span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
         structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
         return dataclasses.replace(caller, span=span)
 

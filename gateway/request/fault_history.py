@@ -74,12 +74,12 @@ class FaultHistory:
         """Raises the error that ends the generation, if the attempt that was lost was its last."""
         generation, cause = self._generation, loss.cause
         attempt = generation.timeline.attempts[-1]
-        told = {"request_id": generation.request.caller.request_id, "replica": attempt.decision.replica_id}
+        fields = {"request_id": generation.request.caller.request_id, "replica": attempt.decision.replica_id}
         if cause is Cause.ENGINE_GONE:
             # It stays counted as doubted there, for the others that were there when the engine died.
             self._doubted_on = None
             if self._is_to_blame(attempt):
-                structlog.get_logger().error("poison request", attempts=generation.attempt, **told)
+                structlog.get_logger().error("poison request", attempts=generation.attempt, **fields)
                 raise PoisonRequest("engines die of the request; it is not tried again")
             self._suspect(attempt)
         self.end_doubt()
@@ -87,14 +87,14 @@ class FaultHistory:
         if self._num_faults == MAX_FAULTS:
             raise loss
         if cause.is_suspicion and not self._cluster.migrations.is_excused():
-            structlog.get_logger().warning("migration refused: too many on suspicion", cause=cause.value, **told)
+            structlog.get_logger().warning("migration refused: too many on suspicion", cause=cause.value, **fields)
             raise loss
         if cause.is_of_engine:
             self.failed.add(attempt.decision.incarnation)
         self._cluster.metrics.retries.add()
         if generation.has_begun:
             self._cluster.metrics.migrations.add(cause.value)
-            structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **told)
+            structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **fields)
 
     def _suspect(self, attempt: Attempt) -> None:
         # A generation that had tokens goes on at once, unless that went wrong already.

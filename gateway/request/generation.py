@@ -188,10 +188,10 @@ class Generation:
 def _explained_choice(choice: Choice) -> dict[str, Any]:
     """Plain data of a choice. `engine` is missing for a choice that a stop string ended: its engine does not report the
     end."""
-    told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
+    fields: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
     if (work := work_fields([choice.work])) is not None:
-        told["engine"] = work
-    return told
+        fields["engine"] = work
+    return fields
 
 
 def _num_output_tokens(choices: Sequence[Choice]) -> int:

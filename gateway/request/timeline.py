@@ -88,11 +88,11 @@ class Timeline:
             span.part("queue", self.queued_at, self.admitted_at)
         for number, attempt in enumerate(self.attempts, 1):
             decision = attempt.decision
-            told = {"replica": decision.replica_id, "reason": decision.reason, "attempt": number}
-            told |= {"predicted_cached_tokens": decision.predicted_cached_tokens}
-            span.part("route", attempt.asked_at, attempt.dispatched_at, **told)
+            fields = {"replica": decision.replica_id, "reason": decision.reason, "attempt": number}
+            fields |= {"predicted_cached_tokens": decision.predicted_cached_tokens}
+            span.part("route", attempt.asked_at, attempt.dispatched_at, **fields)
             if attempt.ended_at is not None:
-                span.part("stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **told)
+                span.part("stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **fields)
 
     def stretches(self) -> dict[str, float | None]:
         """Seconds of each section, in their order; `engine_` ones are by the engine's clock."""

@@ -68,7 +68,7 @@ class Processors:
         if address not in self._pool:
             channel = open_channel(address, ("grpc.max_receive_message_length", MAX_TEXT_BYTES))
             stub = processor_pb2_grpc.ProcessorStub(channel)
-            session = PrepareSession(address, channel, stub, on_open=self._tell)
+            session = PrepareSession(address, channel, stub, on_open=self._emit)
             self._pool[address] = processor = Processor(address, channel, stub, session, since=int(time.time()))
             asker = asyncio.create_task(_ask_models(processor))
             self._tasks[address] = asker, asyncio.create_task(session.run())

@@ -63,7 +63,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     def num_outstanding(self) -> int:
         """Number of tokens that may still come without more credit."""
         pairs = zip(self.granted, self.num_tokens, strict=True)
-        return 0 if self.has_ended else sum(max(0, granted - told) for granted, told in pairs)
+        return 0 if self.has_ended else sum(max(0, granted - delivered) for granted, delivered in pairs)
 
 
 class StreamNotKept(errors.NotFound):

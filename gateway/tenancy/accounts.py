@@ -163,7 +163,7 @@ class Accounts:
         if not scopes:
             return grant
         prompts = need.prompt_tokens
-        verdict = await self._reserve_or_cancel(
+        verdict = await self._request_or_cancel(
             grant,
             most=prompts + need.first_tokens,
             least=prompts + need.num_answers,
@@ -199,7 +199,7 @@ class Accounts:
         if is_charged:
             grant.used_before = -request.charged_output_tokens
             choices, outstanding = Choices(request.num_seats, request.num_seats), request.num_outstanding
-            verdict = await self._reserve_or_cancel(grant, most=outstanding, least=outstanding, choices=choices)
+            verdict = await self._request_or_cancel(grant, most=outstanding, least=outstanding, choices=choices)
             caller.standing.requests, caller.standing.tokens = verdict.requests, verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
@@ -229,11 +229,11 @@ class Accounts:
         except StoreUnavailable as failure:
             self._without_redis(failure)
 
-    async def _reserve_or_cancel(
+    async def _request_or_cancel(
         self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0
     ) -> Verdict:
-        """As `_reserve`. A request that is cancelled before the answer holds nothing."""
-        asking = asyncio.create_task(self._reserve(grant, most=most, least=least, choices=choices, used=used))
+        """As `_request`. A request that is cancelled before the answer holds nothing."""
+        asking = asyncio.create_task(self._request(grant, most=most, least=least, choices=choices, used=used))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -251,7 +251,7 @@ class Accounts:
             if verdict.refusal is None:
                 await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=0, seq=0)
 
-    async def _reserve(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int) -> Verdict:
+    async def _request(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int) -> Verdict:
         tenant, scopes = grant.tenant.key, grant.scopes
         try:
             for _ in range(len(scopes) + 1):

@@ -75,8 +75,8 @@ class LastWritten:
         return ((key, at) for key, at in self._times.items() if at > kept.get(key, 0))
 
     async def _fetch(self) -> None:
-        """Times in Redis; none where Redis is away, has lost them, or holds foreign values: running gateways write them
-        again."""
+        """Reads the times in Redis; none where Redis is away, has lost them, or holds foreign values: running gateways
+        write them again."""
         if not self._seals.are_made:
             return
         try:

@@ -153,10 +153,10 @@ class VirtualTime:
         if self._store.broken:
             self._forget()
             raise StoreUnavailable("left alone")
-        told = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
+        sent_times = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
         self._unsent, self._floors = defaultdict(float), {}
         try:
-            reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(told), self._now], seconds=1.0)
+            reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(sent_times), self._now], seconds=1.0)
         except StoreUnavailable:
             for name, delta in sent.items():
                 self._unsent[name] += delta

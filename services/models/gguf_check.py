@@ -123,7 +123,7 @@ class _Header:
             raise self.fault(f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these")
 
     def _within(self, num_bytes: int) -> int:
-        """Returns the number, if that many bytes are left."""
+        """Returns the number of bytes, checked against the rest of the file."""
         if num_bytes > self._size - self._file.tell():
             raise self.fault(f"{num_bytes} bytes are announced and {self._size - self._file.tell()} are there")
         return num_bytes

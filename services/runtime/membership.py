@@ -253,14 +253,14 @@ class Members:
             for entry in self._table.values()
             if not (entry.from_bus and self._bus.connected)
         )
-        return unheard | self._saved.keys() | {target for target in self._seeds.targets if not self._is_heard(*target)}
+        return unheard | self._saved.keys() | {target for target in self._seeds.targets if not self._is_on_bus(*target)}
 
     def _at(self, kind: Kind, address: str) -> _Entry | None:
         return next(
             (each for each in self._table.values() if each.member.kind is kind and each.member.address == address), None
         )
 
-    def _is_heard(self, kind: Kind, address: str) -> bool:
+    def _is_on_bus(self, kind: Kind, address: str) -> bool:
         """Whether its heartbeats come over the bus now, so that it need not be probed."""
         entry = self._at(kind, address)
         return self._bus.connected and entry is not None and entry.from_bus

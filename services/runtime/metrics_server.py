@@ -12,7 +12,7 @@ from .advertise import joined
 
 @contextlib.contextmanager
 def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
-    """Serves /metrics for the length of a scope; yields its address, or an empty string where port is -1."""
+    """Serves /metrics for the length of a scope; yields its address by name, nothing where port is -1."""
     if port < 0:
         yield {}
         return

@@ -8,11 +8,11 @@ import pytest
 from headwater.bench import engine_load
 from headwater.bench.engine_load import closed_loop, measure, requests
 from headwater.bench.offline import Bench
-from headwater.bench.workloads import TINY, LineLoad
+from headwater.bench.workloads import TINY, ClusterLoad
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.step_output import StepOutput
 
-LOAD = LineLoad(model="tiny", concurrency=3, num_requests=8, prompt_len=5, output_len=4)
+LOAD = ClusterLoad(model="tiny", concurrency=3, num_requests=8, prompt_len=5, output_len=4)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from headwater.bench.gpu_suite import PEER, TARGET, Suite
 from headwater.bench.part import FAILED, TOO_LATE, Row, run_named, run_part
 from headwater.bench.source_version import source_version
-from headwater.bench.workloads import LINE_LOADS, WORKLOADS
+from headwater.bench.workloads import CLUSTER_LOADS, WORKLOADS
 
 PROGRAM = """
 import sys, time
@@ -47,7 +47,7 @@ def test_what_is_late_is_ended_and_keeps_what_it_said() -> None:
 def test_every_figure_has_one_to_beat() -> None:
     assert PEER.keys() == TARGET.keys()
     # With one request the times of a token count, which the table shows.
-    assert PEER.keys() == WORKLOADS.keys() | LINE_LOADS.keys() - {"S1", "T1"}
+    assert PEER.keys() == WORKLOADS.keys() | CLUSTER_LOADS.keys() - {"S1", "T1"}
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -102,5 +102,5 @@ def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
     assert report["tests"]["collected"] > 200
     assert report["workloads"].keys() == WORKLOADS.keys() | {"D1", "D3"}
     assert report["workloads_uniform"].keys() == {"O5", "O6"}
-    assert report["line"].keys() == LINE_LOADS.keys()
+    assert report["line"].keys() == CLUSTER_LOADS.keys()
     assert report["structured"]["schema_tokens_per_second"] > 0

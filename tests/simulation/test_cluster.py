@@ -12,7 +12,7 @@ import pytest
 
 from headwater.services.runtime.kept_child import kept_child
 from tests.simulation.cluster.faults import KINDS, NUM_FAULTS, schedule
-from tests.simulation.cluster.line import Shape
+from tests.simulation.cluster.processes import Shape
 
 SAMPLE = (96, 138, 261)
 """Seeds of faults of eight kinds; both servers are emptied together in one of them."""

@@ -65,13 +65,13 @@ class EventWriter:
 
     def add(self, event: Event) -> None:
         """Adds an event to the next `flush`, unless it was written before."""
-        told = self._event_sizes[_key(event)]
+        num_written = self._event_sizes[_key(event)]
         if "delta" in event:
-            self._event_sizes[_key(event)] -= min(told, len(event["delta"]))
-            event = event | {"delta": event["delta"][told:]}
+            self._event_sizes[_key(event)] -= min(num_written, len(event["delta"]))
+            event = event | {"delta": event["delta"][num_written:]}
             if not event["delta"]:
                 return
-        elif told:
+        elif num_written:
             self._event_sizes[_key(event)] -= 1
             return
         self._waiting.append(msgspec.json.encode(event | {"sequence_number": self._num_events}))

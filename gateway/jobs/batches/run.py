@@ -133,10 +133,10 @@ class Run:
 
     async def _look(self, kept: Kept) -> Kept:
         """Writes the progress and checks whether the batch may go on."""
-        told = kept.batch.request_counts
+        stored = kept.batch.request_counts
         with contextlib.suppress(*FAILURES, Unavailable):
-            if (told.completed, told.failed) != (self._counts.completed, self._counts.failed):
-                return await self._ledger.change(self._tenant, self._batch_id, self._guarded(self._tell))
+            if (stored.completed, stored.failed) != (self._counts.completed, self._counts.failed):
+                return await self._ledger.change(self._tenant, self._batch_id, self._guarded(self._set_progress))
             kept = await self._ledger.get(self._tenant, self._batch_id)
         if kept.owner != self._name:
             raise NotMine

@@ -31,7 +31,7 @@ from headwater.services.runtime.progress import silent
 from headwater.services.text.model import load_tokenizer
 from tests.simulation.cluster.clients import Tally
 from tests.simulation.cluster.convergence import Convergence
-from tests.simulation.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
+from tests.simulation.cluster.processes import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
 from tests.simulation.cluster.questions import Asker, Question
 from tests.simulation.cluster.replayed import replayed
 from tests.simulation.cluster.trial import HELD_UP_SECONDS, Outcome, Trials

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from tests.simulation.cluster.clients import Tally
-from tests.simulation.cluster.line import ENGINE, NATS, REDIS, Cluster
+from tests.simulation.cluster.processes import ENGINE, NATS, REDIS, Cluster
 from tests.simulation.cluster.trial import TENANTS, ClusterFailed, Trials
 from tests.simulation.cluster.views import NotReached, Views
 

@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.simulation.cluster.line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
+from tests.simulation.cluster.processes import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
 from tests.simulation.cluster.relay import NatsRelay
 
 NUM_FAULTS = 3

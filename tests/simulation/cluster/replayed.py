@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from tests.simulation.cluster.line import ENVIRONMENT
+from tests.simulation.cluster.processes import ENVIRONMENT
 from tests.simulation.cluster.questions import SHRINK, Question
 from tests.simulation.policy_replay import OURS, Outcome, replay
 from tests.simulation.routing_traces import BLOCK_SIZE, Arrival

@@ -20,7 +20,7 @@ import httpx
 from headwater.services.runtime.tasks import owned_task
 from tests.simulation.cluster.clients import Client, Limited, Tally
 from tests.simulation.cluster.faults import DEADLY, Breaker, Fault, schedule
-from tests.simulation.cluster.line import ENVIRONMENT, REDIS, Cluster
+from tests.simulation.cluster.processes import ENVIRONMENT, REDIS, Cluster
 from tests.simulation.cluster.questions import Asker, Question, prompt_of
 from tests.simulation.cluster.views import Views
 from tests.simulation.routing_traces import Arrival

@@ -18,7 +18,7 @@ from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.member import Member, ReplicaLoad
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store, StoreUnavailable
-from tests.simulation.cluster.line import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
+from tests.simulation.cluster.processes import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
 
 ASK_SECONDS = 2.0
 Series = dict[str, dict[str, float]]

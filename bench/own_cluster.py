@@ -19,28 +19,28 @@ LIMIT_SECONDS = 180.0
 _PREPARED = re.compile(r"^headwater_engine_prepared\{.*\} 1(\.0)?$", re.MULTILINE)
 
 
-class LineFailed(Exception):
+class StartFailed(Exception):
     """The cluster did not start; carries its output."""
 
 
 @contextlib.contextmanager
-def own_line(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
-    """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises `LineFailed`."""
+def own_cluster(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
+    """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises `StartFailed`."""
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as name:
         folder = Path(name)
         command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
         with (folder / "up.log").open("wb") as log:
-            line = subprocess.Popen([*command, "--port=0", "--grpc-port=0", *flags], stdout=log, stderr=log)
+            cluster = subprocess.Popen([*command, "--port=0", "--grpc-port=0", *flags], stdout=log, stderr=log)
         try:
-            yield _wait_for(folder, line), folder
+            yield _wait_for(folder, cluster), folder
         finally:
-            line.send_signal(signal.SIGINT)
-            line.wait()
+            cluster.send_signal(signal.SIGINT)
+            cluster.wait()
 
 
-def wait_until_prepared(line: LineRecord, seconds: float) -> bool:
+def wait_until_prepared(cluster: LineRecord, seconds: float) -> bool:
     """Waits at most `seconds` until every engine has prepared the kernels of its steps; returns whether all have."""
-    engines = [stage.addresses["metrics"] for stage in line.stages if stage.name.startswith("engine")]
+    engines = [stage.addresses["metrics"] for stage in cluster.stages if stage.name.startswith("engine")]
     end = time.monotonic() + seconds
     while not all(_is_prepared(address) for address in engines):
         if time.monotonic() > end:
@@ -54,10 +54,10 @@ def _is_prepared(address: str) -> bool:
         return bool(_PREPARED.search(response.read().decode()))
 
 
-def _wait_for(folder: Path, line: subprocess.Popen[bytes]) -> LineRecord:
+def _wait_for(folder: Path, cluster: subprocess.Popen[bytes]) -> LineRecord:
     end = time.monotonic() + LIMIT_SECONDS
     while (record := read_line(folder)) is None:
-        if line.poll() is not None or time.monotonic() > end:
-            raise LineFailed((folder / "up.log").read_text().strip())
+        if cluster.poll() is not None or time.monotonic() > end:
+            raise StartFailed((folder / "up.log").read_text().strip())
         time.sleep(0.01)
     return record

@@ -23,10 +23,10 @@ from headwater.services.stack.line_file import LineRecord, StageRecord
 
 from . import datasets, dummy_model
 from .latency_report import Objective, summarize
-from .own_line import own_line, wait_until_prepared
+from .own_cluster import own_cluster, wait_until_prepared
 from .program import run_program
 from .serve import drive
-from .workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load
+from .workloads import CLUSTER_LOADS, MODELS, TINY, ClusterLoad, tried_load
 
 MOST_WARMUP = 256
 
@@ -44,7 +44,9 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Measure a cluster under the loads of the table."""
-    chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
+    chosen = {
+        name: tried_load(CLUSTER_LOADS[name]) if dry_run else CLUSTER_LOADS[name] for name in load or CLUSTER_LOADS
+    }
     rows = []
     for model in dict.fromkeys(each.model for each in chosen.values()):
         those = {name: each for name, each in chosen.items() if each.model == model}
@@ -52,14 +54,14 @@ def main(
             dummy_model.write(model, TINY if dry_run else MODELS[model], Path(folder))
             given = [f"--model={folder}", "--load-format=dummy", *(up or ())]
             began = time.monotonic()
-            with own_line(given) as (line, _):
+            with own_cluster(given) as (cluster, _):
                 ready = round(time.monotonic() - began, 1)
-                if not wait_until_prepared(line, settle):
+                if not wait_until_prepared(cluster, settle):
                     console.print(f"[yellow]not prepared after {settle:.0f} s: what is missing is made under load")
                 prepared = round(time.monotonic() - began, 1)
                 for name, each in those.items():
                     rows.append(
-                        {"load": name, "ready_s": ready, "prepared_s": prepared, **measure(line, each, workers)}
+                        {"load": name, "ready_s": ready, "prepared_s": prepared, **measure(cluster, each, workers)}
                     )
                     console.print(f"{name}: {rows[-1]['output_tokens_per_s']:.0f} tokens/s")
                     if as_json:
@@ -70,20 +72,20 @@ def main(
     raise typer.Exit(1 if any(row["failed"] for row in rows) else 0)
 
 
-def measure(line: LineRecord, load: LineLoad, workers: int) -> dict[str, Any]:
+def measure(cluster: LineRecord, load: ClusterLoad, workers: int) -> dict[str, Any]:
     """Measures a load after a warm-up of as many requests as run at once, up to some hundred."""
     shape = datasets.Shape(
-        prompt_len=load.prompt_len, output_len=load.output_len, vocab_size=load.vocab_size, model=line.model
+        prompt_len=load.prompt_len, output_len=load.output_len, vocab_size=load.vocab_size, model=cluster.model
     )
     # Prompts that no load before has had.
     rng = np.random.default_rng()
     workers = workers if load.concurrency > workers else 1
     warmup = min(load.concurrency, MOST_WARMUP)
-    drive(line.rest, list(datasets.random_prompts(warmup, shape, rng)), None, load.concurrency, workers, quiet=True)
-    before = _cpu_seconds(line)
+    drive(cluster.rest, list(datasets.random_prompts(warmup, shape, rng)), None, load.concurrency, workers, quiet=True)
+    before = _cpu_seconds(cluster)
     dialogues = list(datasets.random_prompts(load.num_requests, shape, rng))
-    outcomes, wall_seconds = drive(line.rest, dialogues, None, load.concurrency, workers, quiet=True)
-    after = _cpu_seconds(line)
+    outcomes, wall_seconds = drive(cluster.rest, dialogues, None, load.concurrency, workers, quiet=True)
+    after = _cpu_seconds(cluster)
     report = summarize(outcomes, wall_seconds, Objective())
     thousands = max(1, load.num_requests * load.output_len) / 1000
     report["cpu_ms_per_1000_tokens"] = {
@@ -92,10 +94,10 @@ def measure(line: LineRecord, load: LineLoad, workers: int) -> dict[str, Any]:
     return report
 
 
-def _cpu_seconds(line: LineRecord) -> dict[str, float]:
+def _cpu_seconds(cluster: LineRecord) -> dict[str, float]:
     """CPU seconds of every process of the cluster; an engine's core and its server count separately."""
     seconds = {}
-    for stage in line.stages:
+    for stage in cluster.stages:
         for name, pid in _processes(stage):
             user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
             seconds[name] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """Measures the time of a cluster from `headwater up` to its first streamed token, and of each of its stages until it is
 ready.
 
-`python -m headwater.bench.line_start`; starts and ends a cluster of its own on free ports. The model is converted
+`python -m headwater.bench.cluster_start`; starts and ends a cluster of its own on free ports. The model is converted
 before.
 """
 
@@ -23,7 +23,7 @@ from rich.table import Table
 
 from headwater.services.stack.line_file import LineRecord, StageRecord
 
-from .own_line import own_line
+from .own_cluster import own_cluster
 from .program import run_program
 
 
@@ -63,7 +63,7 @@ def main(
 
 def measure(*flags: str) -> Start:
     began = time.monotonic()
-    with own_line(flags) as (record, folder):
+    with own_cluster(flags) as (record, folder):
         ready = time.monotonic() - began
         _first_piece(record)
         first_token = time.monotonic() - began
