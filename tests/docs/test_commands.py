@@ -1,0 +1,92 @@
+"""The blocks of code on the pages: each says whether it is run, and those that are do what they say."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import PAGES, Block, blocks_of, name_of
+from tests.line.conftest import Line
+
+LANGUAGES = ("sh", "python")
+ADMIN_KEY = "admin-key-of-the-house"
+DEPLOYMENTS = ("deployment", "administrators")
+RUNNABLE = [block for page in PAGES for block in blocks_of(page) if block.mark == "run"]
+SECONDS = 120
+# The simulated model comes to no end by itself: answers end with the context.
+FLAGS = ("--executor=simulated", "--replicas=1", "--max-model-len=512")
+PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.001"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_block_says_whether_it_is_run_or_why_not(page: Path) -> None:
+    blocks = [block for block in blocks_of(page) if block.language in LANGUAGES]
+    unmarked = [block.name for block in blocks if not block.mark]
+    without_reason = [block.name for block in blocks if block.mark == "not run" and not block.told]
+    unknown = [block.name for block in blocks if block.mark == "run" and block.told not in DEPLOYMENTS]
+    assert (unmarked, without_reason, unknown) == ([], [], [])
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A deployment without keys."""
+    line = Line(tmp_path_factory.mktemp("deployment"), *FLAGS, env=PACE)
+    yield line
+    line.stop()
+
+
+@pytest.fixture(scope="module")
+def administrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A deployment that keeps tenants."""
+    line = Line(tmp_path_factory.mktemp("administrators"), *FLAGS, env=PACE | {"HEADWATER_ADMIN_KEY": ADMIN_KEY})
+    yield line
+    line.stop()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the blocks run, with the commands that they name."""
+    home = tmp_path_factory.mktemp("commands")
+    commands = {
+        "headwater": f'exec {sys.executable} -m headwater.services.cli "$@"',
+        "python": f'exec {sys.executable} "$@"',
+        # An answer that is a refusal is a failure.
+        "curl": f'exec {shutil.which("curl")} --silent --show-error --fail-with-body "$@"',
+    }
+    (home / "bin").mkdir()
+    for name, script in commands.items():
+        (home / "bin" / name).write_text(f"#!/bin/bash\n{script}\n")
+        (home / "bin" / name).chmod(0o755)
+    return home
+
+
+def adapted(code: str, rest: str) -> str:
+    """A block for a deployment on another port, with a key in place of the one that a reader fills in."""
+    for host in ("127.0.0.1", "localhost"):
+        code = code.replace(f"http://{host}:8000", rest)
+    return code.replace("HEADWATER_ADMIN_KEY=…", f"HEADWATER_ADMIN_KEY={ADMIN_KEY}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: block.name)
+def test_a_block_that_is_run_does_what_it_says(block: Block, folder: Path, request: pytest.FixtureRequest) -> None:
+    line: Line = request.getfixturevalue(block.told)
+    code = adapted(block.code, line.record.rest)
+    command = ["bash", "-euo", "pipefail", "-c", code] if block.language == "sh" else [sys.executable, "-c", code]
+    # Blocks of one page share a folder: one may write what the next one reads.
+    here = folder / block.page.replace("/", "-")
+    here.mkdir(exist_ok=True)
+    env = os.environ | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "HEADWATER_STATE_DIR": str(line.state_dir)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False, env=env, cwd=here)
+    assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
+
+
+def test_some_blocks_are_run() -> None:
+    assert {block.language for block in RUNNABLE} == set(LANGUAGES)
+    assert {block.told for block in RUNNABLE} == set(DEPLOYMENTS)
