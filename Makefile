@@ -17,7 +17,7 @@ SOURCES := gateway services engine_core kernels bench
 PROTOS := $(wildcard proto/*.proto)
 LOCKS := $(wildcard deploy/locks/*.txt)
 
-.PHONY: help up test test-long check proto lock bench fmt clean types
+.PHONY: help up test test-long check proto docs lock bench fmt clean types
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s $$'\t'
@@ -41,6 +41,9 @@ check: $(DEV_VENV)/.dev types ## formatting, lint, types, stubs up to date
 proto: $(DEV_VENV)/.dev types ## regenerate the gRPC stubs
 	deploy/make_stubs.sh $(DEV_BIN)/python .types
 
+docs: $(DEV_VENV)/.docs ## build the documentation as a site, in site/; a link that leads nowhere is an error
+	$(DEV_BIN)/python -m mkdocs build --strict --quiet
+
 lock: ## resolve deploy/locks after a change of pyproject.toml (UPGRADE=1: to the newest releases)
 	deploy/make_locks.sh $(PYTHON) $(if $(UPGRADE),--upgrade)
 
@@ -52,7 +55,7 @@ fmt: $(DEV_VENV)/.dev ## format and mend what can be mended
 	$(DEV_BIN)/ruff check --fix .
 
 clean: ## remove what the other verbs made
-	rm -rf $(VENV) $(DEV_VENV) .types build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(DEV_VENV) .types site build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
 
 # A link farm that shows mypy and protoc the rooms under their import name.
 types:
@@ -78,4 +81,8 @@ $(DEV_VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(DEV_VENV)/bin/py
 # The clients that only tests use come on top.
 $(DEV_VENV)/.clients: $(DEV_VENV)/.dev
 	deploy/install.sh $(DEV_BIN)/python clients
+	@touch $@
+
+$(DEV_VENV)/.docs: $(DEV_VENV)/.clients
+	deploy/install.sh $(DEV_BIN)/python docs
 	@touch $@

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the packages of a lock and refuses files whose hashes differ: install.sh PYTHON LAYER [TORCH].
-# LAYER is front, engine, up, dev or clients (deploy/make_locks.sh); all but `front` bring torch, unless it is there. TORCH_INDEX names
+# LAYER is front, engine, up, dev, clients or docs (deploy/make_locks.sh); all but `front` bring torch, unless it is there. TORCH_INDEX names
 # an index of CPU builds of torch to install from. Without it TORCH says which build: `default`, that of the lock, or `auto`,
 # a CPU build where no NVIDIA GPU is seen and pip's own indexes offer one.
 set -euo pipefail
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 
 # Byte code of all packages for tests is a minute of a core (2026-11-22), and what is imported is compiled then.
 compile=--compile
-[[ $layer != dev && $layer != clients ]] || compile=--no-compile
+[[ $layer != dev && $layer != clients && $layer != docs ]] || compile=--no-compile
 locked() { "$python" -m pip install --require-hashes --only-binary :all: $compile "$@"; }
 # CPU builds are in no lock, since default indexes do not serve them: an exact release, without dependencies.
 cpu_build() { "$python" -m pip install --no-deps --only-binary :all: $compile "$@"; }

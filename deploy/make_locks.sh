@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Writes deploy/locks from pyproject.toml: make_locks.sh PYTHON [--upgrade]. One resolution for all Pythons and
-# platforms, split into layers that include one another (front, engine, up, dev, clients), `torch`, torch's default build with
-# the libraries that only this build needs, and `helm`, what tests of the chart need beside `dev`. A release that is locked
-# stays unless pyproject.toml or --upgrade moves it.
+# platforms, split into layers that include one another (front, engine, up, dev, clients, docs), `torch`, torch's default build
+# with the libraries that only this build needs, and `helm`, what tests of the chart need beside `dev`. A release that is
+# locked stays unless pyproject.toml or --upgrade moves it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1; shift
@@ -38,7 +38,7 @@ layer() {  # file, the layer it includes (or -), arguments of resolve: the packa
 }
 
 sed '/^-r /d' "$locks"/*.txt >"$work/all.txt" 2>/dev/null || true
-resolve pyproject.toml "$work/build.in" --extra dev --extra clients --constraint "$work/torch.in" --output-file "$work/all.txt" "$@" >/dev/null
+resolve pyproject.toml "$work/build.in" --extra dev --extra clients --extra docs --constraint "$work/torch.in" --output-file "$work/all.txt" "$@" >/dev/null
 names "$work/all.txt" | grep -E '^(torch|nvidia-.*|cuda-.*)$' >"$work/of-torch"
 cp "$work/of-torch" "$work/done"
 layer front - pyproject.toml "$work/build.in"
@@ -47,7 +47,8 @@ layer up engine pyproject.toml --extra engine --extra embedded
 layer dev up pyproject.toml --extra dev
 layer clients dev pyproject.toml --extra dev --extra clients
 oldest_python=3.12 layer helm - pyproject.toml --extra helm
+layer docs clients pyproject.toml --extra dev --extra clients --extra docs
 grep -vxFf "$work/of-torch" "$work/done" >"$work/others" && mv "$work/others" "$work/done"
 layer torch - "$work/torch.in"
 mkdir -p "$locks"
-mv "$work"/{front,engine,up,dev,clients,helm,torch}.txt "$locks"
+mv "$work"/{front,engine,up,dev,clients,docs,helm,torch}.txt "$locks"

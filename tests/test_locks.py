@@ -28,6 +28,7 @@ REQUIRED = {
     "dev": [*EXTRAS["tracing"], *EXTRAS["plots"], *EXTRAS["simulation"], *EXTRAS["dev"]],
     "helm": EXTRAS["helm"],
     "clients": EXTRAS["clients"],
+    "docs": EXTRAS["docs"],
 }
 PINNED = re.compile(
     r"^(?P<name>[\w.-]+)==(?P<version>[^ ]+)[^\n]*(?P<hashes>(?:\\\n +--hash=sha256:[0-9a-f]{64} ?)+)$", re.M

@@ -1,0 +1,85 @@
+"""docs/configuration.md, made from the settings themselves: `python -m tests.docs.configuration` writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headwater.gateway.settings import GatewaySettings
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.output_processor.__main__ import OutputProcessorSettings
+from headwater.services.processor.__main__ import ProcessorSettings
+from headwater.services.runtime.stage_security import StageSecuritySettings
+from headwater.services.stack.settings import StackSettings, variable_of
+
+PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+HEAD = """# Configuration
+
+Every setting is a flag and a variable: `--max-num-seqs` is `HEADWATER_MAX_NUM_SEQS`. A flag goes before the variable,
+the variable before the default. Lists are repeated flags, and commas in a variable.
+
+- `headwater up` reads the first table. Variables that it does not know reach its stages, which read theirs:
+  `HEADWATER_MAX_NUM_SEQS=64 headwater up`.
+- A stage that is started by itself (`headwater serve gateway`, `processor`, `output-processor`, `engine`) reads its own
+  table, and the last one.
+- `headwater up --help` and `headwater serve STAGE --help` say the same.
+
+This page is made from the settings (`python -m tests.docs.configuration`); a test compares them.
+
+## Variables of commands
+
+| variable | meaning |
+|---|---|
+| `HEADWATER_BASE_URL` | the gateway that commands speak to; `chat` wants it with `/v1` |
+| `HEADWATER_API_KEY` | the key of `chat` and `bench serve` |
+| `HEADWATER_ADMIN_KEY`, `HEADWATER_ADMIN_KEY_FILE` | the administrator's key of `tenant`, `models` and `status` |
+| `HEADWATER_STATE_DIR`, `HEADWATER_CACHE` | where a deployment keeps its state, and where models lie |
+| `HF_TOKEN` | opens gated models of the Hub |
+"""
+STAGES: dict[str, tuple[str, type]] = {
+    "Gateway": ("`headwater serve gateway`", GatewaySettings),
+    "Processor": ("`headwater serve processor`", ProcessorSettings),
+    "Output processor": ("`headwater serve output-processor`", OutputProcessorSettings),
+    "Engine": ("`headwater serve engine`", EngineSettings),
+}
+SHARED = {field.name for field in dataclasses.fields(StageSecuritySettings)}
+
+
+def page() -> str:
+    parts = [HEAD, "## `headwater up`\n\n" + _table(_row(variable_of(each), each) for each in _fields(StackSettings))]
+    for title, (command, settings) in STAGES.items():
+        rows = (_row(_variable(each), each) for each in _fields(settings) if each.name not in SHARED)
+        parts.append(f"## {title}\n\n{command}\n\n{_table(rows)}")
+    shared = _table(_row(_variable(each), each) for each in _fields(StageSecuritySettings))
+    parts.append(f"## Every stage\n\nWhat stages prove to each other: [security.md](security.md).\n\n{shared}")
+    return "\n".join(parts)
+
+
+def _fields(settings: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(settings)
+
+
+def _variable(field: dataclasses.Field[Any]) -> str:
+    return f"HEADWATER_{field.name.upper()}"
+
+
+def _row(variable: str, field: dataclasses.Field[Any]) -> str:
+    return f"| `{variable}` | {_default(field)} | {field.metadata['help'].replace('|', '&#124;')} |"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if (shown := field.metadata.get("shown")) is not None:
+        return f"`{shown}`"
+    if field.default in (None, "", (), dataclasses.MISSING):
+        return ""
+    return f"`{str(field.default).lower() if isinstance(field.default, bool) else field.default}`"
+
+
+def _table(rows: Iterator[str]) -> str:
+    return "\n".join(["| variable | default | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
