@@ -1,6 +1,7 @@
 """Requests by model on all gateways of a cluster, which any one of them reports to an autoscaler.
 
-Each gateway publishes its counts to the others; the last message of one that is gone counts for a few seconds.
+Each gateway publishes its counts to the others; the last message of one that is gone counts for a few seconds, and as
+long as the bus is away: a sum that is too small would end engines that others need.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class ClusterDemand:
         """`read` returns the requests of this gateway by model; a model that it serves has an entry without any."""
         self._bus, self._gateway_id, self._read, self._clock = bus, gateway_id, read, clock
         self._others: dict[str, _Heard] = {}
+        self._connected_at = -EXPIRY_SECONDS
+        bus.on_connected(self._on_connected)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[ClusterDemand]:
@@ -64,8 +67,15 @@ class ClusterDemand:
         return (sum(each[0] for each in found), sum(each[1] for each in found)) if found else None
 
     def _known(self) -> list[Mapping[str, Counts]]:
-        since = self._clock() - EXPIRY_SECONDS
-        return [self._read(), *(heard.models for heard in self._others.values() if heard.at > since)]
+        return [self._read(), *(heard.models for heard in self._others.values() if self._counts(heard))]
+
+    def _counts(self, heard: _Heard) -> bool:
+        """Whether a gateway's last word still does: it was young when the bus was there last, or it is."""
+        is_away = self._bus.url is not None and not self._bus.connected
+        return is_away or max(heard.at, self._connected_at) > self._clock() - EXPIRY_SECONDS
+
+    def _on_connected(self) -> None:
+        self._connected_at = self._clock()
 
     async def _publish(self) -> None:
         """Publishes the counts. Models without requests are left out; a gateway without any reports that once."""
@@ -88,5 +98,4 @@ class ClusterDemand:
                     self._others[word.gateway_id] = _Heard(word.models, self._clock())
 
     def _forget_expired(self) -> None:
-        since = self._clock() - EXPIRY_SECONDS
-        self._others = {name: heard for name, heard in self._others.items() if heard.at > since}
+        self._others = {name: heard for name, heard in self._others.items() if self._counts(heard)}

@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import httpx
 
 from headwater.gateway.stages import cluster_demand
 from headwater.gateway.stages.cluster_demand import ClusterDemand
 from headwater.services.runtime.bus import Bus
+from headwater.services.stack.embedded import start_nats
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway
 
@@ -59,6 +62,20 @@ async def test_a_gateway_that_died_counts_for_a_few_seconds(nats_url: str) -> No
             await until(left, model, (4, 0))
         clock[0] += cluster_demand.EXPIRY_SECONDS
         assert left.of(model) == (0, 0)
+
+
+async def test_what_others_said_last_counts_while_the_bus_is_away(tmp_path: Path, kept: dict[str, Any]) -> None:
+    model, clock = uuid.uuid4().hex, [100.0]
+    server = await start_nats(tmp_path, **kept)
+    async with gateway_with(server.url, {model: (4, 0)}), gateway_with(server.url, {}, clock=clock) as left:
+        await until(left, model, (4, 0))
+        await server.stop()
+        # Until its connection is lost, a silence of others is theirs.
+        async with asyncio.timeout(30):
+            while left._bus.connected:  # noqa: ASYNC110 (a server that ends)
+                await asyncio.sleep(0.02)
+        clock[0] += 1000 * cluster_demand.EXPIRY_SECONDS
+        assert left.of(model) == (4, 0)
 
 
 async def test_a_gateway_without_a_bus_knows_its_own_requests() -> None:
