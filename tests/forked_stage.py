@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
@@ -52,9 +53,11 @@ class ForkedStage(ForkServerProcess):
     variable of that name holds.
     """
 
-    def __init__(self, stage: str, *flags: str, stderr: int, **descriptors: int) -> None:
+    def __init__(
+        self, stage: str, *flags: str, stderr: int, environment: Mapping[str, str] = os.environ, **descriptors: int
+    ) -> None:
         super().__init__(name=stage)
-        self._stage, self._flags, self._environment = stage, flags, dict(os.environ)
+        self._stage, self._flags, self._environment = stage, flags, dict(environment)
         self._files = {STDERR: stderr} | descriptors
         self.start()
 
