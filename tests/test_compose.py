@@ -99,17 +99,17 @@ def test_nats_as_compose_starts_it_tells_a_stranger_nothing(access: Path, free_d
             assert answers == [b"-ERR 'Authorization Violation'", b""]
 
 
-def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
+def test_only_the_gateway_and_what_monitors_are_published_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert list(published) == ["gateway"]
-    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+    assert published.keys() == {"gateway", "prometheus", "grafana"}
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
 def test_a_service_mounts_its_own_role_s_secrets_and_cannot_write_them() -> None:
     mounted = {
         name: [volume for volume in service.get("volumes", []) if volume.startswith("access")]
         for name, service in SERVICES.items()
-        if name not in {"access", "model"}
+        if name not in {"access", "model", "prometheus", "grafana"}
     }
     roles = {name: "engine" if name.startswith("engine-") else name for name in mounted}
     assert mounted == {name: [f"access-{role}:/access:ro"] for name, role in roles.items()}
@@ -126,5 +126,6 @@ def test_no_stage_starts_before_its_secrets_and_its_model_are_there() -> None:
 
 
 def test_no_service_leaves_a_volume_without_a_name() -> None:
-    """The image of Redis declares one for its data, made anew at each start, and `down` does not remove it."""
+    """The images of Redis and Grafana declare one for their data, made anew at each start, and `down` keeps it."""
     assert SERVICES["redis"]["tmpfs"] == ["/data"]
+    assert SERVICES["grafana"]["tmpfs"] == ["/var/lib/grafana"]
