@@ -56,7 +56,8 @@ def _gptq(given: Config) -> Quantization:
         raise ConfigError(f"{KEY}.dynamic", given["dynamic"], "none: all packed layers alike")
     name = "checkpoint_format" if "checkpoint_format" in given else "format"
     zero_offset = 1 if one_of(given, name, ("gptq", "gptq_v2"), default="gptq") == "gptq" else 0
-    packing = Packing(format="gptq", bits=bits, group_size=group_size_of(given), zero_offset=zero_offset)
+    size = group_size_of(given)
+    packing = Packing(format="gptq", bits=bits, group_size=size, zero_offset=zero_offset, has_order=True)
     return Quantization.uniform("gptq", packing)
 
 

@@ -16,13 +16,16 @@ from ..config import ConfigError
 from ..packing import Packing
 from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups
 
-DROPPED: tuple[str, ...] = ()
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Outputs of a word by nibble."""
 
 
 def suffixes(packing: Packing) -> tuple[str, ...]:
     return ("qweight", "qzeros", "scales")
+
+
+def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
+    return False
 
 
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight:

@@ -29,6 +29,10 @@ def suffixes(packing: Packing) -> tuple[str, ...]:
     return (WEIGHT, packing.scale)
 
 
+def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
+    return suffix in DROPPED
+
+
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Fp8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     weight, scale = tensors[WEIGHT], tensors[packing.scale]

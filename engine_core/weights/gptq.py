@@ -2,7 +2,7 @@
 
 qweight int32 [K / c, N], c numbers a word: word r of a column holds inputs c r … c r + c - 1, the first in the lowest
 bits. qzeros int32 [groups, N / c]: likewise along the outputs. scales [groups, N]. g_idx int32 [K]: the group of each
-input.
+input; AutoRound leaves it out.
 """
 
 from __future__ import annotations
@@ -18,16 +18,27 @@ from ..config import ConfigError
 from ..packing import Packing
 from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
 
-DROPPED: tuple[str, ...] = ()
+ORDER = "g_idx"
 
 
 def suffixes(packing: Packing) -> tuple[str, ...]:
-    return ("qweight", "qzeros", "scales", "g_idx")
+    return ("qweight", "qzeros", "scales", *((ORDER,) if packing.has_order else ()))
+
+
+def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
+    """Methods whose groups are always in order write their numbers or leave them out. Raises `ConfigError` for groups
+    in another order."""
+    if suffix != ORDER or packing.has_order:
+        return False
+    groups = num_groups(name, len(tensor), packing.group_size)
+    if order_of(name, tensor, len(tensor), groups) is not None:
+        raise ConfigError(f"checkpoint tensor {name}", "not in order", "groups that follow one another")
+    return True
 
 
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight | Int8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
-    qweight, qzeros, scales, g_idx = (tensors[suffix] for suffix in suffixes(packing))
+    qweight, qzeros, scales = (tensors[suffix] for suffix in ("qweight", "qzeros", "scales"))
     per_word = 32 // packing.bits
     if qweight.ndim != 2:
         raise ConfigError(f"checkpoint tensor {name}.qweight", tuple(qweight.shape), f"[inputs / {per_word}, outputs]")
@@ -37,7 +48,7 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
     check_tensor(f"{name}.qzeros", qzeros, (groups, -(-n // per_word)), torch.int32)
     check_tensor(f"{name}.scales", scales, (groups, n), *SCALE_DTYPES)
     check_scales(f"{name}.scales", scales)
-    order = order_of(f"{name}.g_idx", g_idx, k, groups)
+    order = order_of(f"{name}.{ORDER}", tensors[ORDER], k, groups) if packing.has_order else None
     values = integers_of(qweight.t(), packing.bits).flatten(1)
     # A stored zero point has as many bits as a weight: one less than 0 is 15, or 255.
     zeros = integers_of(qzeros, packing.bits).flatten(1)[:, :n] + packing.zero_offset

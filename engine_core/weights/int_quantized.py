@@ -28,6 +28,10 @@ def suffixes(packing: Packing) -> tuple[str, ...]:
     return (WEIGHT, SCALE, *((ZEROS,) if packing.has_zeros else ()))
 
 
+def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
+    return suffix in DROPPED
+
+
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     weight = tensors[WEIGHT]

@@ -42,6 +42,10 @@ def suffixes(packing: Packing) -> tuple[str, ...]:
     return (PACKED, SCALE, SHAPE, *zeros, *((ORDER,) if packing.has_order else ()))
 
 
+def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
+    return suffix in DROPPED
+
+
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight | Int8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     words, scale, per_word = tensors[PACKED], tensors[SCALE], 32 // packing.bits

@@ -19,8 +19,9 @@ from .model_file import Tensors
 
 HEAD = "lm_head"
 """Stays as it is, as in published checkpoints, and so do embeddings."""
-INT4_GROUPS, INT8_GROUPS = (64, 32), (128, 64, 32)
-"""Inputs that share a scale: the first that divides a layer's."""
+INT4_GROUPS, INT8_GROUPS = (32,), (128, 64, 32)
+"""Inputs that share a scale: the first that divides a layer's. Four bits that are rounded without a text need the
+smallest groups."""
 LEAST_SCALE = 2.0**-24
 """The smallest number of float16."""
 FP8_MOST = 448.0

@@ -25,12 +25,11 @@ OF_OUTPUTS = ("output_scale", "output_zero_point")
 class Format(Protocol):
     """A published format: a module."""
 
-    @property
-    def DROPPED(self) -> tuple[str, ...]:
-        """Last parts of names of tensors that are not used."""
-
     def suffixes(self, packing: Packing) -> tuple[str, ...]:
         """Last parts of the names of a layer's tensors."""
+
+    def drops(self, name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> bool:
+        """Whether a tensor is not used. Raises `ConfigError` for one that would have to be."""
 
     def unpack(self, name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> GroupedWeight:
         """The weight of a layer's tensors by suffix. Raises `ConfigError` naming the tensor that does not fit."""
@@ -58,7 +57,7 @@ def unpacked(
             yield name, tensor
             continue
         format = FORMATS[packing.format]
-        if suffix in (*KV_SCALES, *OF_OUTPUTS, *format.DROPPED):
+        if suffix in (*KV_SCALES, *OF_OUTPUTS) or format.drops(name, suffix, tensor, packing):
             continue
         if suffix not in format.suffixes(packing) or (suffix == "weight" and tensor.dtype in PLAIN_DTYPES):
             yield name, tensor

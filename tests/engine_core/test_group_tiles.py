@@ -126,7 +126,7 @@ def test_what_is_packed_beside_the_weights_is_as_small_as_the_checkpoint(
 
     matrix = IntMatrix.random("layer", 512, 1024, np.random.default_rng(0), bits=bits, group_size=group_size)
     tensors = gptq_tensors(matrix, 1)
-    packing = Packing(format="gptq", bits=bits, group_size=group_size, zero_offset=1)
+    packing = Packing(format="gptq", bits=bits, group_size=group_size, zero_offset=1, has_order=True)
     layout = TileLayout.of(gptq.unpack("layer", tensors, packing))
     assert layout is not None
     published = sum(tensor.nbytes for name, tensor in tensors.items() if name != "g_idx")

@@ -118,7 +118,7 @@ def test_unpacked_layers_are_what_the_definition_says_in_float64(form: str, grou
         weight = awq.unpack("layer", awq_tensors(matrix), packing)
     else:
         zero_offset = int(form.split()[1])
-        packing = Packing(format="gptq", bits=4, group_size=group_size, zero_offset=zero_offset)
+        packing = Packing(format="gptq", bits=4, group_size=group_size, zero_offset=zero_offset, has_order=True)
         found = gptq.unpack("layer", gptq_tensors(matrix, zero_offset), packing)
         assert isinstance(found, Int4Weight)
         weight = found
@@ -199,6 +199,19 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
     change(tmp_path / "packed", name, tensor)
     with pytest.raises(ConfigError, match=told):
         convert(tmp_path / "packed", tmp_path / "ours")
+
+
+def test_auto_round_leaves_out_or_writes_groups_that_are_in_order(tmp_path: Path) -> None:
+    write(tmp_path, "auto-round as gptq")
+    written = answers(convert(tmp_path / "packed", tmp_path / "written"))
+    tensors = load_file(tmp_path / "packed" / "model.safetensors")
+    name = f"{MLP}.down_proj.g_idx"
+    save_file(tensors | {name: tensors[name].flip(0)}, tmp_path / "packed" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"down_proj.g_idx is 'not in order'; allowed: groups that follow"):
+        convert(tmp_path / "packed", tmp_path / "out of order")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("g_idx")}
+    save_file(kept, tmp_path / "packed" / "model.safetensors")
+    assert answers(convert(tmp_path / "packed", tmp_path / "left out")) == written
 
 
 def test_a_packed_head_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -47,14 +47,15 @@ def log_probs(folder: Path, **options: Any) -> list[float]:
 def test_a_weight_is_the_nearest_of_its_group(spread: float) -> None:
     weight = torch.randn(48, 192, generator=torch.Generator().manual_seed(0)) * spread
     weight[3, :64] = 0
-    groups = weight.view(48, 3, 64)
+    groups = weight.view(48, 6, 32)
     steps = (groups.amax(2).clamp(min=0) - groups.amin(2).clamp(max=0)) / 15
     found = round_int4(weight)
     assert found is not None
-    error = (int4_layout.expand(found, torch.float32) - weight).view(48, 3, 64).abs().amax(2)
+    error = (int4_layout.expand(found, torch.float32) - weight).view(48, 6, 32).abs().amax(2)
     # The zero point is rounded too, and scales have eleven bits: of the tiniest fewer.
     assert (error <= steps + 2e-7).all()
     assert (error[3, 0], error.mean() < 0.6 * steps.mean() + 1e-7) == (0, True)
+    groups = weight.view(48, 3, 64)
     eight = round_int8(weight)
     assert eight is not None
     error = (byte_weights.expand(eight, torch.float32) - weight).view(48, 3, 64).abs().amax(2)

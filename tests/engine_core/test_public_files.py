@@ -1,0 +1,148 @@
+"""Checkpoints that public tools wrote (`make_public_files.py`): perplexities of a text, against those that transformers
+computed of the same files, and against a plain reading of the files in float64."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import model_class
+from headwater.engine_core.weights import model_file
+from tests.engine_core.packed_checkpoint import AWQ_COLUMNS
+from tests.engine_core.small_models import SmallEngine, convert, greedy
+
+FILES = Path(__file__).parent / "public_files"
+EXPECTED: dict[str, Any] = json.loads((FILES / "expected.json").read_text())
+NAMES = sorted(EXPECTED["files"])
+METHODS = {"llmcompressor": "compressed-tensors", "auto-round-gptq": "gptq", "auto-round-awq": "awq"}
+KINDS = {
+    "llmcompressor-w4a16-gptq": {"int4"},
+    "llmcompressor-w8a8-smoothquant": {"w8a8"},
+    "llmcompressor-w8a16": {"int8"},
+    "llmcompressor-mixed": {"int8", "int4"},
+    "auto-round-gptq-8": {"int8"},
+}
+"""Of the layers; FP8 where a name says so, else four bits."""
+MOST = 0.003
+"""By which a perplexity may differ from an oracle's."""
+ROUNDED_BY_OTHERS = {"llmcompressor-fp8-static-kv": 0.005}
+"""The same, of files of which transformers rounds activations and the key-value cache to fp8, and Headwater neither."""
+
+
+def served(name: str, folder: Path, **options: Any) -> list[float]:
+    """Log probabilities of the text's characters."""
+    engine = SmallEngine(convert(FILES / name, folder), **options)
+    ids = [ord(char) for char in EXPECTED["text"]]
+    answer = engine.answer([ids], greedy(1, num_prompt_logprobs=0))[0]
+    engine.close()
+    return [entry.logprob for entry in answer.prompt_logprobs]
+
+
+def perplexity(log_probs: list[float]) -> float:
+    return math.exp(-sum(log_probs) / len(log_probs))
+
+
+@torch.no_grad()
+def read_plainly(name: str) -> list[float]:
+    """As `served`, of the file's weights in float64."""
+    config = transformers.AutoConfig.from_pretrained(FILES / name)
+    del config.quantization_config
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
+    tensors = load_file(FILES / name / "model.safetensors")
+    weights: dict[str, torch.Tensor] = {}
+    for key, tensor in tensors.items():
+        layer, _, suffix = key.rpartition(".")
+        if suffix in ("weight", "qweight", "weight_packed"):
+            own = {each.rpartition(".")[2]: part for each, part in tensors.items() if each.rpartition(".")[0] == layer}
+            weights[f"{layer}.weight"] = expanded(own, "awq" in name).double() if len(own) > 1 else tensor.double()
+    missing = model.load_state_dict(weights, strict=False)
+    assert set(missing.missing_keys) <= {"lm_head.weight"}
+    assert not missing.unexpected_keys
+    ids = torch.tensor([[ord(char) for char in EXPECTED["text"]]])
+    scores = model(ids).logits[0, :-1].log_softmax(-1)
+    found: list[float] = scores.gather(1, ids[0, 1:, None])[:, 0].tolist()
+    return found
+
+
+def expanded(own: dict[str, torch.Tensor], is_awq: bool) -> torch.Tensor:
+    """A layer's weight [N, K]."""
+    if "qweight" in own:
+        scales = own["scales"].double().T
+        if is_awq:
+            q, zeros = (numbers(own[each], 4, AWQ_COLUMNS).T for each in ("qweight", "qzeros"))
+        else:
+            # A zero point of each output and group, and as many bits in both tensors.
+            bits = 32 * own["qzeros"].shape[1] // own["scales"].shape[1]
+            q = numbers(own["qweight"].T, bits)
+            zeros = (numbers(own["qzeros"], bits) + 1).T % (1 << bits)
+        return (q - per_input(zeros, q)) * per_input(scales, q)
+    scales = own.get("weight_scale", own.get("weight_scale_inv"))
+    assert scales is not None
+    if "weight_packed" in own:
+        n, k = own["weight_shape"].tolist()
+        bits = 32 * own["weight_packed"].shape[1] // k
+        q = numbers(own["weight_packed"], bits)
+        zeros = torch.full((n, 1), 1 << bits - 1)
+        if "weight_zero_point" in own:
+            zeros = numbers(own["weight_zero_point"].T, bits).T
+        return (q - per_input(zeros, q)) * per_input(scales.double(), q)
+    weight = own["weight"].double()
+    if scales.numel() > len(weight) or scales.dim() < 2 or scales.shape[0] == len(weight):
+        return weight * (per_input(scales.double(), weight) if scales.dim() == 2 else scales.double())
+    # Blocks of 128 outputs and inputs.
+    whole = scales.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return weight * whole[: weight.shape[0], : weight.shape[1]]
+
+
+def numbers(words: torch.Tensor, bits: int, columns: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Words [R, W] as integers [R, 32 / bits * W]."""
+    order = np.argsort(columns) if columns is not None else np.arange(32 // bits)
+    wide = words.numpy().astype(np.int64) & 0xFFFFFFFF
+    parts = [(wide >> int(bits * i)) & ((1 << bits) - 1) for i in order]
+    return torch.from_numpy(np.stack(parts, -1).reshape(len(wide), -1))
+
+
+def per_input(of_groups: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return of_groups.repeat_interleave(like.shape[1] // of_groups.shape[1], 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_has_the_perplexity_that_others_find(name: str, tmp_path: Path) -> None:
+    """Of weights alone: transformers rounds activations where a file says so."""
+    ours, plain = served(name, tmp_path / "ours", activation_dtype="model"), read_plainly(name)
+    assert np.abs(np.subtract(ours, plain)).max() < 2e-3
+    assert perplexity(ours) == pytest.approx(perplexity(plain), rel=1e-4)
+    if EXPECTED["files"][name] is not None:
+        assert perplexity(ours) == pytest.approx(
+            perplexity(EXPECTED["files"][name]), rel=ROUNDED_BY_OTHERS.get(name, MOST)
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_is_served_on_a_cpu_with_about_the_same_perplexity(name: str, tmp_path: Path) -> None:
+    """With activations in 8 bits where its weights are integers."""
+    ours = served(name, tmp_path / "ours")
+    assert perplexity(ours) == pytest.approx(perplexity(read_plainly(name)), rel=MOST)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_files_layers_are_of_the_kind_that_its_tool_made(name: str, tmp_path: Path) -> None:
+    folder = convert(FILES / name, tmp_path / "ours")
+    config = registry.read_config(folder)
+    assert config.quantization is not None
+    method = next((each for start, each in METHODS.items() if name.startswith(start)), "auto-round")
+    assert config.quantization.method == method
+    tensors = model_file.load(folder, torch.device("cpu"), keeps_packed=True)
+    linears = load_weights(model_class(config).layout(config), tensors, torch.float32).linears
+    kinds = {linear.kind for layer, linear in linears.items() if layer != "lm_head"}
+    assert kinds == KINDS.get(name, {"fp8"} if "fp8" in name else {"int4"})
