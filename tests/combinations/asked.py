@@ -29,6 +29,8 @@ class Asked:
     fields: Fields
     """Of the request."""
     moves: frozenset[Move]
+    weights: str = ""
+    """Of the model: see `Capability`."""
     awaited: tuple[Capability, ...] = ()
     """Capabilities that take place by a race of this request with another one or with a loss, which it may win, or only
     on the engine that answered the same before."""
@@ -43,4 +45,5 @@ def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves
         fields |= each.asks
         moves |= each.moves
     awaited = tuple(each for each in capabilities if each.moves & RACES and each.aside(capabilities) is None)
-    return Asked(options, fields | dict(more), moves, awaited)
+    weights = next((each.weights for each in capabilities if each.weights), "")
+    return Asked(options, fields | dict(more), moves, weights, awaited)

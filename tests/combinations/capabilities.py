@@ -190,6 +190,26 @@ SPECULATION = Capability(
         "beams": Aside(because="a search asks for one token at a time"),
     },
 )
+FP8_WEIGHTS = Capability(
+    name="fp8 weights",
+    promise=Promise.OWN,
+    options={"quantization": "fp8"},
+    weights="fp8",
+    took_place=lambda answer: answer.weights == "fp8",
+    may_coincide=True,
+    is_simulated=False,
+)
+INT4_WEIGHTS = Capability(
+    name="int4 weights",
+    promise=Promise.OWN,
+    options={"quantization": "int4"},
+    weights="int4",
+    settings=frozenset({"activation_dtype"}),
+    took_place=lambda answer: answer.weights == "int4",
+    may_coincide=True,
+    is_simulated=False,
+    beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
+)
 
 CAPABILITIES = (
     CHUNKED_PREFILL,
@@ -208,4 +228,6 @@ CAPABILITIES = (
     RESUME,
     SEVERAL_STEPS,
     SPECULATION,
+    INT4_WEIGHTS,
+    FP8_WEIGHTS,
 )

@@ -58,6 +58,8 @@ class Answer:
     num_searches: int = 0
     """Requests that the engines computed for this one."""
     kv_format: str = ""
+    weights: str = ""
+    """Kind that the engine was told its model's weights must be of; an engine with others does not start."""
     company_ids: list[int] = field(default_factory=list)
     num_company_steps: int = 0
 
@@ -98,6 +100,8 @@ class Capability:
     """Whether an answer shows that the capability was at work in it."""
     options: Fields = field(default_factory=dict)
     """How it changes the engine: fields of `ExecutorOptions`."""
+    weights: str = ""
+    """Kind of the model's weights; empty: as they are. Of two that meet, the first."""
     asks: Fields = field(default_factory=dict)
     """How it changes the request."""
     asks_after: Callable[[Answer], Fields] | None = None

@@ -17,6 +17,7 @@ from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLO
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
 from tests.combinations.loss_relay import LossRelays
+from tests.combinations.weights_folder import with_weights
 from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
@@ -45,9 +46,12 @@ class EngineKind:
 
     name: str
     options: Fields
+    weights: str = ""
     num_replicas: int = 1
 
     def flags(self, folder: Path, common: Fields) -> list[str]:
+        if self.weights:
+            folder = with_weights(folder, self.weights, is_random=common.get("load_format", "auto") != "auto")
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
         options = sizes | dict(common) | dict(self.options)
@@ -168,7 +172,9 @@ class ClusterWorld:
             beside = company.result() if company is not None else None
         after = [replica.counters_at_rest() for replica in replicas]
         grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
-        return self._answer(whole, grown, replicas, beside)
+        answer = self._answer(whole, grown, replicas, beside)
+        answer.weights = kind.weights
+        return answer
 
     def _prepare(self, kind: EngineKind, asked: Asked, salt: str) -> None:
         short = {"temperature": 0.0, "max_tokens": 1}
@@ -248,6 +254,6 @@ def kinds_of(family: str, capabilities: Sequence[Capability]) -> list[EngineKind
     """A plain engine, twice where one may be lost, and one for each capability that changes an engine."""
     changed = [each for each in capabilities if each.options]
     names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
-    others = [EngineKind(name, each.options) for name, each in zip(names, changed, strict=True)]
+    others = [EngineKind(name, each.options, each.weights) for name, each in zip(names, changed, strict=True)]
     may_be_lost = any(Move.LOSS in each.moves for each in capabilities)
     return [EngineKind(f"{family}-plain", {}, num_replicas=2 if may_be_lost else 1), *others]

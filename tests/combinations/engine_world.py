@@ -21,6 +21,7 @@ from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpecula
 from headwater.engine_core.step_output import StepOutput
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_MODEL_LEN, NUM_BLOCKS, PLAIN, Asked
 from tests.combinations.capability import Answer, Fields, Move
+from tests.combinations.weights_folder import with_weights
 
 PROMPT_LEN = 100
 SHARED_LEN = 52
@@ -147,6 +148,7 @@ class EngineWorld:
     """Engines by their options, kept for all cells; two of each where one is lost."""
 
     def __init__(self, folder: Path, *, executor: str = "single", **options: Any) -> None:
+        self._folder, self._is_random = folder, options.get("load_format", "auto") != "auto"
         self._options = {"model_folder": folder, "executor": executor, "max_model_len": MAX_MODEL_LEN} | options
         self._options |= {
             "block_size": BLOCK_SIZE,
@@ -158,7 +160,7 @@ class EngineWorld:
 
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
-        replica, namespace = self._replica(asked.options, 0), next(self._runs).to_bytes(16, "big")
+        replica, namespace = self._replica(asked, 0), next(self._runs).to_bytes(16, "big")
         if Move.LOSS not in asked.moves:
             return self._answer(replica, asked, namespace, [], [])
         key, begun = replica.add(prompt(0), asked.fields, namespace)
@@ -167,7 +169,7 @@ class EngineWorld:
         replica.engine.cancel(key)
         replica.finish()
         said = begun.token_ids[:LOST_AFTER]
-        other = self._replica(asked.options, 1)
+        other = self._replica(asked, 1)
         return self._answer(other, asked, namespace, said, begun.logprobs[:LOST_AFTER])
 
     def close(self) -> None:
@@ -203,6 +205,7 @@ class EngineWorld:
             num_replicas=2 if said else 1,
             num_accepted_tokens=heard.num_accepted_tokens,
             kv_format=replica.facts.kv_format,
+            weights=asked.options.get("quantization", ""),
             company_ids=company.token_ids if company is not None else [],
             num_company_steps=company.num_steps if company is not None else 0,
         )
@@ -224,11 +227,14 @@ class EngineWorld:
                 replica.add(prompt(number, 200), short, namespace)
                 replica.finish()
 
-    def _replica(self, options: Fields, number: int) -> Replica:
-        key = (number, *sorted(options.items()))
+    def _replica(self, asked: Asked, number: int) -> Replica:
+        key = (number, asked.weights, *sorted(asked.options.items()))
         if key not in self._replicas:
+            options = self._options | dict(asked.options)
+            if asked.weights:
+                options["model_folder"] = with_weights(self._folder, asked.weights, is_random=self._is_random)
             try:
-                self._replicas[key] = Replica(ExecutorOptions(**self._options | dict(options)))
+                self._replicas[key] = Replica(ExecutorOptions(**options))
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]
