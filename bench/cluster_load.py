@@ -112,7 +112,7 @@ def _processes(stage: StageRecord) -> Iterator[tuple[str, int]]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    """Prints the table. The CPU time of each process is in the JSON."""
+    """Table of the loads. The CPU time of each process is in the JSON alone."""
     table = Table("load", "output tok/s", "TTFT ms", "p99", "TPOT ms", "CPU ms for 1,000 tokens", "failed")
     for row in rows:
         ttft, cpu = row["ttft_ms"], round(sum(row["cpu_ms_per_1000_tokens"].values()), 1)

@@ -133,7 +133,7 @@ class EagleTwin:
 
 
 def _behind(x: Tensor, count: int) -> Tensor:
-    """[B, T, …] moved by `distance` places towards the end; zeros come in."""
+    """[B, T, …] moved by `count` places towards the end; zeros come in."""
     return pad(x[:, : x.shape[1] - count], (0, 0, count, 0)) if count else x
 
 

@@ -285,7 +285,7 @@ def _role(name: str, *arguments: object) -> list[str]:
 
 
 def stage(running: contextlib.ExitStack, module: str, flags: list[str]) -> tuple[subprocess.Popen[str], dict[str, str]]:
-    """Scope of a real stage; yields its address."""
+    """Starts a real stage; returns its process and its address."""
     read_end, write_end = os.pipe()
     command, env = [sys.executable, "-m", module, *flags], os.environ | {READY_FD: str(write_end)}
     process = start(running, command, pass_fds=(write_end,), env=env)

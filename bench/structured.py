@@ -76,7 +76,7 @@ class Client:
         """Number of accepted draft tokens of all answers."""
 
     async def answer(self, adds: list[pb.Add]) -> tuple[float, dict[int, list[int]]]:
-        """Seconds until all answers have ended, and the number of their tokens."""
+        """Seconds until all answers have ended, and the tokens of each."""
         tokens: dict[int, list[int]] = {}
         with self._door.session() as session:
             start = time.perf_counter()

@@ -52,7 +52,7 @@ def environment() -> Environment:
 
 
 def kv_cache_memory(options: ExecutorOptions) -> int:
-    """Memory for the KV cache. The memory that weights and the largest step leave is known when they are loaded."""
+    """Bytes for the KV cache; 0: the rest of the memory, which is known when weights and the largest step are in it."""
     return 0
 
 

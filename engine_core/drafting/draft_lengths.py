@@ -25,8 +25,8 @@ class Choice(NamedTuple):
 def expected(
     acceptance: Float64Array, num_offered: Int32Array, most: int, found: Float64Array | None = None
 ) -> Float64Array:
-    """[R, most] the probability that a row's i-th draft stands: that there is one (`found`; None: it is known), and
-    that it and all before it are accepted, each with the row's probability; 0 behind what is offered."""
+    """Probability [R, most] that a row's i-th draft stands: that there is one (`found`; None: there is), and that it
+    and all before it are accepted, each with the row's probability; 0 behind the offered drafts."""
     stands = np.empty((acceptance.size, most))
     found = np.ones(acceptance.size) if found is None else found
     standing()(found, np.ascontiguousarray(acceptance), np.ascontiguousarray(num_offered), stands)

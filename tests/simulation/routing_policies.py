@@ -50,7 +50,7 @@ def least_requests(arrival: Arrival, seen: Sequence[Sight]) -> int:
 
 
 def consistent_hash(arrival: Arrival, seen: Sequence[Sight]) -> int:
-    """Consistent hash of the prompt's first blocks, whatever the load."""
+    """Index by a consistent hash of the prompt's first blocks, whatever the load."""
     ids = [each.replica_id for each in seen]
     return ids.index(rendezvous.by_distance(rendezvous.prefix_of(arrival.hashes), ids)[0])
 

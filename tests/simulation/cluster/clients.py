@@ -154,7 +154,7 @@ class Client:
             await _read_events(reply, received)
 
     async def learn(self, questions: Iterable[Question]) -> None:
-        """Sends a question whose answer cannot be computed here, while nothing is broken, and stores the answer."""
+        """Sends questions whose answers cannot be computed here, while nothing is broken, and stores the answers."""
         for question in questions:
             if not question.texts:
                 received = await self.once(question)
