@@ -164,7 +164,8 @@ def main(
     gateways: Annotated[int, typer.Option(help="that share the tenants' virtual time")] = 3,
     seats: Annotated[int, typer.Option(help="requests that the engine runs at once")] = 32,
     step_ms: Annotated[
-        float, typer.Option(help="time of an engine's step: it, not the client, shall be what is short")
+        float,
+        typer.Option(help="time of an engine's step, long enough that the engine and not the client is the bottleneck"),
     ] = 80.0,
     prefill_us: Annotated[float, typer.Option(help="what a prompt token adds to it")] = 0.0,
     prompt_len: Annotated[int, typer.Option(help="tokens")] = 64,

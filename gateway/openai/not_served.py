@@ -26,9 +26,9 @@ NOT_SERVED = {
     "tools[].defer_loading": "all tools are shown at once",
     # vLLM's.
     "chat_template": "the operator chooses the template",
-    "ec_transfer_params": "the line moves no encoders' caches",
+    "ec_transfer_params": "the cluster moves no encoders' caches",
     "enable_response_messages": "the answer's items say what was put in and out",
-    "kv_transfer_params": "the line itself decides where a prompt is computed",
+    "kv_transfer_params": "the cluster itself decides where a prompt is computed",
     "logits_processors": NO_PLUG_INS,
     "logprob_token_ids": "the likeliest tokens are told, by `top_logprobs`",
     "lora": "this version serves no adapters",
