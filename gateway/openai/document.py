@@ -97,7 +97,7 @@ def openapi_document(version: str) -> dict[str, Any]:
         content = {"application/json": {"schema": body}}
         paths[path] = {"post": _posted(summary, content) | {"parameters": _path_parameters(path)}}
     paths["/v1/files"] = {"post": _posted("Upload a file", {"multipart/form-data": {"schema": _UPLOAD}})}
-    for (method, path), summary in ({("get", path): told for path, told in _READS.items()} | _WITHOUT_BODY).items():
+    for (method, path), summary in ({("get", path): text for path, text in _READS.items()} | _WITHOUT_BODY).items():
         described = {"summary": summary, "parameters": _path_parameters(path), "responses": _RESPONSES}
         paths.setdefault(path, {})[method] = described
     return {

@@ -76,18 +76,18 @@ class Metrics:
         self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
         self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
 
-        def tally(name: str, documentation: str, *labels: str) -> LabelledCounter:
+        def counter(name: str, documentation: str, *labels: str) -> LabelledCounter:
             return LabelledCounter(f"headwater_{name}", documentation, labels, registry=registry)
 
-        self.responses = tally("http_responses", "HTTP answers by path and status", "path", "status")
-        self.finished = tally("request_success", "Choices that ended, by reason", "model_name", "finished_reason")
-        self.refused = tally("requests_refused", "Requests refused, by code", "code")
-        self.retries = tally("dispatch_retries", "Dispatches after a failed one")
-        self.migrations = tally("migrations", "Answers that went on elsewhere, by cause", "cause")
-        self.prompt_tokens = tally("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
-        self.cached_tokens = tally("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
-        self.generation_tokens = tally("generation_tokens", "Tokens delivered", "model_name")
-        self.tenant_tokens = tally(
+        self.responses = counter("http_responses", "HTTP answers by path and status", "path", "status")
+        self.finished = counter("request_success", "Choices that ended, by reason", "model_name", "finished_reason")
+        self.refused = counter("requests_refused", "Requests refused, by code", "code")
+        self.retries = counter("dispatch_retries", "Dispatches after a failed one")
+        self.migrations = counter("migrations", "Answers that went on elsewhere, by cause", "cause")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
+        self.cached_tokens = counter("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
+        self.generation_tokens = counter("generation_tokens", "Tokens delivered", "model_name")
+        self.tenant_tokens = counter(
             "tenant_tokens",
             "Tokens by tenant: of prompts, of these found in the cache, and of answers",
             "tenant",

@@ -162,10 +162,10 @@ class VirtualTime:
                 self._unsent[name] += delta
             self._floors = floors | self._floors
             raise
-        heard = dict(msgspec.msgpack.decode(reply, type=list[tuple[str, float]]))
-        self.reached(heard.pop(""))
-        self._elsewhere = heard
-        for name, time in heard.items():
+        received = dict(msgspec.msgpack.decode(reply, type=list[tuple[str, float]]))
+        self.reached(received.pop(""))
+        self._elsewhere = received
+        for name, time in received.items():
             self._times[name] = max(time, self._floors.get(name, 0.0)) + self._unsent[name]
         self._forget()
 

@@ -95,8 +95,8 @@ class NotFound(HeadwaterError):
 
     def __init__(self, kind: str, name: str, served: Sequence[str] = ()) -> None:
         """`served` are the existing names of the kind, where the caller may know them; the first of many are named."""
-        told = ", ".join(served[:MAX_NAMED]) + (f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else "")
-        super().__init__(f"the {kind} {name!r} does not exist" + (f"; served: {told}" if served else ""))
+        names = ", ".join(served[:MAX_NAMED]) + (f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else "")
+        super().__init__(f"the {kind} {name!r} does not exist" + (f"; served: {names}" if served else ""))
         self.param = kind
         self.code = f"{kind}_not_found"
 
@@ -140,8 +140,8 @@ class StorageLimitExceeded(LimitExceeded):
     code = "storage_limit_exceeded"
 
     def __init__(self, name: str, kept: int, more: int, allowed: int) -> None:
-        told = f"{name}: the tenant keeps {kept} bytes, and this is {more} more; allowed: {allowed}; delete some"
-        super().__init__(told, retry_after=STORAGE_RETRY_SECONDS)
+        sentence = f"{name}: the tenant keeps {kept} bytes, and this is {more} more; allowed: {allowed}; delete some"
+        super().__init__(sentence, retry_after=STORAGE_RETRY_SECONDS)
 
 
 class ClientGone(HeadwaterError):

@@ -53,17 +53,17 @@ class Seeds:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Seeds]:
         """Resolves for the length of a scope; a resolver that hangs delays nothing else."""
-        names = [told for told in self._known if _is_taken_apart(told[1])]
+        names = [target for target in self._known if _is_taken_apart(target[1])]
         async with contextlib.AsyncExitStack() as tasks:
-            for told in names:
-                await tasks.enter_async_context(owned_task(self._follow(told)))
+            for target in names:
+                await tasks.enter_async_context(owned_task(self._follow(target)))
             yield self
 
-    async def _follow(self, told: Target) -> None:
-        host, port = _split(told[1])
+    async def _follow(self, target: Target) -> None:
+        host, port = _split(target[1])
         while True:
             try:
-                self._known[told] = frozenset(joined(each, port) for each in await self._resolve(host))
+                self._known[target] = frozenset(joined(each, port) for each in await self._resolve(host))
             except OSError as failure:
                 # The last addresses of a name are the best guess at the present ones.
                 structlog.get_logger().debug("name not resolved", name=host, error=str(failure))
