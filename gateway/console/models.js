@@ -57,6 +57,8 @@ function field(label, attributes) {
 }
 
 function bounds(row) {
+  // Who is no administrator is told only whether there is any.
+  if (row.replicas === null) return "there";
   if (row.max_replicas === undefined) return `${row.replicas}`;
   const wanted = row.min_replicas === row.max_replicas ? `${row.max_replicas}` : `${row.min_replicas} to ${row.max_replicas}`;
   return `${row.replicas} of ${wanted}${row.starting ? `, ${row.starting} starting` : ""}`;

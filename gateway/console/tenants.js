@@ -38,7 +38,7 @@ function allLimits({ limits, models }) {
 function tenantTable() {
   return new LiveTable(
     "Tenants",
-    (row) => row.id,
+    (row) => row.key,
     [
       { title: "tenant", text: (row) => row.id, head: true },
       { title: "weight", text: (row) => row.weight, numeric: true },

@@ -16,6 +16,7 @@ from headwater.services.runtime.membership import Members
 
 from ..admin.models import ModelAdmin
 from ..request.cluster import Cluster
+from ..request.generation import Generation
 from ..tenancy.tenants import Tenant
 from .findings import Finding, model_findings, queue_findings, replica_findings, service_findings
 from .prefix_tree import prefix_tree
@@ -51,7 +52,7 @@ class ClusterView:
         """Totals count from the gateway's start: a reader makes rates of two snapshots."""
         cluster, now = self._cluster, time.monotonic()
         rows = replica_rows(cluster.router, now) if scope.tenant is None else []
-        models = self._model_rows(await self._cards() if scope.tenant is None else [])
+        models = self._model_rows(await self._cards()) if scope.tenant is None else self._own_model_rows(scope.tenant)
         tenants = tenant_rows(cluster, scope.tenant)
         seen: dict[str, Any] = {
             "at": round(time.time(), 3),
@@ -84,8 +85,7 @@ class ClusterView:
     def _totals(self, tenant: Tenant | None, tenants: list[dict[str, Any]]) -> dict[str, Any]:
         """Of a tenant from its row. Answers that run count with the tokens that they have so far."""
         cluster, metrics = self._cluster, self._cluster.metrics
-        own = [each for each in cluster.running_prompts() if tenant in (None, each.request.caller.tenant)]
-        output = sum(each.num_output_tokens for each in own)
+        output = sum(each.num_output_tokens for each in self._prompts_of(tenant))
         if tenant is not None:
             (row,) = tenants
             names = ("num_running", "num_waiting", "prompt_tokens", "cached_tokens")
@@ -124,6 +124,23 @@ class ClusterView:
             }
             rows.append(row | known.get(name, {}))
         return rows
+
+    def _own_model_rows(self, tenant: Tenant) -> list[dict[str, Any]]:
+        """What a tenant is told of the models: counts are of its own requests, and of engines it learns whether there
+        is any."""
+        own = Counter(each.request.model for each in self._prompts_of(tenant))
+        rows = self._model_rows([])
+        for row in rows:
+            count = own[row["id"]]
+            is_served = row["replicas"] > 0
+            row |= {"num_requests": count, "num_without_replica": 0 if is_served else count}
+            row |= {"replicas": None if is_served else 0}
+        return rows
+
+    def _prompts_of(self, tenant: Tenant | None) -> list[Generation]:
+        """Prompts of a tenant, by whichever of its keys, that wait or run; of None, all."""
+        prompts = self._cluster.running_prompts()
+        return [each for each in prompts if tenant is None or each.request.caller.tenant.key == tenant.key]
 
     def _prefixes(self, now: float) -> list[dict[str, Any]]:
         """By model; made anew every so many seconds for all watchers."""

@@ -93,7 +93,7 @@ def _record(cluster: Cluster, generation: Generation) -> None:
     if generation.found is None:
         cluster.metrics.count(
             generation.request.model,
-            caller.tenant.id,
+            caller.tenant,
             seconds=timeline.seconds,
             ttft=timeline.ttft,
             num_prompt_tokens=generation.num_prompt_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -10,6 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..counters import LabelledCounter, LabelledHistogram
+from ..tenancy.tenants import Tenant
 
 LATENCY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -67,6 +69,16 @@ MAX_TENANTS = 1000
 OTHER_TENANTS = "others"
 
 
+@dataclass(slots=True)
+class TenantUse:
+    """Tokens of one tenant since the gateway started. Labels of metrics are names, which may be given again."""
+
+    name: str
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
 class Metrics:
     """Metrics of one gateway."""
 
@@ -94,6 +106,8 @@ class Metrics:
             "kind",
         )
         self._tenants: set[str] = set()
+        self.tenant_use: dict[str, TenantUse] = {}
+        """By the tenant's key; of the first so many tenants."""
         self._models: dict[str, ModelMetrics] = {}
 
         def distribution(name: str, documentation: str, bounds: Sequence[float]) -> LabelledHistogram:
@@ -113,11 +127,6 @@ class Metrics:
         registry.register(self.queue)
         registry.register(self.demand)
 
-    @property
-    def tenants(self) -> set[str]:
-        """Names of the tenants with counters of their own."""
-        return set(self._tenants)
-
     def page(self, *, with_tenants: bool) -> bytes:
         """Page that Prometheus reads; without tenants for callers that may not know of others."""
         return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))
@@ -131,7 +140,7 @@ class Metrics:
     def count(
         self,
         model: str,
-        tenant: str,
+        tenant: Tenant,
         *,
         seconds: float,
         ttft: float | None,
@@ -149,7 +158,12 @@ class Metrics:
         self.prompt_tokens.add(model, by=num_prompt_tokens)
         self.cached_tokens.add(model, by=cached_tokens)
         self.generation_tokens.add(model, by=num_output_tokens)
-        self._count_tenant(tenant, num_prompt_tokens, cached_tokens, num_output_tokens)
+        self._count_tenant(tenant.id, num_prompt_tokens, cached_tokens, num_output_tokens)
+        if tenant.key in self.tenant_use or len(self.tenant_use) < MAX_TENANTS:
+            use = self.tenant_use.setdefault(tenant.key, TenantUse(tenant.id))
+            use.prompt_tokens += num_prompt_tokens
+            use.cached_tokens += cached_tokens
+            use.output_tokens += num_output_tokens
 
     def _count_tenant(self, tenant: str, num_prompt_tokens: int, cached_tokens: int, num_output_tokens: int) -> None:
         if tenant not in self._tenants:

@@ -147,7 +147,7 @@ def test_an_engine_that_starts_by_demand_is_waited_for_in_words(page: Page, simu
 @pytest.mark.slow
 def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> None:
     go(page, "live")
-    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 6000, "ignore_eos": True, "stream": True}
     with simulated_line.client.stream("POST", "/v1/completions", json=body) as reply:
         lines = reply.iter_lines()
         assert next(lines)
@@ -155,8 +155,6 @@ def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> Non
         until(page, lambda: float(tile(page, "tokens/s").replace("–", "0").replace(",", "")) > 10, "no tokens are seen")
         (row,) = until(page, lambda: rows(page, "Requests that wait or run").values(), "no row")
         assert row["state"] in ("prefill", "decode")
-        for _ in lines:
-            pass
     until(page, lambda: tile(page, "requests running") == "0", "the request is still there")
     page.click("[aria-label='Requests that have ended'] button")
     page.wait("document.querySelector('dialog')?.innerText.includes('tokens predicted cached')")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,10 +38,19 @@ def snapshot(gateway: Gateway, headers: dict[str, str]) -> dict[str, Any]:
     return told
 
 
-def chat(gateway: Gateway, headers: dict[str, str], max_tokens: int = 4) -> None:
-    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=max_tokens, ignore_eos=True)
+def chat(gateway: Gateway, headers: dict[str, str]) -> None:
+    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=4, ignore_eos=True)
     reply = gateway.client.post("/v1/chat/completions", json=body, headers=headers)
     assert reply.status_code == 200, reply.text
+
+
+@contextlib.contextmanager
+def answering(gateway: Gateway, headers: dict[str, str]) -> Iterator[None]:
+    """An answer that runs for the length of a scope: longer than any machine is slow."""
+    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=6000, ignore_eos=True, stream=True)
+    with gateway.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
+        assert reply.status_code == 200, reply.read()
+        yield
 
 
 def test_without_a_key_nothing_is_told(keyed: Gateway) -> None:
@@ -62,6 +71,28 @@ def test_a_tenant_sees_itself_and_no_other_and_no_process(keyed: Gateway) -> Non
     assert told["totals"]["output_tokens"] == told["tenants"][0]["output_tokens"] >= 4
 
 
+def test_a_tenant_of_the_same_name_sees_nothing_of_the_other(keyed: Gateway) -> None:
+    chat(keyed, ADA)
+    added = keyed.client.post("/admin/tenants", json={"id": "ada"}, headers=ADMIN)
+    assert added.status_code == 201, added.text
+    other = {"authorization": f"Bearer {added.json()['key']}"}
+    keyed.wait_until(lambda: keyed.client.get("/console/live?once=1", headers=other).status_code == 200)
+    told = snapshot(keyed, other)
+    assert (told["totals"]["output_tokens"], told["recent"]) == (0, [])
+    rows = [row for row in snapshot(keyed, ADMIN)["tenants"] if row["id"] == "ada"]
+    assert sorted(bool(row["output_tokens"]) for row in rows) == [False, True]
+    assert keyed.client.delete("/admin/tenants/ada", headers=ADMIN).status_code == 200
+
+
+def test_counts_of_a_model_are_a_tenants_own_and_engines_are_not_counted(keyed: Gateway) -> None:
+    keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
+    with answering(keyed, ADA):
+        keyed.wait_until(lambda: snapshot(keyed, ADMIN)["models"][0]["num_requests"] == 1)
+        (hers,), (others,) = (snapshot(keyed, key)["models"] for key in (ADA, GRACE))
+    assert (hers["num_requests"], others["num_requests"]) == (1, 0)
+    assert (hers["replicas"], snapshot(keyed, ADMIN)["models"][0]["replicas"]) == (None, 1)
+
+
 def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
     chat(keyed, ADA)
     chat(keyed, ADA)
@@ -78,15 +109,12 @@ def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
 
 
 def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_state(keyed: Gateway) -> None:
-    answering = threading.Thread(target=chat, args=(keyed, ADA, 150))
     before = snapshot(keyed, ADMIN)["totals"]["output_tokens"]
-    answering.start()
-    with keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply:
+    with answering(keyed, ADA), keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         events = (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: "))
         running = next(told for told in events if any(row["output_tokens"] for row in told["requests"]))
         grown = next(told for told in events if told["totals"]["output_tokens"] > before + 40)
-    answering.join(30)
     (row,) = running["requests"]
     assert (row["tenant"], row["state"], row["model"]) == ("ada", "decode", MODEL)
     assert row["seconds"]["total"] > row["seconds"]["to_first_token"]
