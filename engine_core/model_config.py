@@ -6,7 +6,7 @@ Which architectures there are, and which of these facts each has, is said in `mo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .config import ConfigError
@@ -57,9 +57,18 @@ class ModelConfig:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
     @property
+    def qkv_sizes(self) -> tuple[int, int, int]:
+        """Outputs of the projections to queries, keys and values."""
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+    @property
     def kv_elements_per_token(self) -> int:
         """Numbers that all layers together cache for a token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    def of_layers(self, first: int, stop: int) -> ModelConfig:
+        """The config of a model of layers first … stop − 1 alone."""
+        return replace(self, num_layers=stop - first)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelConfig:

@@ -13,8 +13,8 @@ from headwater.kernels.block_formats import BlockWeight
 from headwater.kernels.block_linear import block_linear
 
 from ..config import ConfigError
-from ..weights.blocks import BLOCKS, PARTS, Parts, facts_of, num_bytes, stored_parts
-from .linear import Parameter, StoredLinear
+from ..weights.blocks import BLOCKS, PARTS, Parts, cut_parts, facts_of, named, num_bytes, stored_parts
+from .linear import Cut, Parameter, StoredLinear
 
 LookUp = Callable[[BlockWeight, torch.Tensor, torch.dtype], torch.Tensor]
 """As `kernels.block_rows.block_rows`."""
@@ -46,6 +46,13 @@ class BlockLinear(StoredLinear):
         )
 
     @classmethod
+    def cut(
+        cls, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype, cut: Cut
+    ) -> dict[str, torch.Tensor]:
+        parts = cut_parts(stored_parts(tensors[BLOCKS], tensors[PARTS]), cut.outputs, cut.inputs)
+        return named(parts, "")
+
+    @classmethod
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         return cls(stored_parts(tensors[BLOCKS], tensors[PARTS]))
 
@@ -61,6 +68,10 @@ class BlockTable:
     dtype: torch.dtype
     """Type of the rows that are looked up."""
     look_up: LookUp = block_rows.block_rows
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.tiles.device
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids int64 [T] → [T, H]"""

@@ -11,8 +11,7 @@ class Embedding:
     def __init__(self, table: torch.Tensor | BlockTable, *, scale: float | None = None) -> None:
         """table [V, H]; its rows are multiplied by the scale, rounded to their dtype."""
         self._table, self.dtype = table, table.dtype
-        device = table.weight.tiles.device if isinstance(table, BlockTable) else table.device
-        self._scale = None if scale is None else torch.tensor(scale).to(device, table.dtype)
+        self._scale = None if scale is None else torch.tensor(scale).to(table.device, table.dtype)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids int64 [T] → [T, H], a copy."""

@@ -12,10 +12,11 @@ from headwater.kernels.byte_weights import Fp8Weight, expand
 from ..config import ConfigError
 from ..weights.byte_weights import FP8
 from ..weights.grouped import SCALES
-from .linear import ExpandableLinear, Parameter
+from .grouped import GroupedLinear
+from .linear import Parameter
 
 
-class Fp8Linear(ExpandableLinear):
+class Fp8Linear(GroupedLinear):
     """A weight is a number times its scale, rounded to the model's dtype."""
 
     kind = "fp8"

@@ -7,15 +7,16 @@ from typing import Self
 
 import torch
 
-from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, expand
+from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, cut_inputs, expand
 
 from ..config import ConfigError
 from ..weights.grouped import GROUPS, SCALE_DTYPES, SCALES, ZEROS
 from ..weights.model_file import WORDS
-from .linear import ExpandableLinear, Parameter
+from .grouped import GroupedLinear
+from .linear import Parameter
 
 
-class Int4Linear(ExpandableLinear):
+class Int4Linear(GroupedLinear):
     """A weight is (q - zero) * scale, rounded to the model's dtype."""
 
     kind = "int4"
@@ -47,6 +48,16 @@ class Int4Linear(ExpandableLinear):
         if GROUPS not in stored:
             return parts
         return (*parts, Parameter(suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0))
+
+    @classmethod
+    def cut_inputs(
+        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+    ) -> dict[str, torch.Tensor]:
+        if inputs.start % BLOCK or inputs.stop % BLOCK:
+            raise ConfigError("inputs of a rank", len(inputs), f"multiples of {BLOCK}")
+        others = {suffix: axis for suffix, axis in axes.items() if suffix != WORDS}
+        found = super().cut_inputs(tensors, others, inputs, num_inputs)
+        return found | {WORDS: cut_inputs(tensors[WORDS], inputs)}
 
     @classmethod
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:

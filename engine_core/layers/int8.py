@@ -12,10 +12,11 @@ from headwater.kernels.byte_weights import Int8Weight, expand
 from ..config import ConfigError
 from ..weights.byte_weights import INT8, W8A8
 from ..weights.grouped import GROUPS, SCALES, WIDE_SCALE_DTYPES, ZEROS
-from .linear import ExpandableLinear, Parameter
+from .grouped import GroupedLinear
+from .linear import Parameter
 
 
-class Int8Linear(ExpandableLinear):
+class Int8Linear(GroupedLinear):
     """A weight is (q - zero) * scale, rounded to the model's dtype."""
 
     kind = "int8"

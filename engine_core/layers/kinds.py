@@ -8,14 +8,15 @@ from dataclasses import dataclass, field
 import torch
 
 from ..config import ConfigError
+from ..shards import WHOLE, Shard
 from ..weights.blocks import BLOCKS, PARTS, stored_parts
-from ..weights.layout import Layout, WeightSpec
+from ..weights.layout import Layout, Split, WeightSpec
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
 from .fp8 import Fp8Linear
 from .int4 import Int4Linear
 from .int8 import Int8Linear, W8A8Linear
-from .linear import Linear, StoredLinear
+from .linear import Cut, Linear, StoredLinear
 
 Tensors = Mapping[str, torch.Tensor]
 KINDS: dict[str, type[StoredLinear]] = {
@@ -45,9 +46,10 @@ def register(kind: type[StoredLinear]) -> None:
     KINDS[kind.kind] = kind
 
 
-def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype) -> Weights:
-    """dtype is the one that the model computes in. Raises `ConfigError` for a tensor that is missing, has another shape
-    or dtype, or is not in the layout."""
+def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype, shard: Shard = WHOLE) -> Weights:
+    """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part. Raises `ConfigError`
+    for a tensor that is missing, has another shape or dtype, or is not in the layout, and for one that cannot be
+    divided."""
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}
     tables: dict[str, BlockTable] = {}
@@ -57,21 +59,63 @@ def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype) -> Weight
         if spec.is_linear:
             kind = _kind_of(source, tensors)
             own = _own_tensors(kind, source, spec, tensors, dtype)
-            linears[name] = kind.load(own, dtype)
             used |= {source + suffix for suffix in own}
+            linears[name] = kind.load(_cut(kind, own, source, spec, dtype, shard), dtype)
         elif source + BLOCKS in tensors:
             own = _own_tensors(BlockLinear, source, spec, tensors, dtype)
+            used |= {source + suffix for suffix in own}
+            own = _cut(BlockLinear, own, source, spec, dtype, shard)
             parts = stored_parts(own[BLOCKS], own[PARTS])
             if len(parts) != 1:
                 raise ConfigError(f"parts of {source}", len(parts), "1, as of every table")
             tables[name] = BlockTable(parts[0], dtype)
-            used |= {source + suffix for suffix in own}
         else:
-            plain[name] = _tensor(tensors, source, spec.shape)
+            plain[name] = _cut_rows(_tensor(tensors, source, spec.shape), spec, shard)
             used.add(source)
     for name in tensors.keys() - used:
         raise ConfigError("checkpoint tensor", name, "tensors that config.json announces")
     return Weights(linears=linears, tensors=plain, tables=tables)
+
+
+def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
+    """Ranges of a weight's rows that a shard has, in their order."""
+    num_rows = spec.shape[0]
+    if shard == WHOLE or spec.split in (Split.NONE, Split.INPUTS):
+        return (range(num_rows),)
+    if spec.split is Split.VOCABULARY:
+        return (shard.vocabulary(num_rows),)
+    found, first = [], 0
+    for size in spec.parts:
+        part = shard.part(size)
+        found.append(range(first + part.start, first + part.stop))
+        first += size
+    return tuple(found)
+
+
+def _cut(
+    kind: type[StoredLinear],
+    own: dict[str, torch.Tensor],
+    source: str,
+    spec: WeightSpec,
+    dtype: torch.dtype,
+    shard: Shard,
+) -> dict[str, torch.Tensor]:
+    """The shard's part of a weight's tensors by suffix. Raises `ConfigError`."""
+    if shard == WHOLE or spec.split is Split.NONE:
+        return own
+    num_outputs, num_inputs = spec.shape
+    inputs = shard.part(num_inputs) if spec.split is Split.INPUTS else range(num_inputs)
+    try:
+        return kind.cut(own, (num_outputs, num_inputs), dtype, Cut(outputs=outputs_of(spec, shard), inputs=inputs))
+    except ConfigError as error:
+        raise error.of(source) from None
+
+
+def _cut_rows(tensor: torch.Tensor, spec: WeightSpec, shard: Shard) -> torch.Tensor:
+    if shard == WHOLE or spec.split is Split.NONE:
+        return tensor
+    pieces = [tensor[rows.start : rows.stop] for rows in outputs_of(spec, shard)]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def _own_tensors(

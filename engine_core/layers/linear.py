@@ -13,6 +13,8 @@ from typing import ClassVar, Self
 
 import torch
 
+from ..config import ConfigError
+
 Product = Callable[[torch.Tensor], torch.Tensor]
 """The product with one weight: x [T, K] → [T, N]."""
 
@@ -46,6 +48,16 @@ class Parameter:
     """As `out_axis`, for the inputs."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """The part of a linear layer [N, K] that one rank has."""
+
+    outputs: tuple[range, ...]
+    """Ranges of its N outputs, in their order."""
+    inputs: range
+    """Range of its K inputs."""
+
+
 class StoredLinear(Linear):
     """A kind that a model's file can hold."""
 
@@ -61,6 +73,35 @@ class StoredLinear(Linear):
     ) -> tuple[Parameter, ...]:
         """The tensors of such a layer. dtype is the one that the model computes in. `stored` are the layer's own by
         suffix: they decide what the kind leaves open, as the size of groups. Raises `ConfigError`."""
+
+    @classmethod
+    def cut(
+        cls, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], dtype: torch.dtype, cut: Cut
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of a part of a layer [N, K], by suffix. Reads nothing of mapped tensors but that part. Raises
+        `ConfigError` where the layer cannot be cut there."""
+        found, axes = {}, {}
+        for part in cls.parameters(*shape, dtype, tensors):
+            tensor, axes[part.suffix] = tensors[part.suffix], part.in_axis
+            if part.out_axis is not None:
+                pieces = [narrowed(tensor, part.out_axis, outputs, shape[0]) for outputs in cut.outputs]
+                tensor = pieces[0] if len(pieces) == 1 else torch.cat(pieces, part.out_axis)
+            found[part.suffix] = tensor
+        if len(cut.inputs) < shape[1]:
+            found |= cls.cut_inputs(found, axes, cut.inputs, shape[1])
+        return {suffix: tensor.contiguous() for suffix, tensor in found.items()}
+
+    @classmethod
+    def cut_inputs(
+        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+    ) -> dict[str, torch.Tensor]:
+        """Those of the tensors that some inputs change, by suffix, as these inputs need them. `axes` are the tensors'
+        axes of inputs. Raises `ConfigError`."""
+        return {
+            suffix: narrowed(tensors[suffix], axis, inputs, num_inputs)
+            for suffix, axis in axes.items()
+            if axis is not None
+        }
 
     @classmethod
     @abstractmethod
@@ -81,3 +122,14 @@ class ExpandableLinear(StoredLinear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self.expanded())
+
+
+def narrowed(tensor: torch.Tensor, axis: int, features: range, num_features: int) -> torch.Tensor:
+    """The view of a tensor that belongs to some features, where its axis has an element for every few of them. Raises
+    `ConfigError` where an element belongs to two parts."""
+    size = tensor.shape[axis]
+    if (features.start * size) % num_features or (features.stop * size) % num_features:
+        allowed = f"multiples of {num_features // size}, as the weights are stored"
+        raise ConfigError("features of a rank", len(features), allowed)
+    start, stop = features.start * size // num_features, features.stop * size // num_features
+    return tensor.narrow(axis, start, stop - start)

@@ -46,12 +46,13 @@ def pack_linears(
     folder: Path | None,
     progress: Callable[[int, int], None],
     expanded_to: torch.dtype | None = None,
+    part: str = "",
 ) -> Weights:
     """The weights with every matrix packed, where this machine can. Progress is told in matrices. Those in block
     formats are expanded to a dtype and packed like the others, and so are integers in groups; None: these stay packed.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None: the weights come
-    from no folder.
+    from no folder. `part` names the part of the folder's weights that these are; empty: all of them.
     """
     matrices: dict[str, Matrix] = {}
     made: dict[str, Callable[[torch.Tensor], Linear]] = {}
@@ -67,7 +68,7 @@ def pack_linears(
             made[name] = partial(PackedLinear, layout=layout)
         else:
             others[name] = DenseLinear(read())
-    packed = {name: made[name](memory) for name, memory in packed_memory(matrices, folder, progress).items()}
+    packed = {name: made[name](memory) for name, memory in packed_memory(matrices, folder, progress, part).items()}
     return replace(weights, linears={**others, **packed})
 
 

@@ -18,7 +18,7 @@ from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
-from ..weights.layout import Layout, linear, norm, table
+from ..weights.layout import Layout, Split, joined_bias, joined_linear, linear, norm, table
 from ..weights.names import CheckpointNames
 from .model import LastTokens, LayerInputs
 
@@ -74,20 +74,21 @@ class Decoder:
         hidden, q_size, head_dim = config.hidden_size, config.num_heads * config.head_dim, config.head_dim
         layer = {
             "input_norm": norm(hidden),
-            "qkv": linear(config.qkv_size, hidden),
-            "o": linear(hidden, q_size),
+            "qkv": joined_linear(config.qkv_sizes, hidden),
+            "o": linear(hidden, q_size, split=Split.INPUTS),
             "post_norm": norm(hidden),
-            "gate_up": linear(2 * config.intermediate_size, hidden),
-            "down": linear(hidden, config.intermediate_size),
+            "gate_up": joined_linear((config.intermediate_size, config.intermediate_size), hidden),
+            "down": linear(hidden, config.intermediate_size, split=Split.INPUTS),
         }
         if config.qkv_bias:
-            layer["qkv_bias"] = table(config.qkv_size)
+            layer["qkv_bias"] = joined_bias(config.qkv_sizes)
         if config.qk_norm:
             layer |= {"q_norm": norm(head_dim), "k_norm": norm(head_dim)}
+        tied_to = "embed" if config.tie_word_embeddings else ""
         return {
-            "embed": table(config.vocab_size, hidden),
+            "embed": table(config.vocab_size, hidden, split=Split.VOCABULARY),
             "final_norm": norm(hidden),
-            "lm_head": linear(config.vocab_size, hidden, tied_to="embed" if config.tie_word_embeddings else ""),
+            "lm_head": linear(config.vocab_size, hidden, tied_to=tied_to, split=Split.VOCABULARY),
             **{f"layers.{i}.{name}": spec for i in range(config.num_layers) for name, spec in layer.items()},
         }
 

@@ -17,7 +17,7 @@ from ..layers.mlp import Mlp
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
-from ..weights.layout import Layout, linear, norm, table
+from ..weights.layout import Layout, Split, joined_linear, linear, norm, table
 from ..weights.names import CheckpointNames
 from .gemma3_config import Gemma3Config
 from .model import LastTokens, LayerInputs
@@ -74,15 +74,16 @@ class Gemma3:
         layer = {
             **{name: norm(hidden) for name in norms},
             **{name: norm(config.head_dim) for name in ("q_norm", "k_norm")},
-            "qkv": linear(config.qkv_size, hidden),
-            "o": linear(hidden, config.num_heads * config.head_dim),
-            "gate_up": linear(2 * config.intermediate_size, hidden),
-            "down": linear(hidden, config.intermediate_size),
+            "qkv": joined_linear(config.qkv_sizes, hidden),
+            "o": linear(hidden, config.num_heads * config.head_dim, split=Split.INPUTS),
+            "gate_up": joined_linear((config.intermediate_size, config.intermediate_size), hidden),
+            "down": linear(hidden, config.intermediate_size, split=Split.INPUTS),
         }
+        tied_to = "embed" if config.tie_word_embeddings else ""
         return {
-            "embed": table(config.vocab_size, hidden),
+            "embed": table(config.vocab_size, hidden, split=Split.VOCABULARY),
             "final_norm": norm(hidden),
-            "lm_head": linear(config.vocab_size, hidden, tied_to="embed" if config.tie_word_embeddings else ""),
+            "lm_head": linear(config.vocab_size, hidden, tied_to=tied_to, split=Split.VOCABULARY),
             **{f"layers.{i}.{name}": spec for i in range(config.num_layers) for name, spec in layer.items()},
         }
 

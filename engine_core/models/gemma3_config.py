@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ConfigError
@@ -30,6 +30,9 @@ class Gemma3Config(ModelConfig):
     """Rotary base of layers with a window; their positions are not scaled."""
     is_windowed: tuple[bool, ...]
     """By layer."""
+
+    def of_layers(self, first: int, stop: int) -> Gemma3Config:
+        return replace(self, num_layers=stop - first, is_windowed=self.is_windowed[first:stop])
 
 
 def read_config(config: Mapping[str, Any]) -> Gemma3Config:

@@ -60,6 +60,30 @@ def stored_parts(blocks: torch.Tensor, parts: torch.Tensor) -> Parts:
     return tuple(found)
 
 
+def cut_parts(parts: Parts, outputs: Sequence[range], inputs: range) -> Parts:
+    """Some outputs and inputs of a weight; reads nothing of mapped tiles but theirs. Raises `ConfigError` where a tile
+    or a unit would be cut."""
+    found, first = [], 0
+    for part in parts:
+        # Ranges are in ascending order, so parts of the result are as well.
+        for wanted in outputs:
+            begin, end = max(wanted.start - first, 0), min(wanted.stop - first, part.num_rows)
+            if begin < end:
+                found.append(_cut_part(part, range(begin, end), inputs))
+        first += part.num_rows
+    return tuple(found)
+
+
+def _cut_part(part: BlockWeight, rows: range, inputs: range) -> BlockWeight:
+    unit = part.format.unit
+    if rows.start % TILE_ROWS or (rows.stop % TILE_ROWS and rows.stop != part.num_rows):
+        raise ConfigError("outputs of a rank", len(rows), f"multiples of {TILE_ROWS}, as {part.format.name} is stored")
+    if inputs.start % unit or inputs.stop % unit:
+        raise ConfigError("inputs of a rank", len(inputs), f"multiples of {unit}, as {part.format.name} is stored")
+    tiles = part.tiles[rows.start // TILE_ROWS : -(-rows.stop // TILE_ROWS), inputs.start // unit : inputs.stop // unit]
+    return BlockWeight(format=part.format, tiles=tiles.contiguous(), num_rows=len(rows))
+
+
 def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
     """Puts every packed weight of a model's file into the dtype, one after another: the two forms of all of them are
     never in memory at once. Raises `ConfigError` naming the one that does not fit."""

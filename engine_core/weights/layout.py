@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Split(Enum):
+    """How tensor-parallel ranks divide a weight."""
+
+    NONE = "every rank has all of it"
+    OUTPUTS = "each rank has an equal share of the outputs of every part"
+    INPUTS = "each rank has an equal share of the inputs, and the ranks' products are added"
+    VOCABULARY = "each rank has the rows of some tokens"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,20 +24,33 @@ class WeightSpec:
     is_norm: bool = False
     tied_to: str = ""
     """Name of the weight whose tensors it shares; then the file has none of its own."""
+    split: Split = Split.NONE
+    parts: tuple[int, ...] = ()
+    """Outputs of each of the projections that are joined in it, where `split` is OUTPUTS."""
 
 
 Layout = Mapping[str, WeightSpec]
 """By name, in the order in which random weights are drawn."""
 
 
-def linear(out_features: int, in_features: int, *, tied_to: str = "") -> WeightSpec:
-    return WeightSpec(shape=(out_features, in_features), is_linear=True, tied_to=tied_to)
+def linear(out_features: int, in_features: int, *, tied_to: str = "", split: Split = Split.NONE) -> WeightSpec:
+    return WeightSpec(shape=(out_features, in_features), is_linear=True, tied_to=tied_to, split=split)
+
+
+def joined_linear(parts: tuple[int, ...], in_features: int) -> WeightSpec:
+    """Projections of one input, of which each rank has a share of each."""
+    return WeightSpec(shape=(sum(parts), in_features), is_linear=True, split=Split.OUTPUTS, parts=parts)
 
 
 def norm(size: int) -> WeightSpec:
     return WeightSpec(shape=(size,), is_norm=True)
 
 
-def table(*shape: int) -> WeightSpec:
-    """Anything else: an embedding, a bias."""
-    return WeightSpec(shape=shape)
+def table(*shape: int, split: Split = Split.NONE) -> WeightSpec:
+    """Anything else: an embedding, for instance."""
+    return WeightSpec(shape=shape, split=split)
+
+
+def joined_bias(parts: tuple[int, ...]) -> WeightSpec:
+    """The bias of a `joined_linear`."""
+    return WeightSpec(shape=(sum(parts),), split=Split.OUTPUTS, parts=parts)

@@ -34,28 +34,36 @@ class Matrix:
     """Packs it into uint8 [num_bytes]."""
 
 
-def packed_memory(matrices: Mapping[str, Matrix], folder: Path | None, progress: Progress) -> dict[str, torch.Tensor]:
+def packed_memory(
+    matrices: Mapping[str, Matrix], folder: Path | None, progress: Progress, part: str = ""
+) -> dict[str, torch.Tensor]:
     """For each matrix the memory that it is packed in, uint8.
 
     `folder` is the one that the matrices were loaded from, None if they come from nowhere. Where it cannot be written
-    and holds no packed file, the matrices are packed into memory of this process.
+    and holds no packed file, the matrices are packed into memory of this process. `part` names the part of the folder's
+    weights that the matrices are: parts of equal shapes have files of their own.
     """
     if not matrices:
         return {}
     offsets, num_bytes = _offsets(matrices)
-    memory = _mapped(matrices, offsets, num_bytes, folder, progress)
+    memory = _mapped(matrices, offsets, num_bytes, folder, progress, part)
     return {name: memory[at : at + matrices[name].num_bytes] for name, at in offsets.items()}
 
 
 def _mapped(
-    matrices: Mapping[str, Matrix], offsets: Mapping[str, int], num_bytes: int, folder: Path | None, progress: Progress
+    matrices: Mapping[str, Matrix],
+    offsets: Mapping[str, int],
+    num_bytes: int,
+    folder: Path | None,
+    progress: Progress,
+    part: str = "",
 ) -> torch.Tensor:
     """uint8 [num_bytes]: the packed matrices, in a file if there may be one."""
     if folder is None:
         memory = torch.empty(num_bytes, dtype=torch.uint8)
         _fill(memory, matrices, offsets, progress)
         return memory
-    path = folder / f"packed-{_identity(folder, matrices)}.bin"
+    path = folder / f"packed-{_identity(folder, matrices, part)}.bin"
     if not path.is_file():
         if not os.access(folder, os.W_OK):
             return _mapped(matrices, offsets, num_bytes, None, progress)
@@ -85,8 +93,8 @@ def _offsets(matrices: Mapping[str, Matrix]) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def _identity(folder: Path, matrices: Mapping[str, Matrix]) -> str:
+def _identity(folder: Path, matrices: Mapping[str, Matrix], part: str) -> str:
     source = (folder / WEIGHTS_NAME).stat()
     layouts = [(name, matrix.layout) for name, matrix in matrices.items()]
-    what = (source.st_size, source.st_mtime_ns, layouts)
+    what = (source.st_size, source.st_mtime_ns, layouts, *([part] if part else []))
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()

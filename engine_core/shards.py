@@ -1,0 +1,108 @@
+"""How the ranks of one engine divide a model. Knows sizes, no tensors and no processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .config import ConfigError
+from .model_config import ModelConfig
+
+VOCABULARY_MULTIPLE = 16
+"""Rows of a tile of packed weights: every rank but the last has a multiple of it."""
+MAX_STAGES = 4
+"""Steps in flight at most, of which every pipeline stage needs one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part number `index` of `size` equal parts of every weight that tensor parallelism divides."""
+
+    index: int = 0
+    size: int = 1
+
+    def part(self, total: int) -> range:
+        """This shard's part of `total` things, which the size divides."""
+        assert total % self.size == 0
+        count = total // self.size
+        return range(self.index * count, (self.index + 1) * count)
+
+    def vocabulary(self, vocab_size: int) -> range:
+        """Token ids of this shard. The last shards may have fewer than the others."""
+        count = -(-vocab_size // self.size)
+        count = -(-count // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        return range(min(self.index * count, vocab_size), min((self.index + 1) * count, vocab_size))
+
+
+WHOLE = Shard()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Layers first … stop − 1 of a model with `total` layers."""
+
+    first: int
+    stop: int
+    total: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.stop == self.total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """Ranks of an engine: `tensor` shards of each of `pipeline` stages. Rank stage * tensor + shard has both."""
+
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tensor * self.pipeline
+
+    def shard(self, rank: int) -> Shard:
+        return Shard(rank % self.tensor, self.tensor)
+
+    def stage_index(self, rank: int) -> int:
+        return rank // self.tensor
+
+
+def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: int) -> None:
+    """Raises `ConfigError` naming the sizes that divide the model, where this layout does not."""
+    if not _divides(layout.tensor, model, size_multiple):
+        sizes = [n for n in range(1, model.num_kv_heads + 1) if _divides(n, model, size_multiple)]
+        divided = (
+            f"{model.num_heads} query heads, {model.num_kv_heads} KV heads and {model.intermediate_size} of an MLP"
+        )
+        allowed = f"{_either(sizes)}, which divide {divided}"
+        raise ConfigError("tensor_parallel_size", layout.tensor, allowed)
+    most = min(MAX_STAGES, model.num_layers)
+    if not 1 <= layout.pipeline <= most:
+        raise ConfigError("pipeline_parallel_size", layout.pipeline, f"1…{most} for {model.num_layers} layers")
+
+
+def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
+    """The shapes of one shard's layers. The vocabulary is the whole one: tokens are sampled from all of it."""
+    return replace(
+        model,
+        num_heads=model.num_heads // shard.size,
+        num_kv_heads=model.num_kv_heads // shard.size,
+        intermediate_size=model.intermediate_size // shard.size,
+    )
+
+
+def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:
+    divided = (model.num_heads, model.num_kv_heads, model.intermediate_size // size_multiple)
+    return size >= 1 and all(each % size == 0 for each in divided) and _has_tokens(size, model.vocab_size)
+
+
+def _has_tokens(size: int, vocab_size: int) -> bool:
+    return len(Shard(size - 1, size).vocabulary(vocab_size)) > 0
+
+
+def _either(sizes: list[int]) -> str:
+    return " or ".join(map(str, sizes))

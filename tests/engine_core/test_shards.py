@@ -1,0 +1,207 @@
+"""Parts of a model's weights as tensor-parallel ranks have them, beside the whole ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.layers.kinds import Weights, load_weights
+from headwater.engine_core.layers.linear import Linear
+from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import model_class
+from headwater.engine_core.shards import ParallelLayout, Shard, check_layout, local_config
+from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.dummy import dummy
+from headwater.engine_core.weights.layout import Layout, Split
+from headwater.kernels.packed_linear import can_pack
+from tests.engine_core import test_block_weights, test_byte_weights, test_int4_weights
+from tests.engine_core.byte_checkpoint import BYTE_FORMS
+from tests.engine_core.packed_checkpoint import FORMS
+from tests.engine_core.small_models import FAMILIES, convert, random_checkpoint
+
+CPU = torch.device("cpu")
+DIVIDED = [family for family in FAMILIES if not family.startswith("gemma3")]
+QWEN3 = ModelConfig.from_hf(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 6,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+    }
+)
+
+
+def layout_of(folder: Path) -> Layout:
+    config = registry.read_config(folder)
+    return model_class(config).layout(config)
+
+
+def part(folder: Path, index: int, size: int) -> Weights:
+    tensors = model_file.load(folder, CPU, keeps_packed=True)
+    return load_weights(layout_of(folder), tensors, torch.float32, Shard(index, size))
+
+
+def outputs_of(split: Split, x: torch.Tensor, parts: list[Linear], sizes: tuple[int, ...]) -> torch.Tensor:
+    """The whole layer's product, made of the parts' products."""
+    if split is Split.INPUTS:
+        inputs = x.chunk(len(parts), dim=1)
+        return torch.stack([each.product(own) for each, own in zip(parts, inputs, strict=True)]).sum(0)
+    products = [each.product(x) for each in parts]
+    if split is Split.VOCABULARY:
+        return torch.cat(products, dim=1)
+    of_ranks = [product.split([size // len(parts) for size in sizes], dim=1) for product in products]
+    return torch.cat([own[i] for i in range(len(sizes)) for own in of_ranks], dim=1)
+
+
+def check_parts(folder: Path, size: int) -> None:
+    layout, whole = layout_of(folder), part(folder, 0, 1)
+    parts = [part(folder, index, size) for index in range(size)]
+    for name, linear in whole.linears.items():
+        spec, x = layout[name], torch.randn(3, linear.in_features)
+        made = outputs_of(spec.split, x, [each.linears[name] for each in parts], spec.parts)
+        torch.testing.assert_close(made, linear.product(x), rtol=2e-3, atol=2e-3)
+    for name, tensor in whole.tensors.items():
+        if layout[name].split is Split.VOCABULARY:
+            assert torch.equal(torch.cat([each.tensors[name] for each in parts]), tensor)
+        elif layout[name].split is Split.OUTPUTS:
+            pieces = [each.tensors[name].split([n // size for n in layout[name].parts]) for each in parts]
+            assert torch.equal(torch.cat([own[i] for i in range(3) for own in pieces]), tensor)
+        else:
+            assert all(torch.equal(each.tensors[name], tensor) for each in parts)
+    ids = torch.arange(layout["embed"].shape[0])
+    for name, table in whole.tables.items():
+        assert torch.equal(
+            torch.cat([each.tables[name].rows(ids[: each.tables[name].weight.num_rows]) for each in parts]),
+            table.rows(ids),
+        )
+
+
+@pytest.mark.parametrize("family", DIVIDED)
+def test_the_parts_of_two_ranks_make_the_whole_layers_of_each_family(family: str, tmp_path: Path) -> None:
+    random_checkpoint(family, tmp_path / "hf")
+    check_parts(convert(tmp_path / "hf", tmp_path / "ours"), 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_parts_of_four_bit_layers_make_the_whole_ones(form: str, tmp_path: Path) -> None:
+    test_int4_weights.write(tmp_path, form)
+    folder = convert(tmp_path / "packed", tmp_path / "ours")
+    check_parts(folder, 2)
+    with pytest.raises(ConfigError, match=r"inputs of a rank of layers\.0\.o is 16; allowed: multiples of 32"):
+        part(folder, 0, 4)
+
+
+@pytest.mark.parametrize("form", BYTE_FORMS)
+def test_the_parts_of_eight_bit_layers_make_the_whole_ones(form: str, tmp_path: Path) -> None:
+    test_byte_weights.write(tmp_path, form)
+    check_parts(convert(tmp_path / "packed", tmp_path / "ours"), 2)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
+def test_the_parts_of_weights_in_block_formats_make_the_whole_ones(kind: str, tmp_path: Path) -> None:
+    check_parts(test_block_weights.write(tmp_path, kind), 2)
+
+
+def test_a_unit_of_a_block_format_stays_whole(tmp_path: Path) -> None:
+    folder = test_block_weights.write(tmp_path, "Q8_0")
+    with pytest.raises(ConfigError, match=r"inputs of a rank of layers\.0\.o is 16; allowed: multiples of 32, as q8_0"):
+        part(folder, 1, 4)
+
+
+def test_a_vocabulary_that_the_ranks_do_not_divide_leaves_the_last_one_fewer_tokens() -> None:
+    assert [Shard(index, 3).vocabulary(512) for index in range(3)] == [range(176), range(176, 352), range(352, 512)]
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="not on this CPU")
+def test_packed_files_of_ranks_are_their_own_though_their_shapes_are_equal(tmp_path: Path) -> None:
+    random_checkpoint("qwen3", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    for _ in range(2):
+        for index in range(2):
+            plain = part(folder, index, 2)
+            packed = pack_linears(plain, folder, lambda done, total: None, part=f"{index} of 2")
+            for name, linear in plain.linears.items():
+                x = torch.randn(5, linear.in_features)
+                torch.testing.assert_close(packed.linears[name].product(x), linear.product(x), rtol=1e-4, atol=1e-4)
+    assert len(list(folder.glob("packed-*"))) == 2
+
+
+READ = """
+import sys, torch
+from pathlib import Path
+from tests.engine_core.test_shards import part
+folder, size = Path(sys.argv[1]), int(sys.argv[2])
+weights = part(folder, 0, size)
+for linear in weights.linears.values():
+    linear.product(torch.ones(1, linear.in_features))
+for tensor in weights.tensors.values():
+    tensor.sum()
+maps = Path("/proc/self/smaps").read_text().split("weights.safetensors")[1:]
+print(sum(int(each.split("Rss:")[1].split()[0]) for each in maps))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_rank_reads_the_pages_of_its_part_alone(tmp_path: Path) -> None:
+    """Outputs and rows of tokens; a share of the inputs lies on every row's pages."""
+    sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8}
+    folder = random_folder(tmp_path, sizes | {"vocab_size": 16384, "head_dim": 64, "num_hidden_layers": 1})
+    read = [
+        int(
+            subprocess.run(
+                [sys.executable, "-c", READ, str(folder), str(size)], capture_output=True, text=True, check=True
+            ).stdout
+        )
+        for size in (1, 4)
+    ]
+    total = (folder / model_file.WEIGHTS_NAME).stat().st_size // 1024
+    assert read[0] > 0.95 * total
+    assert read[1] < 0.5 * total
+
+
+def random_folder(tmp_path: Path, sizes: dict[str, int]) -> Path:
+    """A converted model with random weights."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    } | sizes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    layout = layout_of(tmp_path)
+    model_file.save(dummy(layout, torch.float32, CPU), tmp_path)
+    return tmp_path
+
+
+def test_a_size_that_does_not_divide_the_model_is_refused_with_those_that_do() -> None:
+    for size in (1, 2, 3, 6):
+        check_layout(ParallelLayout(tensor=size), QWEN3, size_multiple=16)
+    for size in (0, 4, 5, 12):
+        with pytest.raises(
+            ConfigError,
+            match=rf"tensor_parallel_size is {size}; allowed: 1 or 2 or 3 or 6, which divide 12 query heads, 6 KV",
+        ):
+            check_layout(ParallelLayout(tensor=size), QWEN3, size_multiple=16)
+    with pytest.raises(ConfigError, match="allowed: 1 or 3, which divide"):
+        check_layout(ParallelLayout(tensor=2), replace(QWEN3, intermediate_size=48), size_multiple=16)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size is 4; allowed: 1…3 for 3 layers"):
+        check_layout(ParallelLayout(pipeline=4), QWEN3, size_multiple=16)
+
+
+def test_the_layers_of_a_rank_have_its_share_of_the_heads() -> None:
+    local = local_config(QWEN3, Shard(1, 3))
+    assert (local.num_heads, local.num_kv_heads, local.intermediate_size, local.vocab_size) == (4, 2, 64, 512)
