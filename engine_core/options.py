@@ -9,6 +9,7 @@ from pathlib import Path
 from .config import ConfigError, EngineConfig
 from .heads_config import HeadsConfig
 from .model_config import ModelConfig
+from .shards import ParallelLayout
 
 INT8 = "int8"
 ACTIVATION_DTYPES = ("auto", INT8, "model")
@@ -56,12 +57,18 @@ class ExecutorOptions:
     the weights are expanded. `auto`: int8 where there are such weights."""
     quantization: str = "auto"
     """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
+    tensor_parallel_size: int = 1
+    """Ranks that divide every layer."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
     """What each prompt token adds to it."""
     simulated_draft_acceptance: float = 0.0
     """Share of the simulated executor's own guesses that are right; 0: it guesses nothing itself."""
+
+    @property
+    def layout(self) -> ParallelLayout:
+        return ParallelLayout(tensor=self.tensor_parallel_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A bounded byte ring in shared memory, one writer and one reader, in two processes or two threads.
+"""A bounded byte ring in shared memory, one writer and one reader or several, in processes or threads of their own.
 
 The memory has no name, so that no death leaks it. Two pipes go with it: the writer announces the length of each
 piece, the reader gives bytes back. A pipe wakes its reader (nothing is polled), orders the two sides' view of the
@@ -43,6 +43,18 @@ class RingEnd(NamedTuple):
             os.close(fd)
 
 
+def create_broadcast(num_readers: int, capacity: int = RING_BYTES) -> tuple[list[RingEnd], list[RingEnd]]:
+    """The ends of one ring for each reader, the writer's and the readers'; all of them have the same memory."""
+    first, reader = create_ring(capacity)
+    writers, readers = [first], [reader]
+    for _ in range(num_readers - 1):
+        announced, announce = os.pipe()
+        released, release = os.pipe()
+        writers.append(RingEnd(os.dup(first.memory), announce, released))
+        readers.append(RingEnd(os.dup(first.memory), announced, release))
+    return writers, readers
+
+
 def create_ring(capacity: int = RING_BYTES) -> tuple[RingEnd, RingEnd]:
     """The writer's and the reader's end of a new ring. None of the descriptors is inherited unless it is asked for."""
     memory = anonymous_memory("headwater-ring", capacity)
@@ -85,10 +97,7 @@ class RingWriter:
         if len(piece) > self._free:
             return False
         # The bytes go first: the announcement hands them over.
-        until_wrap = self._capacity - self._at
-        self._memory[self._at : self._at + min(len(piece), until_wrap)] = piece[:until_wrap]
-        if len(piece) > until_wrap:
-            self._memory[: len(piece) - until_wrap] = piece[until_wrap:]
+        _put(self._memory, self._at, piece)
         try:
             os.write(self._end.announce, _LENGTH.pack(len(piece) | flag))
         except BlockingIOError:
@@ -110,6 +119,58 @@ class RingWriter:
         self._num_uncollected = 0
         for released in _records(self._end.release):
             self._free += released
+
+
+class BroadcastWriter:
+    """Puts messages of any length into the ring once, for all readers. Owns its descriptors. A message waits until
+    every reader has room for it."""
+
+    def __init__(self, ends: list[RingEnd]) -> None:
+        self._ends, self._memory = ends, _map(ends[0])
+        for end in ends[1:]:
+            for fd in (end.announce, end.release):
+                os.set_blocking(fd, False)
+        self._capacity = len(self._memory)
+        self._free = [self._capacity] * len(ends)
+        self._at = 0
+
+    def write(self, message: bytes) -> None:
+        """Returns when the whole message is in the ring; raises `PeerGone` when a reader is gone."""
+        size = self._capacity // 4
+        for start in range(0, max(len(message), 1), size):
+            piece = message[start : start + size]
+            self._await_room(len(piece))
+            _put(self._memory, self._at, piece)
+            self._at = (self._at + len(piece)) % self._capacity
+            flag = _MORE if start + size < len(message) else 0
+            for reader, end in enumerate(self._ends):
+                self._free[reader] -= len(piece)
+                self._announce(end, _LENGTH.pack(len(piece) | flag))
+
+    def close(self) -> None:
+        """A second time does nothing."""
+        if not self._memory.closed:
+            self._memory.close()
+            for end in self._ends:
+                end.close()
+
+    def _await_room(self, length: int) -> None:
+        for reader, end in enumerate(self._ends):
+            self._free[reader] += sum(_records(end.release))
+            while self._free[reader] < length:
+                _wait_readable(end.release)
+                self._free[reader] += sum(_records(end.release))
+
+    def _announce(self, end: RingEnd, record: bytes) -> None:
+        while True:
+            try:
+                os.write(end.announce, record)
+            except BlockingIOError:
+                select.select([], [end.announce], [])
+            except BrokenPipeError:
+                raise PeerGone from None
+            else:
+                return
 
 
 class RingReader:
@@ -185,6 +246,14 @@ def anonymous_memory(name: str, size: int) -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, size)
     return fd
+
+
+def _put(memory: mmap.mmap, at: int, piece: bytes) -> None:
+    """Writes a piece, which goes on at the beginning where the memory ends."""
+    until_wrap = len(memory) - at
+    memory[at : at + min(len(piece), until_wrap)] = piece[:until_wrap]
+    if len(piece) > until_wrap:
+        memory[: len(piece) - until_wrap] = piece[until_wrap:]
 
 
 def _map(end: RingEnd) -> mmap.mmap:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
@@ -16,6 +17,7 @@ from ..executors.build_single import (
     load_weights,
     single_executor,
 )
+from ..executors.rank_place import RankPlace, load_rank_weights, rank_executor
 from ..layers.kinds import Weights
 from ..layers.packed import pack_linears
 from ..options import INT8, BuildRequest, ExecutorOptions, Progress
@@ -35,6 +37,7 @@ capabilities = Capabilities(
     windows=True,
     draft_models=True,
     draft_heads=True,
+    parallel=True,
 )
 KV_CACHE_BYTES = 512 << 20
 
@@ -59,15 +62,36 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     return single_executor(request, config, *served, draft=draft, heads=heads), config
 
 
+def max_ranks(options: ExecutorOptions) -> int:
+    """A core each, or as many as threads are asked for."""
+    return max(_num_cores(), options.num_threads)
+
+
+def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
+    config = engine_config_of(request, kv_cache_memory(request.options))
+    weights = load_rank_weights(request, place, CpuPlatform.device, progress, keeps_packed=True)
+    platform = CpuPlatform.of(place.local_config(request.model), config)
+    packed = _prepared(request, platform, weights, progress, part=place.part)
+    return rank_executor(request, place, config, platform, packed), config
+
+
 def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
     """A model's operations and its weights."""
-    weights = with_cpu_look_up(load_weights(request, CpuPlatform.device, progress, keeps_packed=True))
+    weights = load_weights(request, CpuPlatform.device, progress, keeps_packed=True)
+    platform = CpuPlatform.of(request.model, config)
+    return platform, _prepared(request, platform, weights, progress)
+
+
+def _prepared(
+    request: BuildRequest, platform: CpuPlatform, weights: Weights, progress: Progress, part: str = ""
+) -> Weights:
+    """The weights as the platform multiplies them. `part` names the part of the model that they are."""
     folder = request.options.model_folder if request.options.load_format == "auto" else None
     expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
-    weights = pack_linears(weights, folder, partial(progress, "packing weights"), expanded_to)
-    platform = CpuPlatform.of(request.model, config)
-    platform.prepare(weights, partial(progress, "loading kernels"))
-    return platform, weights
+    looked_up, packing = with_cpu_look_up(weights), partial(progress, "packing weights")
+    packed = pack_linears(looked_up, folder, packing, expanded_to, part)
+    platform.prepare(packed, partial(progress, "loading kernels"))
+    return packed
 
 
 def _loaded_heads(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
@@ -75,3 +99,8 @@ def _loaded_heads(request: BuildRequest, config: EngineConfig, progress: Progres
     weights = pack_linears(load_heads_weights(request, CpuPlatform.device), None, partial(progress, "packing weights"))
     assert request.heads is not None
     return CpuPlatform.of(request.heads.layer or request.model, config), weights
+
+
+def _num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

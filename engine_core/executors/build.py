@@ -20,8 +20,10 @@ from ..platforms import registry as platforms
 from ..platforms.capabilities import Capabilities
 from ..platforms.registry import LoadedDevice
 from ..quantization import GGUF, NONE, check_quantization
+from ..shards import check_layout
 from ..weights.dummy import DUMMIES
 from ..weights.model_file import has_blocks, has_integers, stored_dtype
+from .multi import build_ranks, check_num_ranks
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 log = logging.getLogger(__name__)
@@ -34,6 +36,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     loaded = platforms.load(options.device)
     request = checked(options, loaded.device.name, loaded.device.capabilities)
     _tell_activations(request)
+    if options.layout.num_ranks > 1:
+        check_num_ranks(options, loaded.device)
     facts = ModelFacts(
         dtype=request.dtype,
         kv_format=request.kv_format,
@@ -42,7 +46,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         prompt_logprobs=loaded.device.capabilities.prompt_logprobs,
         most_own_drafts=0 if request.heads is None else request.heads.most,
     )
-    executor, config = loaded.device.build_executor(request, progress)
+    build = loaded.device.build_executor if options.layout.num_ranks == 1 else build_ranks
+    executor, config = build(request, progress)
     return executor, config, facts
 
 
@@ -71,6 +76,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
+    _check_ranks(options, model, flags, where)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
     return BuildRequest(
@@ -141,6 +147,18 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
     except ConfigError as error:
         raise ConfigError("draft_heads", str(folder), f"heads for the served model; of these {error}") from None
     return heads
+
+
+def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
+    size = options.tensor_parallel_size
+    if size != 1 and not flags.parallel:
+        raise ConfigError("tensor_parallel_size", size, f"1 {where}")
+    check_layout(options.layout, model, size_multiple=flags.size_multiple)
+    if options.layout.num_ranks == 1:
+        return
+    for name in ("draft_model", "draft_heads"):
+        if (folder := getattr(options, name)) is not None:
+            raise ConfigError(name, str(folder), f"none with tensor_parallel_size {size}")
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
@@ -216,4 +234,6 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
     what = [source, request.model, request.dtype, request.kv_format, request.activations]
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
+    if options.layout.num_ranks > 1:
+        what.append(options.layout)
     return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

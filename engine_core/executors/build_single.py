@@ -3,6 +3,7 @@ plan where it is submitted."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from ..models.model import Model, model_class
 from ..options import BuildRequest, Progress, engine_config
 from ..weights import model_file
 from ..weights.dummy import DUMMIES, dummy
-from ..weights.model_file import DTYPES
+from ..weights.model_file import DTYPES, Tensors
 from .chained_heads import ChainedHeads
 from .draft_model import DraftModel
 from .own_guesser import OwnGuesser
@@ -35,18 +36,25 @@ def load_weights(
 ) -> Weights:
     """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
     eight bits are expanded, unless `keeps_packed`. Raises `ConfigError`."""
-    options, loading = request.options, partial(progress, "loading weights")
-    layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
+    layout = model_class(request.model).layout(request.model)
+    tensors = stored_tensors(request, device, partial(progress, "loading weights"), keeps_packed=keeps_packed)
+    return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
+
+
+def stored_tensors(
+    request: BuildRequest, device: torch.device, loading: Callable[[int, int], None], *, keeps_packed: bool
+) -> Tensors:
+    """The tensors of the whole model as its file holds them."""
+    options, dtype = request.options, DTYPES[request.dtype]
     assert options.model_folder is not None
     if options.load_format == "auto":
-        tensors = model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed)
-    else:
-        uniform = DUMMIES[options.load_format]
-        tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
-        if not keeps_packed:
-            model_file.expand_all(tensors, dtype)
-        loading(1, 1)
-    return kinds.load_weights(layout, tensors, dtype)
+        return model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed)
+    layout, uniform = model_class(request.model).layout(request.model), DUMMIES[options.load_format]
+    tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
+    if not keeps_packed:
+        model_file.expand_all(tensors, dtype)
+    loading(1, 1)
+    return tensors
 
 
 def load_heads_weights(request: BuildRequest, device: torch.device) -> Weights:

@@ -38,5 +38,7 @@ class Capabilities:
     """A smaller model drafts tokens (`--draft-model`)."""
     draft_heads: bool = False
     """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
+    parallel: bool = False
+    """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank` and `max_ranks`."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

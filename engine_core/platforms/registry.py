@@ -100,9 +100,11 @@ def check_contract(name: str, module: Any) -> Device:
         flags = module.capabilities
         if not isinstance(flags, Capabilities):
             raise ConfigError(f"capabilities of the platform {name!r}", flags, "a `Capabilities`")
-        missing = [hook for flag, hook in BY_FLAG.items() if getattr(flags, flag) and not hasattr(module, hook)]
+        hooks = [hook for flag, hooks in BY_FLAG.items() if getattr(flags, flag) for hook in hooks]
+        missing = [hook for hook in hooks if not hasattr(module, hook)]
     if missing:
-        needed = ", ".join((*REQUIRED, *(f"{hook} with the flag {flag}" for flag, hook in BY_FLAG.items())))
+        by_flag = [f"{hook} with the flag {flag}" for flag, hooks in BY_FLAG.items() for hook in hooks]
+        needed = ", ".join((*REQUIRED, *by_flag))
         raise ConfigError(f"platform {name!r}", f"without {', '.join(missing)}", f"a module that offers {needed}")
     if module.name != name:
         raise ConfigError(f"name of the platform {name!r}", module.name, f"{name}, as its entry point says")

@@ -15,6 +15,8 @@ from typing import Protocol, assert_never
 import msgspec
 import structlog
 
+from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
+
 from ..runtime.process import PARENT_FD, READY_FD
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
@@ -22,7 +24,6 @@ from .core_watch import CoreWatch
 from .kernel_cache import with_kernel_cache
 from .mask_table import Int32Array, create_mask_memory, map_masks
 from .messages import Command, Ends, Failed, Idle, Prepared, Progress, Ready, Report, Step, decode_report, encode
-from .ring import PeerGone, RingReader, RingWriter, create_ring
 from .settings import EngineSettings
 
 MAX_BACKLOG_BYTES = 16 << 20

@@ -22,6 +22,7 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
+from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
 
 from ..runtime.settings import read_settings
 from .mask_table import map_masks
@@ -45,7 +46,6 @@ from .messages import (
     encode,
 )
 from .rates import MeasuredExecutor
-from .ring import PeerGone, RingReader, RingWriter
 from .settings import EngineSettings
 from .speculation import build_speculator, drafters_of
 

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.ring import RingReader
 from headwater.engine_core.step_output import Finished, StepOutput
 
 from ..grammars.grammars import GrammarError
@@ -14,7 +15,6 @@ from ..runtime.tasks import log_failure
 from .grammars import GrammarCompiler, NoTokenizer
 from .masks import MaskWriter
 from .messages import Add, Command
-from .ring import RingReader
 
 
 class GrammarDesk:

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import numpy.typing as npt
 
-from .ring import anonymous_memory
+from headwater.engine_core.ring import anonymous_memory
 
 Int32Array = npt.NDArray[np.int32]
 

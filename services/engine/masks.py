@@ -23,12 +23,12 @@ from itertools import islice
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
+from headwater.engine_core.ring import PeerGone, RingReader
 from headwater.engine_core.step_output import MasksWanted, StepOutput
 
 from ..grammars.grammars import GrammarError, check
 from .mask_table import Int32Array
 from .messages import Command, Fail, MasksFilled, decode_step
-from .ring import PeerGone, RingReader
 
 MAX_THREADS = 8
 SWITCH_SECONDS = 0.00005

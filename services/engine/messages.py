@@ -5,9 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from headwater.engine_core.request import NewRequest
+from headwater.engine_core.ring import RingEnd
 from headwater.engine_core.step_output import EngineLoad, StepOutput
-
-from .ring import RingEnd
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):

@@ -8,12 +8,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.services.engine.ring import PeerGone, RingReader, RingWriter, create_ring
+from headwater.engine_core.ring import (
+    BroadcastWriter,
+    PeerGone,
+    RingReader,
+    RingWriter,
+    create_broadcast,
+    create_ring,
+)
 
 
 @pytest.fixture
@@ -127,7 +135,7 @@ async def test_an_event_loop_is_woken_by_a_message(ring: tuple[RingWriter, RingR
 
 KILLED_WRITER = """
 import sys, time
-from headwater.services.engine.ring import RingEnd, RingWriter
+from headwater.engine_core.ring import RingEnd, RingWriter
 writer = RingWriter(RingEnd(*map(int, sys.argv[1:])))
 writer.write(b"whole")
 piece, flag = next(writer.pieces(bytes(10_000)))
@@ -153,3 +161,37 @@ def test_a_killed_writer_leaves_its_whole_messages_and_no_memory_behind() -> Non
         reader.read()
     reader.close()
     assert set(os.listdir("/dev/shm")) == shared_memory
+
+
+def test_every_reader_of_a_broadcast_reads_every_message_whatever_its_length() -> None:
+    writers, readers = create_broadcast(3, 1 << 12)
+    writer, opened = BroadcastWriter(writers), [RingReader(end) for end in readers]
+    sent = [bytes([i % 251]) * (i * 37 % 3000) for i in range(300)]
+
+    def read_all(reader: RingReader) -> list[bytes]:
+        found: list[bytes] = []
+        while len(found) < len(sent):
+            reader.wait()
+            found += reader.read()
+        return found
+
+    with ThreadPoolExecutor(3) as pool:
+        reading = [pool.submit(read_all, reader) for reader in opened]
+        for message in sent:
+            writer.write(message)
+        assert [each.result(60) == sent for each in reading] == [True, True, True]
+    writer.close()
+    for reader in opened:
+        with pytest.raises(PeerGone):
+            reader.read()
+        reader.close()
+
+
+def test_a_broadcast_whose_reader_is_gone_says_so() -> None:
+    writers, readers = create_broadcast(2, 1 << 12)
+    writer, kept = BroadcastWriter(writers), RingReader(readers[0])
+    readers[1].close()
+    with pytest.raises(PeerGone):
+        writer.write(b"one")
+    writer.close()
+    kept.close()

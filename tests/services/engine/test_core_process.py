@@ -15,6 +15,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.ring import RingReader, RingWriter, create_ring
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.engine.core_process import SpokenProgress, run
 from headwater.services.engine.messages import (
@@ -32,7 +33,6 @@ from headwater.services.engine.messages import (
     encode,
 )
 from headwater.services.engine.rates import MeasuredExecutor
-from headwater.services.engine.ring import RingReader, RingWriter, create_ring
 
 CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64, async_depth=2)
 MODEL = SimulatedModel(vocab_size=1000)

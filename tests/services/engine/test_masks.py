@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from headwater.engine_core.ring import RingReader, RingWriter, create_ring
 from headwater.engine_core.step_output import MasksWanted, StepOutput
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command, MasksFilled, Step, encode
-from headwater.services.engine.ring import RingReader, RingWriter, create_ring
 from headwater.services.grammars.grammars import fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.tasks import owned_task

@@ -1,0 +1,133 @@
+"""One process a rank behind the contract of an executor: plans go out once to all ranks, results come from the first.
+
+Knows nothing of devices: what a rank computes with is the platform's matter (`build_rank`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import cast
+
+import torch
+
+from ..config import ConfigError, EngineConfig
+from ..executor import DrawPlan, StepPlan, StepResult
+from ..options import BuildRequest, ExecutorOptions, Progress
+from ..parallel.board import RankFigures
+from ..parallel.plan_messages import encode_draw, encode_step, encode_warm_up
+from ..parallel.ranks import Ranks
+from ..parallel.result_messages import (
+    Hello,
+    Loading,
+    Refusal,
+    WarmedUp,
+    decode_result,
+    decode_told,
+)
+from ..platforms.device import Device
+from .rank_place import ParallelDevice
+
+LEAST_SILENCE = 2.0
+"""Seconds in which ranks may compute no plan; more where a step is expected to take longer."""
+PATIENCE = 10
+"""Times the predicted time of a step after which its ranks hang."""
+
+
+class MultiExecutor:
+    """See `Executor`. Every method may raise `RankLost`; then nothing is left to do but to close it."""
+
+    swapper = None
+    """No rank has blocks in host memory."""
+
+    def __init__(self, ranks: Ranks, hello: Hello) -> None:
+        self.ranks = ranks
+        self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
+        self._budget = hello.config.max_num_batched_tokens
+        self._longest_step: float | None = None
+        """Seconds of a step of the whole budget; None: nothing is known, and much is still to be compiled."""
+        self._slowest_step = self._last_retired = 0.0
+        self._launched: deque[tuple[float, float]] = deque()
+        """When each plan in flight was launched, and its predicted seconds."""
+
+    def submit(self, plan: StepPlan) -> int:
+        self._launch(encode_step(plan), plan.num_tokens)
+        return plan.step
+
+    def draw(self, plan: DrawPlan) -> int:
+        self._launch(encode_draw(plan), len(plan.rows))
+        return plan.step
+
+    def retire(self, handle: int) -> StepResult:
+        result = decode_result(self.ranks.hear(0))
+        launched, _ = self._launched.popleft()
+        now = time.monotonic()
+        self._slowest_step = max(self._slowest_step, now - max(launched, self._last_retired))
+        self._last_retired = now
+        return result
+
+    def is_ready(self, handle: int) -> bool:
+        return self.ranks.has_word(0)
+
+    def warm_up(self) -> float:
+        self.ranks.tell(encode_warm_up())
+        seconds = [_warmed_up(self.ranks, rank) for rank in range(self.ranks.size)]
+        self._longest_step = max(seconds)
+        return self._longest_step
+
+    def _launch(self, message: bytes, num_tokens: int) -> None:
+        predicted = (self._longest_step or 0.0) * num_tokens / self._budget
+        self._launched.append((time.monotonic(), predicted))
+        if self._longest_step is not None:
+            slowest = max(self._slowest_step, *(seconds for _, seconds in self._launched))
+            self.ranks.allow_silence(max(LEAST_SILENCE, PATIENCE * slowest))
+        self.ranks.tell(message)
+
+    def prepare(self) -> bool:
+        return False
+
+    def figures(self) -> list[RankFigures]:
+        """What each rank has done so far."""
+        return self.ranks.figures()
+
+    def close(self) -> None:
+        self.ranks.close()
+
+
+def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
+    """Raises `ConfigError` for more ranks than the machine has room for."""
+    most = cast("ParallelDevice", device).max_ranks(options)
+    if options.layout.num_ranks > most:
+        allowed = f"at most {most} on this machine, on the platform {device.name}"
+        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
+
+
+def build_ranks(request: BuildRequest, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:
+    """Raises `ConfigError` where a rank is refused, and `RankLost`."""
+    ranks = Ranks(request.options, request.options.num_threads or torch.get_num_threads())
+    try:
+        hellos = [_hello(ranks, rank, progress) for rank in range(ranks.size)]
+    except BaseException:
+        ranks.close()
+        raise
+    assert all(hello == hellos[0] for hello in hellos)
+    return MultiExecutor(ranks, hellos[0]), hellos[0].config
+
+
+def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
+    while True:
+        match told := decode_told(ranks.hear(rank)):
+            case Hello():
+                return told
+            case Refusal():
+                raise ConfigError(told.name, told.value, told.allowed)
+            case Loading():
+                progress(told.phase, told.done, told.total)
+            case WarmedUp():
+                raise AssertionError(told)
+
+
+def _warmed_up(ranks: Ranks, rank: int) -> float:
+    told = decode_told(ranks.hear(rank))
+    assert isinstance(told, WarmedUp)
+    return told.seconds

@@ -1,0 +1,108 @@
+"""The process of one rank: computes the plans that all ranks of an engine are told, in their order."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from typing import cast
+
+import torch
+
+from ..config import ConfigError
+from ..executor import Executor, Int32Array, StepResult
+from ..parallel.board import COMPUTES, IDLE, WAITS, Board
+from ..parallel.memory_group import MemoryGroup
+from ..parallel.plan_messages import DRAW, STEP, decode_draw, decode_step, kind_of
+from ..parallel.rank_start import RankStart
+from ..parallel.result_messages import Hello, Loading, Refusal, WarmedUp, encode_result, encode_told
+from ..platforms import registry as platforms
+from ..ring import PeerGone, RingReader, RingWriter
+from .build import checked
+from .rank_place import ParallelDevice, RankPlace
+
+
+class RankProcess:
+    def __init__(self, start: RankStart) -> None:
+        self._start, self._board = start, Board(start.board)
+        self._plans, self._reports = RingReader(start.plans), RingWriter(start.reports)
+        self._shard = start.options.layout.shard(start.rank)
+        self._group = MemoryGroup(self._shard.index, start.group, self._say_waits)
+        self._masks: Int32Array | None = None
+        """As the last draw had them."""
+
+    def run(self) -> None:
+        """Until the executor closes the ring of plans, or another rank is gone."""
+        executor = self._built()
+        while True:
+            self._plans.wait()
+            for message in self._plans.read():
+                self._board.set_state(self._start.rank, COMPUTES)
+                start = time.perf_counter()
+                self._compute(executor, message)
+                self._board.set_state(self._start.rank, IDLE)
+                self._board.note_plan(self._start.rank, time.perf_counter() - start, self._group.seconds_waited)
+
+    def _built(self) -> Executor:
+        """Raises `SystemExit` where the rank is refused, and says why."""
+        options = self._start.options
+        try:
+            device = platforms.load(options.device).device
+            request = checked(options, device.name, device.capabilities)
+            place = RankPlace(shard=self._shard, group=self._group)
+            executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
+        except ConfigError as error:
+            self._reports.write(encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed)))
+            raise SystemExit(1) from None
+        hello = Hello(config=config, can_draft=executor.can_draft, prefill_seconds=executor.prefill_seconds)
+        self._reports.write(encode_told(hello))
+        return executor
+
+    def _compute(self, executor: Executor, message: bytes) -> None:
+        kind = kind_of(message)
+        if kind == STEP:
+            self._tell(executor.retire(executor.submit(decode_step(message))))
+        elif kind == DRAW:
+            plan = decode_draw(message, self._masks)
+            self._masks = plan.masks
+            self._tell(executor.retire(executor.draw(plan)))
+        else:
+            self._reports.write(encode_told(WarmedUp(seconds=executor.warm_up())))
+
+    def _tell(self, result: StepResult) -> None:
+        """All ranks have the same result: one of them says it."""
+        if self._start.rank == 0:
+            self._reports.write(encode_result(result))
+
+    def _say_loading(self, phase: str, done: int, total: int) -> None:
+        if self._start.rank == 0:
+            self._reports.write(encode_told(Loading(phase=phase, done=done, total=total)))
+
+    def _say_waits(self, waits: bool) -> None:
+        self._board.set_state(self._start.rank, WAITS if waits else COMPUTES)
+
+
+def main() -> None:
+    start = RankStart.from_json(sys.argv[1])
+    # The executor's process decides when to stop; a terminal's signal to the group reaches it too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_die_with_the_executor, args=(start.lifeline,), daemon=True).start()
+    torch.set_num_threads(start.options.num_threads)
+    try:
+        RankProcess(start).run()
+    except PeerGone:
+        # The executor closes or another rank is gone. The executor sees which, and ends this one either way.
+        threading.Event().wait()
+
+
+def _die_with_the_executor(lifeline: int) -> None:
+    """At once, also while the model loads or another rank is awaited."""
+    os.read(lifeline, 1)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""What each rank of an engine is doing, in memory that the ranks write and the executor reads. Knows no plans."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..ring import anonymous_memory
+
+IDLE, COMPUTES, WAITS = range(3)
+"""States of a rank: it waits for a plan, it computes one, it waits for another rank."""
+STATE_NAMES = ("waits for a plan", "computes", "waits for another rank")
+_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_COLUMNS = range(5)
+_Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """What one rank has done so far."""
+
+    num_plans: int
+    busy_seconds: float
+    """Time in plans, waits for other ranks included."""
+    waited_seconds: float
+    """Time in which it waited for other ranks."""
+
+
+def create_board(num_ranks: int) -> int:
+    """A descriptor of the memory, to be inherited."""
+    return anonymous_memory("headwater-ranks", 8 * num_ranks * _NUM_COLUMNS)
+
+
+class Board:
+    """A row of numbers for each rank, which that rank alone writes. A number is written at once."""
+
+    def __init__(self, memory: int) -> None:
+        size = os.fstat(memory).st_size
+        self._rows: _Rows = np.frombuffer(mmap.mmap(memory, size), np.int64).reshape(-1, _NUM_COLUMNS)
+
+    def state(self, rank: int) -> int:
+        return int(self._rows[rank, _STATE])
+
+    def set_state(self, rank: int, state: int) -> None:
+        self._rows[rank, _STATE] = state
+
+    def note_plan(self, rank: int, busy_seconds: float, waited_seconds: float) -> None:
+        """A plan is computed; `waited_seconds` is the sum over all plans so far."""
+        row = self._rows[rank]
+        row[_NUM_PLANS] += 1
+        row[_BUSY_NS] += int(1e9 * busy_seconds)
+        row[_WAITED_NS] = int(1e9 * waited_seconds)
+
+    def figures(self) -> list[RankFigures]:
+        rows: list[list[int]] = self._rows.tolist()
+        return [RankFigures(row[_NUM_PLANS], row[_BUSY_NS] / 1e9, row[_WAITED_NS] / 1e9) for row in rows]

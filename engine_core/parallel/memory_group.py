@@ -1,0 +1,127 @@
+"""A group of tensor-parallel ranks that exchange tensors through memory that they share. See `layers.group.Group`.
+
+Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others read it, and the
+next exchange uses the other slot. A byte in a pipe says that a slot is written, so that no rank polls, the byte orders
+the memory on any processor, and the death of a rank ends the wait of the others. Nothing is reduced in a tree or in an
+order that depends on sizes: every rank adds the slots in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..ring import PeerGone, anonymous_memory
+
+SLOT_BYTES = 1 << 22
+"""Longer tensors are exchanged in pieces."""
+
+
+class GroupEnd(NamedTuple):
+    """File descriptors of one rank, to be inherited by the process that takes it."""
+
+    memory: int
+    slot_bytes: int
+    to_peers: list[int]
+    """In the order of the ranks, without its own."""
+    from_peers: list[int]
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return self.memory, *self.to_peers, *self.from_peers
+
+    def close(self) -> None:
+        for fd in self.descriptors:
+            os.close(fd)
+
+
+def create_group(size: int, slot_bytes: int = SLOT_BYTES) -> list[GroupEnd]:
+    """The end of each rank. None of the descriptors is inherited unless it is asked for."""
+    memory = anonymous_memory("headwater-group", 2 * size * slot_bytes)
+    pipes = {(i, j): os.pipe() for i in range(size) for j in range(size) if i != j}
+    ends = [
+        GroupEnd(
+            memory=os.dup(memory),
+            slot_bytes=slot_bytes,
+            to_peers=[pipes[rank, peer][1] for peer in range(size) if peer != rank],
+            from_peers=[pipes[peer, rank][0] for peer in range(size) if peer != rank],
+        )
+        for rank in range(size)
+    ]
+    os.close(memory)
+    return ends
+
+
+class MemoryGroup:
+    """See `Group`. Owns its descriptors."""
+
+    def __init__(self, index: int, end: GroupEnd, say_waits: Callable[[bool], None] = lambda waits: None) -> None:
+        """`say_waits` is told when this rank begins to wait for others and when it goes on."""
+        self.index, self.size = index, len(end.to_peers) + 1
+        self._say_waits = say_waits
+        self.seconds_waited = 0.0
+        """Time in which this rank waited for others, of all exchanges so far."""
+        self._end = end
+        self._memory = mmap.mmap(end.memory, 2 * self.size * end.slot_bytes)
+        slots = torch.frombuffer(self._memory, dtype=torch.uint8).view(2, self.size, end.slot_bytes)
+        self._slots = [list(half) for half in slots]
+        self._half = 0
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.contiguous().view(-1)
+        out = torch.empty_like(flat)
+        for at in range(0, len(flat), self._capacity(x)):
+            piece = flat[at : at + self._capacity(x)]
+            first, *others = self._exchange(piece)
+            total = first.float() + others[0].float() if others else first.float()
+            for other in others[1:]:
+                total += other.float()
+            out[at : at + len(piece)] = total
+        return out.view(x.shape)
+
+    def join(self, x: torch.Tensor) -> torch.Tensor:
+        rows, width = x.shape
+        out = x.new_empty(rows, self.size, width)
+        for at in range(0, width, self._capacity(x)):
+            columns = min(self._capacity(x), width - at)
+            most = max(1, self._capacity(x) // columns)
+            for first in range(0, rows, most):
+                piece = x[first : first + most, at : at + columns]
+                for rank, part in enumerate(self._exchange(piece.reshape(-1))):
+                    out[first : first + most, rank, at : at + columns] = part.view(piece.shape)
+        return out.flatten(1)
+
+    def close(self) -> None:
+        self._slots = []
+        self._end.close()
+
+    def _capacity(self, x: torch.Tensor) -> int:
+        """Elements of a slot."""
+        return self._end.slot_bytes // x.itemsize
+
+    def _exchange(self, piece: torch.Tensor) -> list[torch.Tensor]:
+        """The pieces of all ranks, in their order, views that stand until the exchange after the next."""
+        slots, self._half = self._slots[self._half], 1 - self._half
+        slots[self.index][: piece.nbytes].view(piece.dtype).copy_(piece)
+        self._meet()
+        return [slot[: piece.nbytes].view(piece.dtype) for slot in slots]
+
+    def _meet(self) -> None:
+        """Returns when every rank has written. Raises `PeerGone` when one of them is gone."""
+        for fd in self._end.to_peers:
+            try:
+                os.write(fd, b"\0")
+            except BrokenPipeError:
+                raise PeerGone from None
+        start = time.perf_counter()
+        self._say_waits(True)
+        for fd in self._end.from_peers:
+            if not os.read(fd, 1):
+                raise PeerGone
+        self._say_waits(False)
+        self.seconds_waited += time.perf_counter() - start

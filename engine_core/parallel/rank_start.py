@@ -1,0 +1,47 @@
+"""What a rank's process is told at its start, as JSON in its first argument: options and inherited descriptors."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..options import ExecutorOptions
+from ..ring import RingEnd
+from .memory_group import GroupEnd
+
+PATHS = ("model_folder", "draft_model", "draft_heads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStart:
+    rank: int
+    options: ExecutorOptions
+    plans: RingEnd
+    reports: RingEnd
+    group: GroupEnd
+    board: int
+    lifeline: int
+    """Reaches end of file when the executor's process is gone."""
+    life: int
+    """Held open, so that the executor sees the end of this process."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        return *self.plans, *self.reports, *self.group.descriptors, self.board, self.lifeline, self.life
+
+    def to_json(self) -> str:
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        options = {field.name: getattr(self.options, field.name) for field in fields(ExecutorOptions)}
+        own["options"] = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        return json.dumps(own)
+
+    @classmethod
+    def from_json(cls, text: str) -> RankStart:
+        told = json.loads(text)
+        options = told["options"]
+        for name in PATHS:
+            options[name] = None if options[name] is None else Path(options[name])
+        told |= {"options": ExecutorOptions(**options), "group": GroupEnd(*told["group"])}
+        return cls(**told | {name: RingEnd(*told[name]) for name in ("plans", "reports")})

@@ -1,0 +1,224 @@
+"""The processes of an engine's ranks: started, told plans, heard, watched, ended. Knows nothing of what they compute.
+
+One thread watches them. A rank whose process ends, and one that says nothing for too long, ends all of them: what the
+others compute without it is of no use. Everything between processes is inherited, memory without a name and pipes, so
+that nobody else can reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+from ..options import ExecutorOptions
+from ..ring import BroadcastWriter, PeerGone, RingReader, create_broadcast, create_ring
+from .board import STATE_NAMES, WAITS, Board, RankFigures, create_board
+from .memory_group import create_group
+from .rank_start import RankStart
+
+MODULE = "headwater.engine_core.executors.rank_process"
+TICK_SECONDS = 0.1
+"""Between two looks at ranks that owe something."""
+EXIT_SECONDS = 1.0
+"""What ranks are given to end by themselves."""
+
+
+class RankLost(Exception):
+    """A rank of the engine has ended or hangs, and all others were ended with it."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}; all ranks of the engine end")
+        self.rank, self.reason = rank, reason
+
+
+class Ranks:
+    """One process a rank. Plans are written once for all of them."""
+
+    def __init__(self, options: ExecutorOptions, num_threads: int) -> None:
+        """`num_threads`: those that compute, of all ranks together."""
+        layout = options.layout
+        self.size = layout.num_ranks
+        self._allowed_silence = 0.0
+        self._num_told = 0
+        self._is_closing = False
+        self._lost: RankLost | None = None
+        self._settled = threading.Event()
+        self._on_lost: Callable[[RankLost], None] | None = None
+        self._wake_read, self._wake_write = os.pipe()
+        memory = create_board(self.size)
+        self.board = Board(memory)
+        writers, plan_readers = create_broadcast(self.size)
+        self._plans = BroadcastWriter(writers)
+        lifelines = [os.pipe() for _ in range(self.size)]
+        lives = [os.pipe() for _ in range(self.size)]
+        reports = [create_ring() for _ in range(self.size)]
+        groups = [end for _ in range(layout.pipeline) for end in create_group(layout.tensor)]
+        options = replace(options, num_threads=max(1, num_threads // self.size))
+        self._processes: list[subprocess.Popen[bytes]] = []
+        for rank in range(self.size):
+            start = RankStart(
+                rank=rank,
+                options=options,
+                plans=plan_readers[rank],
+                reports=reports[rank][0],
+                group=groups[rank],
+                board=memory,
+                lifeline=lifelines[rank][0],
+                life=lives[rank][1],
+            )
+            self._processes.append(_started(start))
+        # The ranks have these; here they would keep a dead rank's pipes open.
+        for rank in range(self.size):
+            plan_readers[rank].close()
+            reports[rank][0].close()
+            groups[rank].close()
+            os.close(lifelines[rank][0])
+            os.close(lives[rank][1])
+        os.close(memory)
+        self._lifelines = [held for _, held in lifelines]
+        self._lives = [watched for watched, _ in lives]
+        self._reports = [RingReader(end) for _, end in reports]
+        self._waiting: list[list[bytes]] = [[] for _ in range(self.size)]
+        self._watch = threading.Thread(target=self._watch_ranks, name="ranks", daemon=True)
+        self._watch.start()
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def tell(self, message: bytes) -> None:
+        """Hands all ranks a message. Raises `RankLost`."""
+        if self._lost is not None:
+            raise self._lost
+        self._num_told += 1
+        try:
+            self._plans.write(message)
+        except PeerGone:
+            raise self._loss() from None
+
+    def has_word(self, rank: int) -> bool:
+        """Whether `hear` would return at once. Raises `RankLost`."""
+        if self._lost is not None:
+            raise self._lost
+        return bool(self._waiting[rank]) or self._reports[rank].is_readable()
+
+    def hear(self, rank: int) -> bytes:
+        """Waits for the next message of a rank. Raises `RankLost`."""
+        waiting, reader = self._waiting[rank], self._reports[rank]
+        while not waiting:
+            poll = select.poll()
+            poll.register(reader.fileno(), select.POLLIN)
+            poll.register(self._wake_read, select.POLLIN)
+            poll.poll()
+            try:
+                waiting += reader.read()
+            except PeerGone:
+                raise self._loss() from None
+            if self._lost is not None and not waiting:
+                raise self._lost
+        return waiting.pop(0)
+
+    def allow_silence(self, seconds: float) -> None:
+        """From now on, while ranks owe an answer, all of them are ended when none of them gets on for so long; 0: they
+        may be silent for ever."""
+        self._allowed_silence = seconds
+
+    def figures(self) -> list[RankFigures]:
+        return self.board.figures()
+
+    def on_lost(self, tell: Callable[[RankLost], None]) -> None:
+        """Has `tell` called, in a thread, as soon as a rank is lost."""
+        self._on_lost = tell
+        if self._lost is not None:
+            tell(self._lost)
+
+    def close(self) -> None:
+        """Ends the ranks."""
+        if self._is_closing:
+            return
+        self._is_closing = True
+        self._plans.close()
+        for fd in self._lifelines:
+            os.close(fd)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_SECONDS)
+        self._kill()
+        os.write(self._wake_write, b"\0")
+        self._watch.join()
+        for reader in self._reports:
+            reader.close()
+        for fd in (*self._lives, self._wake_read, self._wake_write):
+            os.close(fd)
+
+    def _loss(self) -> RankLost:
+        """Why a rank does not answer. The watch says so right after."""
+        self._settled.wait(EXIT_SECONDS)
+        return self._lost or RankLost(-1, "has closed its channel")
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            process.wait()
+
+    def _watch_ranks(self) -> None:
+        poll = select.poll()
+        for fd in (*self._lives, self._wake_read):
+            poll.register(fd, select.POLLIN | select.POLLHUP)
+        silence, seen = 0.0, self._progress()
+        while not self._is_closing:
+            ended = [self._lives.index(fd) for fd, _ in poll.poll(1000 * TICK_SECONDS) if fd in self._lives]
+            if self._is_closing:
+                return
+            if ended:
+                return self._lose(ended[0], _end_of(self._processes[ended[0]]))
+            # Ticks of this thread, so that a machine that stood still suspects nobody.
+            now = self._progress()
+            late = self._late_ranks(now)
+            silence = silence + TICK_SECONDS if late and now == seen else 0.0
+            seen = now
+            if 0 < self._allowed_silence < silence:
+                state = STATE_NAMES[self.board.state(late[0])]
+                return self._lose(late[0], f"{state} and has computed no plan for {silence:.1f} s")
+
+    def _progress(self) -> list[int]:
+        return [figures.num_plans for figures in self.board.figures()]
+
+    def _late_ranks(self, num_plans: list[int]) -> list[int]:
+        """Ranks that were told plans which they have not computed, those that wait for others last."""
+        late = [rank for rank in range(self.size) if num_plans[rank] < self._num_told]
+        return sorted(late, key=lambda rank: self.board.state(rank) == WAITS)
+
+    def _lose(self, rank: int, reason: str) -> None:
+        self._lost = RankLost(rank, reason)
+        self._kill()
+        self._settled.set()
+        os.write(self._wake_write, b"\0")
+        if self._on_lost is not None:
+            self._on_lost(self._lost)
+
+
+def _started(start: RankStart) -> subprocess.Popen[bytes]:
+    threads = str(start.options.num_threads)
+    return subprocess.Popen(
+        [sys.executable, "-m", MODULE, start.to_json()],
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        pass_fds=start.descriptors,
+    )
+
+
+def _end_of(process: subprocess.Popen[bytes]) -> str:
+    try:
+        status = process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "has closed its pipes"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

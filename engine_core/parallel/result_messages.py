@@ -1,0 +1,165 @@
+"""What a rank tells the executor: results as columns of numbers, everything else as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ..config import EngineConfig
+from ..executor import Int32Array, StepResult
+from ..request import TokenLogprobs
+from .arrays import Array, pack, unpack
+
+RESULT, TOLD = range(2)
+_SCORE_TYPES = (np.float64, np.int32, np.int32, np.float64)
+_RESULT_TYPES = (
+    *(np.int32, np.int32, np.int32),
+    *(np.int32, *_SCORE_TYPES),
+    *(np.int32, np.int32, *_SCORE_TYPES),
+    *(np.int32, np.int32, np.uint8),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """A rank can compute."""
+
+    config: EngineConfig
+    can_draft: bool = False
+    prefill_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A rank cannot be built, as a `ConfigError` says."""
+
+    name: str
+    value: str
+    allowed: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """How far a rank's start has come."""
+
+    phase: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmedUp:
+    """What `Executor.warm_up` returned."""
+
+    seconds: float
+
+
+Told = Hello | Refusal | Loading | WarmedUp
+_TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, WarmedUp)}
+
+
+def encode_told(told: Told) -> bytes:
+    values = {field.name: getattr(told, field.name) for field in fields(told)}
+    if isinstance(told, Hello):
+        values["config"] = {field.name: getattr(told.config, field.name) for field in fields(EngineConfig)}
+    return bytes([TOLD]) + json.dumps([type(told).__name__, values]).encode()
+
+
+def decode_told(message: bytes) -> Told:
+    name, values = json.loads(message[1:])
+    if name == Hello.__name__:
+        values["config"] = EngineConfig(**values["config"])
+    told: Told = _TOLD[name](**values)
+    return told
+
+
+def is_result(message: bytes) -> bool:
+    return message[0] == RESULT
+
+
+def encode_result(result: StepResult) -> bytes:
+    prompts = list(result.prompt_logprobs.values())
+    embeddings = list(result.embeddings.values())
+    arrays: list[Array | None] = [
+        result.token_ids,
+        result.num_tokens,
+        result.num_drafts,
+        _ints(result.logprobs),
+        *_columns(list(result.logprobs.values())),
+        _ints(result.prompt_logprobs),
+        _ints(len(entries) for entries in prompts),
+        *_columns([entry for entries in prompts for entry in entries]),
+        _ints(result.embeddings),
+        _ints(len(each) for each in embeddings),
+        np.frombuffer(b"".join(embeddings), np.uint8),
+    ]
+    return bytes([RESULT]) + pack(result.token_ids.shape, arrays)
+
+
+def decode_result(message: bytes) -> StepResult:
+    shape, arrays = unpack(message[1:], _RESULT_TYPES)
+    token_ids, num_tokens, num_drafts, keys, *rest = arrays
+    scores, (prompt_rows, prompt_counts), prompt_scores, pooled = rest[:4], rest[4:6], rest[6:10], rest[10:]
+    assert token_ids is not None
+    assert num_tokens is not None
+    return StepResult(
+        token_ids=token_ids.reshape(shape),
+        num_tokens=num_tokens,
+        num_drafts=num_drafts,
+        logprobs=dict(zip(_list(keys), _entries(scores), strict=True)),
+        prompt_logprobs=_by_row(prompt_rows, prompt_counts, _entries(prompt_scores)),
+        embeddings=_embeddings(*pooled),
+    )
+
+
+def _columns(entries: Sequence[TokenLogprobs]) -> tuple[Array, ...]:
+    """float64 holds a float32 exactly."""
+    return (
+        np.array([entry.logprob for entry in entries], np.float64),
+        _ints(len(entry.top_ids) for entry in entries),
+        _ints(token for entry in entries for token in entry.top_ids),
+        np.array([value for entry in entries for value in entry.top_logprobs], np.float64),
+    )
+
+
+def _entries(columns: Sequence[Array | None]) -> list[TokenLogprobs]:
+    logprobs, counts, ids, values = map(_list, columns)
+    entries, at = [], 0
+    for logprob, count in zip(logprobs, counts, strict=True):
+        end = at + count
+        entries.append(TokenLogprobs(logprob=logprob, top_ids=ids[at:end], top_logprobs=values[at:end]))
+        at = end
+    return entries
+
+
+def _by_row(
+    rows: Array | None, counts: Array | None, entries: Sequence[TokenLogprobs]
+) -> dict[int, list[TokenLogprobs]]:
+    found, at = {}, 0
+    for row, count in zip(_list(rows), _list(counts), strict=True):
+        found[row] = list(entries[at : at + count])
+        at += count
+    return found
+
+
+def _embeddings(rows: Array | None, sizes: Array | None, values: Array | None) -> dict[int, bytes]:
+    assert values is not None
+    found, at, whole = {}, 0, values.tobytes()
+    for row, size in zip(_list(rows), _list(sizes), strict=True):
+        found[row] = whole[at : at + size]
+        at += size
+    return found
+
+
+def _ints(values: Iterable[int]) -> Int32Array:
+    return np.fromiter(values, np.int32)
+
+
+def _list(values: Array | None) -> list[Any]:
+    assert values is not None
+    numbers: list[Any] = values.tolist()
+    return numbers
