@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -14,7 +15,6 @@ import torch
 from ..config import ConfigError, EngineConfig
 from ..executor import DrawPlan, StepPlan, StepResult
 from ..options import BuildRequest, ExecutorOptions, Progress
-from ..parallel.board import RankFigures
 from ..parallel.plan_messages import encode_draw, encode_step, encode_warm_up
 from ..parallel.ranks import Ranks
 from ..parallel.result_messages import (
@@ -26,6 +26,7 @@ from ..parallel.result_messages import (
     decode_told,
 )
 from ..platforms.device import Device
+from ..rank_facts import RankFigures, RankLost
 from .rank_place import ParallelDevice
 
 LEAST_SILENCE = 2.0
@@ -35,7 +36,7 @@ PATIENCE = 10
 
 
 class MultiExecutor:
-    """See `Executor`. Every method may raise `RankLost`; then nothing is left to do but to close it."""
+    """See `Executor` and `RankedExecutor`. Every method may raise `RankLost`; then it can only be closed."""
 
     swapper = None
     """No rank has blocks in host memory."""
@@ -86,9 +87,11 @@ class MultiExecutor:
     def prepare(self) -> bool:
         return False
 
-    def figures(self) -> list[RankFigures]:
-        """What each rank has done so far."""
-        return self.ranks.figures()
+    def rank_figures(self) -> list[RankFigures]:
+        return self.ranks.board.figures()
+
+    def on_rank_lost(self, tell: Callable[[RankLost], None]) -> None:
+        self.ranks.on_lost(tell)
 
     def close(self) -> None:
         self.ranks.close()

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import mmap
 import os
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ..rank_facts import RankFigures
 from ..ring import anonymous_memory
 
 IDLE, COMPUTES, WAITS = range(3)
 """States of a rank: it waits for a plan, it computes one, it waits for another rank."""
 STATE_NAMES = ("waits for a plan", "computes", "waits for another rank")
-_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_COLUMNS = range(5)
+_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_WAITS, _NUM_COLUMNS = range(6)
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class RankFigures:
-    """What one rank has done so far."""
-
-    num_plans: int
-    busy_seconds: float
-    """Time in plans, waits for other ranks included."""
-    waited_seconds: float
-    """Time in which it waited for other ranks."""
 
 
 def create_board(num_ranks: int) -> int:
@@ -44,8 +33,14 @@ class Board:
     def state(self, rank: int) -> int:
         return int(self._rows[rank, _STATE])
 
+    def num_waits(self, rank: int) -> int:
+        """How often the rank has begun to wait for others."""
+        return int(self._rows[rank, _NUM_WAITS])
+
     def set_state(self, rank: int, state: int) -> None:
         self._rows[rank, _STATE] = state
+        if state == WAITS:
+            self._rows[rank, _NUM_WAITS] += 1
 
     def note_plan(self, rank: int, busy_seconds: float, waited_seconds: float) -> None:
         """A plan is computed; `waited_seconds` is the sum over all plans so far."""

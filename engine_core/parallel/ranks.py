@@ -18,8 +18,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..options import ExecutorOptions
+from ..rank_facts import RankLost
 from ..ring import BroadcastWriter, PeerGone, RingReader, create_broadcast, create_ring
-from .board import STATE_NAMES, WAITS, Board, RankFigures, create_board
+from .board import STATE_NAMES, WAITS, Board, create_board
 from .memory_group import create_group
 from .rank_start import RankStart
 
@@ -28,14 +29,6 @@ TICK_SECONDS = 0.1
 """Between two looks at ranks that owe something."""
 EXIT_SECONDS = 1.0
 """What ranks are given to end by themselves."""
-
-
-class RankLost(Exception):
-    """A rank of the engine has ended or hangs, and all others were ended with it."""
-
-    def __init__(self, rank: int, reason: str) -> None:
-        super().__init__(f"rank {rank} {reason}; all ranks of the engine end")
-        self.rank, self.reason = rank, reason
 
 
 class Ranks:
@@ -130,9 +123,6 @@ class Ranks:
         may be silent for ever."""
         self._allowed_silence = seconds
 
-    def figures(self) -> list[RankFigures]:
-        return self.board.figures()
-
     def on_lost(self, tell: Callable[[RankLost], None]) -> None:
         """Has `tell` called, in a thread, as soon as a rank is lost."""
         self._on_lost = tell
@@ -150,7 +140,9 @@ class Ranks:
         for process in self._processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(EXIT_SECONDS)
-        self._kill()
+        for process in self._processes:
+            process.kill()
+            process.wait()
         os.write(self._wake_write, b"\0")
         self._watch.join()
         for reader in self._reports:
@@ -162,12 +154,6 @@ class Ranks:
         """Why a rank does not answer. The watch says so right after."""
         self._settled.wait(EXIT_SECONDS)
         return self._lost or RankLost(-1, "has closed its channel")
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            process.wait()
 
     def _watch_ranks(self) -> None:
         poll = select.poll()
@@ -193,13 +179,16 @@ class Ranks:
         return [figures.num_plans for figures in self.board.figures()]
 
     def _late_ranks(self, num_plans: list[int]) -> list[int]:
-        """Ranks that were told plans which they have not computed, those that wait for others last."""
+        """Ranks that were told plans which they have not computed. First those that others wait for: they do not wait
+        themselves, or have not noticed yet that their wait is over."""
         late = [rank for rank in range(self.size) if num_plans[rank] < self._num_told]
-        return sorted(late, key=lambda rank: self.board.state(rank) == WAITS)
+        return sorted(late, key=lambda rank: (self.board.state(rank) == WAITS, self.board.num_waits(rank)))
 
     def _lose(self, rank: int, reason: str) -> None:
         self._lost = RankLost(rank, reason)
-        self._kill()
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
         self._settled.set()
         os.write(self._wake_write, b"\0")
         if self._on_lost is not None:

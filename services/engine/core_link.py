@@ -15,6 +15,7 @@ from typing import Protocol, assert_never
 import msgspec
 import structlog
 
+from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
 
 from ..runtime.process import PARENT_FD, READY_FD
@@ -23,7 +24,7 @@ from ..runtime.tasks import owned_task
 from .core_watch import CoreWatch
 from .kernel_cache import with_kernel_cache
 from .mask_table import Int32Array, create_mask_memory, map_masks
-from .messages import Command, Ends, Failed, Idle, Prepared, Progress, Ready, Report, Step, decode_report, encode
+from .messages import Command, Ends, Failed, Idle, Prepared, Progress, Ranks, Ready, Report, Step, decode_report, encode
 from .settings import EngineSettings
 
 MAX_BACKLOG_BYTES = 16 << 20
@@ -93,6 +94,8 @@ class CoreLink:
         """`ready` has an answer."""
         self.gone = asyncio.Event()
         """The core has ended by itself."""
+        self.rank_figures: list[RankFigures] = []
+        """What each rank of the core has done; empty where it has none."""
         self.is_prepared = False
         """No step waits any more for what is compiled or captured once."""
 
@@ -237,6 +240,8 @@ class CoreLink:
             case Prepared():
                 self.is_prepared = True
                 structlog.get_logger().info("prepared")
+            case Ranks():
+                self.rank_figures = report.figures
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:

@@ -22,6 +22,7 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
+from headwater.engine_core.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
 
 from ..runtime.settings import read_settings
@@ -45,6 +46,7 @@ from .messages import (
     decode_command,
     encode,
 )
+from .rank_reports import RankReports, rank_reports_of
 from .rates import MeasuredExecutor
 from .settings import EngineSettings
 from .speculation import build_speculator, drafters_of
@@ -59,12 +61,19 @@ to wait for it each time."""
 
 
 def run(
-    engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter, mask_reports: RingWriter
+    engine: Engine,
+    executor: MeasuredExecutor,
+    commands: RingReader,
+    reports: RingWriter,
+    mask_reports: RingWriter,
+    rank_reports: RankReports | None = None,
 ) -> None:
     """Steps until the door closes the command ring."""
     is_prepared, num_commands = False, 0
     with contextlib.suppress(PeerGone):
         while True:
+            if rank_reports is not None:
+                rank_reports.send_when_due(is_idle=not engine.has_work())
             if not engine.has_work():
                 reports.write(encode(Idle(engine.load(), num_commands)))
                 if not is_prepared:
@@ -129,9 +138,11 @@ def main() -> None:
     try:
         progress = SpokenProgress(reports)
         executor, config, facts = build_executor(executor_options(settings), progress)
-    except ConfigError as error:
+    except (ConfigError, RankLost) as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
+    if isinstance(executor, RankedExecutor):
+        executor.on_rank_lost(_end_with_the_rank)
     progress("warming up", 0, 1)
     # Before it is measured: first steps tell nothing of later ones.
     longest_step = executor.warm_up()
@@ -145,7 +156,7 @@ def main() -> None:
             gc.collect()
             gc.freeze()
             reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings))))
-            run(engine, measured, commands, reports, mask_reports)
+            run(engine, measured, commands, reports, mask_reports, rank_reports_of(executor, reports))
 
 
 class SpokenProgress:
@@ -188,6 +199,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         max_draft_tokens=settings.max_draft_tokens if settings.speculates else 0,
         draft_model=settings.draft_model,
         draft_heads=settings.draft_heads,
+        tensor_parallel_size=settings.tensor_parallel_size,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
         simulated_draft_acceptance=settings.simulated_draft_acceptance,
@@ -212,6 +224,12 @@ def _ready(
         drafters=drafters,
         max_draft_tokens=config.max_draft_tokens,
     )
+
+
+def _end_with_the_rank(lost: RankLost) -> None:
+    """At once, also while nothing is computed: the door and the supervisor see this end as they see any other."""
+    logging.getLogger(__name__).error("%s", lost)
+    os._exit(1)
 
 
 def _die_with_the_door(lifeline: int) -> None:

@@ -13,6 +13,7 @@ import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 
+from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.proto.events_pb2 import KvEventBatch
@@ -123,6 +124,10 @@ class Door:
 
     def session_changed(self) -> None:
         self._changed.set()
+
+    @property
+    def rank_figures(self) -> list[RankFigures]:
+        return self._core.rank_figures
 
     def load(self) -> ReplicaLoad:
         load = self._load

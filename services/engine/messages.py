@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.ring import RingEnd
 from headwater.engine_core.step_output import EngineLoad, StepOutput
@@ -117,7 +118,13 @@ class Prepared(msgspec.Struct, tag="prepared", array_like=True):
     """Later steps find everything ready that can be made ready."""
 
 
-Report = Progress | Ready | Failed | Step | Idle | Prepared
+class Ranks(msgspec.Struct, tag="ranks", array_like=True):
+    """What each rank has done so far."""
+
+    figures: list[RankFigures]
+
+
+Report = Progress | Ready | Failed | Step | Idle | Prepared | Ranks
 
 
 class Ends(msgspec.Struct):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import REGISTRY, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
 _SECONDS = (0.0003, 0.0006, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 4, 8, 16, 32)
@@ -58,6 +59,8 @@ class Measured(Protocol):
     @property
     def is_prepared(self) -> bool: ...
     @property
+    def rank_figures(self) -> Sequence[RankFigures]: ...
+    @property
     def cache_config(self) -> Mapping[str, str]: ...
 
 
@@ -83,6 +86,7 @@ class EngineCollector(Collector):
         yield self._counter("kv_swap_out_tokens", "Tokens copied to host memory", load.num_swapped_out)
         yield self._counter("kv_swap_in_tokens", "Tokens that came back from host memory", load.num_swapped_in)
         yield from self._speculation(load)
+        yield from self._ranks(self._door.rank_figures)
         yield self._counter("num_preemptions", "Requests that gave up their blocks", load.num_preemptions)
         yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._door.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
@@ -106,6 +110,23 @@ class EngineCollector(Collector):
             accepted.add_metric([self._model_name, str(position)], count)
         yield accepted
         yield self._gauge("spec_decode_drafter_bytes", "Memory that drafters hold", load.num_drafter_bytes)
+
+    def _ranks(self, figures: Sequence[RankFigures]) -> Iterator[Metric]:
+        """Nothing of an engine without ranks."""
+        families = (
+            ("rank_plans", "Steps and draws that a rank computed", [each.num_plans for each in figures]),
+            ("rank_busy_seconds", "Time of a rank in them", [each.busy_seconds for each in figures]),
+            (
+                "rank_wait_seconds",
+                "Time of it for which a rank waited for others",
+                [each.waited_seconds for each in figures],
+            ),
+        )
+        for name, text, values in families if figures else ():
+            family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name", "rank"])
+            for rank, value in enumerate(values):
+                family.add_metric([self._model_name, str(rank)], value)
+            yield family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])

@@ -76,6 +76,7 @@ class EngineSettings(StageSecuritySettings):
     draft_heads: Path | None = setting(
         None, "folder of heads that draft (Medusa, EAGLE, EAGLE-3, as published), not beside --draft-model; none"
     )
+    tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
@@ -106,11 +107,19 @@ class EngineSettings(StageSecuritySettings):
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), " or ".join(allowed))
+        self._check_ranks()
         self._check_speculation()
 
     @property
     def speculates(self) -> bool:
         return self.speculation == "auto"
+
+    def _check_ranks(self) -> None:
+        size = self.tensor_parallel_size
+        if size < 1:
+            raise SettingError("tensor_parallel_size", size, "1 or more")
+        if size > 1 and self.executor == "simulated":
+            raise SettingError("tensor_parallel_size", size, "1 with --executor simulated")
 
     def _check_speculation(self) -> None:
         if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):

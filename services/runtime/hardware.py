@@ -37,9 +37,12 @@ def cpu_has_fast_bf16() -> bool:
     return not FAST_BF16_FLAGS.isdisjoint(flags.split())
 
 
-def default_replicas(device: str) -> int:
-    """Default number of replicas: one for each GPU; two on a CPU, since one replica shows little of a cluster."""
-    return len(gpu_names()) or 1 if resolve_device(device) == "cuda" else 2
+def default_replicas(device: str, num_ranks: int = 1) -> int:
+    """Default number of replicas of an engine with so many ranks. On GPUs, one for each GPU or group of GPUs; on a CPU
+    two, since one replica shows little of a cluster, or one where their ranks would be more than the cores."""
+    if resolve_device(device) == "cuda":
+        return max(1, len(gpu_names()) // num_ranks)
+    return 2 if num_ranks == 1 or 2 * num_ranks <= num_cores() else 1
 
 
 def resolve_device(device: str) -> str:

@@ -78,7 +78,9 @@ class StackPlan:
     def engine(self, idx: int) -> list[str]:
         settings = self.settings
         flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}"]
-        flags += [f"--device={self.device}", f"--threads={self.threads}", *settings.flags_for(ENGINE)]
+        flags += [f"--device={self.device}", *settings.flags_for(ENGINE)]
+        # A variable that engines read by themselves says it for all of them.
+        flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         flags += gpu_flags(os.environ) if self.device == "cuda" else []
         return flags + (Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else [])
 
@@ -88,8 +90,9 @@ class StackPlan:
         if self.device != "cuda":
             return {"OMP_NUM_THREADS": str(self.threads)} | servers
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
-        gpus = visible.split(",")
-        return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} | servers
+        gpus, num_ranks = visible.split(","), self.settings.num_ranks
+        first = place % max(1, len(gpus) // num_ranks) * num_ranks
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + num_ranks])} | servers
 
     @property
     def device(self) -> str:

@@ -38,7 +38,7 @@ CHOICES = {
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
 }
-LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
+LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", "tensor_parallel_size"), 1)
 LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0}
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
@@ -92,6 +92,9 @@ class StackSettings:
     draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
     """As `model`; a stack is given its folder."""
     draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa or EAGLE heads that draft.")
+    tensor_parallel_size: int = engine_flag(
+        "tensor_parallel_size", "Processes, or GPUs, that divide an engine's layers."
+    )
     kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for prefixes, each engine.")
     gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
     max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
@@ -134,6 +137,8 @@ class StackSettings:
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
         self._check_words()
+        if self.num_ranks > 1 and self.executor == "simulated":
+            raise SettingError("tensor_parallel_size", self.tensor_parallel_size, "1 with --executor simulated")
         if not is_registered(self.device):
             raise SettingError("device", self.device, ", ".join(device_names()))
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
@@ -169,7 +174,7 @@ class StackSettings:
     def rules(self) -> ScaleRules:
         """Raises `SettingError`."""
         tuned = None if self.profile is None or not self.profile.is_file() else Profile.read(self.profile).replicas
-        usual = self.replicas or tuned or default_replicas(self.device)
+        usual = self.replicas or tuned or default_replicas(self.device, self.num_ranks)
         least, most = replica_bounds(self.replicas, self.max_replicas, self.min_replicas, usual)
         return ScaleRules(
             min_replicas=most if least is None else least,
@@ -177,6 +182,11 @@ class StackSettings:
             idle_seconds=self.idle_seconds,
             target_requests=self.target_requests,
         )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that compute, of one engine."""
+        return self.tensor_parallel_size
 
     @property
     def scales_by_demand(self) -> bool:

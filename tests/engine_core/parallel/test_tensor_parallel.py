@@ -116,7 +116,7 @@ def test_the_demo_model_answers_in_three_ranks_as_transformers() -> None:
     with engine_of(folder, tensor_parallel_size=3, **options) as three:
         assert three.tokens(prompts, greedy(16)) == [reference_greedy(reference, prompt, 16) for prompt in prompts]
         assert isinstance(three.executor, MultiExecutor)
-        num_plans = {figures.num_plans for figures in three.executor.figures()}
+        num_plans = {figures.num_plans for figures in three.executor.rank_figures()}
     assert len(num_plans) == 1
     assert num_plans.pop() >= 16
 

@@ -28,6 +28,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
         "quantization",
         *("speculation", "draft_model", "draft_heads"),
+        # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
+        "tensor_parallel_size",
         *(
             "escape_special_tokens",
             # What clients of vLLM expect is on; who serves a schema that means to be open turns it off.

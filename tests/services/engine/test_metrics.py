@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 
+from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 from headwater.services.engine.metrics import EngineCollector
 
@@ -14,6 +15,7 @@ class Door:
     num_prompt_tokens = 0
     num_finished: Mapping[str, int] = {}
     is_prepared = True
+    rank_figures: Sequence[RankFigures] = ()
     cache_config: Mapping[str, str] = {"cache_dtype": "fp8", "block_size": "64", "num_blocks": "100"}
 
     def __init__(self, load: EngineLoad) -> None:
@@ -52,3 +54,20 @@ def test_an_engine_that_drafted_nothing_counts_from_zero() -> None:
 def test_metrics_say_what_the_kv_cache_is() -> None:
     labels = 'block_size="64",cache_dtype="fp8",model_name="m",num_blocks="100"'
     assert shown(EngineLoad(), "headwater_cache_config") == [f"headwater_cache_config_info{{{labels}}} 1.0"]
+
+
+def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ranks_has_none() -> None:
+    door = Door(EngineLoad())
+    door.rank_figures = [RankFigures(7, 1.5, 0.25), RankFigures(6, 1.25, 0.5)]
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(door, "m"))
+    lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("headwater_rank")]
+    assert lines == [
+        'headwater_rank_plans_total{model_name="m",rank="0"} 7.0',
+        'headwater_rank_plans_total{model_name="m",rank="1"} 6.0',
+        'headwater_rank_busy_seconds_total{model_name="m",rank="0"} 1.5',
+        'headwater_rank_busy_seconds_total{model_name="m",rank="1"} 1.25',
+        'headwater_rank_wait_seconds_total{model_name="m",rank="0"} 0.25',
+        'headwater_rank_wait_seconds_total{model_name="m",rank="1"} 0.5',
+    ]
+    assert shown(EngineLoad(), "headwater_rank") == []

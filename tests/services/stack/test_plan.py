@@ -142,3 +142,26 @@ def test_certificates_for_clients_and_the_file_of_tenants_reach_the_gateway(tmp_
     assert gateway.tenants_file == "/state/tenants.json"
     with pytest.raises(SettingError, match="--tls-key-file"):
         plan(tls_cert_file=cert)
+
+
+def test_ranks_reach_every_engine_and_divide_gpus_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (engine_of(plan(tensor_parallel_size=3)).tensor_parallel_size, engine_of(plan()).tensor_parallel_size) == (
+        3,
+        1,
+    )
+    monkeypatch.setattr("headwater.services.runtime.hardware.num_cores", lambda: 4)
+    replicas = {size: plan(replicas=None, tensor_parallel_size=size).settings.resolved().replicas for size in (1, 2, 3)}
+    assert replicas == {1: 2, 2: 2, 3: 1}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    gpus = plan(device="cuda", replicas=2, tensor_parallel_size=2)
+    assert [gpus.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["4,5", "6,7", "4,5"]
+
+
+def test_the_threads_that_a_variable_names_are_those_of_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_THREADS", "7")
+    assert not any(flag.startswith("--threads") for flag in plan().engine(0))
+
+
+def test_ranks_of_a_simulated_engine_are_refused() -> None:
+    with pytest.raises(SettingError, match="tensor-parallel-size is 2; allowed: 1 with --executor simulated"):
+        plan(tensor_parallel_size=2, executor="simulated")

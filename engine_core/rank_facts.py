@@ -1,0 +1,37 @@
+"""What an executor with several ranks says of them. Imports no torch: whoever asks may have none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+class RankLost(Exception):
+    """A rank of the engine has ended or hangs, and all others were ended with it."""
+
+    def __init__(self, rank: int, reason: str) -> None:
+        super().__init__(f"rank {rank} {reason}; all ranks of the engine end")
+        self.rank, self.reason = rank, reason
+
+
+@dataclass(frozen=True, slots=True)
+class RankFigures:
+    """What one rank has done so far."""
+
+    num_plans: int
+    busy_seconds: float
+    """Time in plans, waits for other ranks included."""
+    waited_seconds: float
+    """Time in which it waited for other ranks."""
+
+
+@runtime_checkable
+class RankedExecutor(Protocol):
+    """An executor with ranks, beside the contract of executors."""
+
+    def rank_figures(self) -> list[RankFigures]:
+        """In the order of the ranks."""
+
+    def on_rank_lost(self, tell: Callable[[RankLost], None]) -> None:
+        """Has `tell` called, in a thread, as soon as a rank is lost."""

@@ -1,0 +1,146 @@
+"""Engines of several ranks through the engine service: answers, metrics, what is refused, and the death of a rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from headwater.proto.common_pb2 import Sampling
+from tests.chatting_model import make_chatting_model
+from tests.services.engine.engine_process import Client, EngineProcess, add, client_of, engine_process, wait_for_end
+
+SMALL = ("--executor=single", "--device=cpu", "--max-model-len=512", "--num-blocks=100", "--max-num-seqs=8")
+TWO = ("--tensor-parallel-size=2", "--threads=2")
+PROMPT = list(range(20, 60))
+NOTICED_SECONDS = 0.5
+"""In which the death of a rank ends the core."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chatting_model(tmp_path_factory.mktemp("served"))
+
+
+def ranks_of(engine: EngineProcess) -> list[int]:
+    """Process ids, in the order of the ranks."""
+    core = engine.core_pid
+    return [int(pid) for pid in Path(f"/proc/{core}/task/{core}/children").read_text().split()]
+
+
+async def rank_metrics(engine: EngineProcess) -> dict[tuple[str, int], float]:
+    """By name and rank."""
+    url = f"http://{engine.addresses['metrics']}/metrics"
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+    found = re.findall(r'^headwater_rank_(\w+)_total{.*rank="(\d+)"} (\S+)$', text, re.MULTILINE)
+    return {(name, int(rank)): float(value) for name, rank, value in found}
+
+
+async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) -> None:
+    told = []
+    sampled = Sampling(temperature=0.8, seed=3, max_tokens=40, top_p=0.9)
+    for flags in ((), TWO):
+        with engine_process(f"--model-folder={folder}", *SMALL, *flags) as engine:
+            async with client_of(engine) as client:
+                await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40, sampling=sampled))
+                await client.read_until_finished(1, 2)
+                await client.idle_load()
+            told.append((client.tokens[1], client.tokens[2]))
+            figures = await rank_metrics(engine)
+    assert told[0] == told[1]
+    assert len(told[0][0]) == 40
+    assert figures["plans", 0] == figures["plans", 1] >= 40
+    assert 0 < figures["wait_seconds", 1] < figures["busy_seconds", 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--tensor-parallel-size=3", "--threads=3"), "tensor_parallel_size is 3; allowed: 1 or 2, which divide"),
+        (("--tensor-parallel-size=0",), "tensor-parallel-size is 0; allowed: 1 or more"),
+        (("--tensor-parallel-size=2", "--executor=simulated"), "allowed: 1 with --executor simulated"),
+    ],
+    ids=["heads", "none", "simulated"],
+)
+def test_what_ranks_cannot_be_is_refused_in_one_line(folder: Path, flags: tuple[str, ...], sentence: str) -> None:
+    engine = EngineProcess(f"--model-folder={folder}", *SMALL, *flags)
+    assert engine.wait() != 0
+    assert sentence in engine.close()
+
+
+async def read_all(client: Client) -> None:
+    """Never returns: the session's end raises."""
+    async with asyncio.timeout(30):
+        while True:
+            await client.read()
+
+
+async def end_of_core(engine: EngineProcess, strike: Callable[[], None]) -> float:
+    """Seconds from the strike until the core has ended."""
+    core = engine.core_pid
+    began = time.monotonic()
+    strike()
+    await asyncio.to_thread(wait_for_end, core, 30)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    ("moment", "rank"), [("idle", 1), ("prefill", 0), ("prefill", 1), ("decode", 0), ("decode", 1)]
+)
+async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(folder: Path, rank: int, moment: str) -> None:
+    with engine_process(f"--model-folder={folder}", *SMALL, *TWO) as engine:
+        pids = ranks_of(engine)
+        async with client_of(engine) as client:
+            if moment == "prefill":
+                await client.send(*(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9)))
+            elif moment == "decode":
+                await client.send(*(add(i, [i * 7 + j % 90 for j in range(30)], 450) for i in range(1, 9)))
+                await client.read_tokens(1, 3)
+            else:
+                await client.idle_load()
+            seconds = await end_of_core(engine, lambda: os.kill(pids[rank], signal.SIGKILL))
+            assert seconds < NOTICED_SECONDS
+            if moment != "idle":
+                with pytest.raises((grpc.aio.AioRpcError, AssertionError)):
+                    await read_all(client)
+        for pid in pids:
+            wait_for_end(pid, 5)
+        assert engine.wait() != 0
+        said = engine.close()
+    assert f"rank {rank} was ended by SIGKILL; all ranks of the engine end" in said
+
+
+async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
+    with engine_process(f"--model-folder={folder}", *SMALL, *TWO) as engine:
+        pids = ranks_of(engine)
+        async with client_of(engine) as client:
+            await client.send(add(1, PROMPT, 450))
+            await client.read_tokens(1, 5)
+            seconds = await end_of_core(engine, lambda: os.kill(pids[1], signal.SIGSTOP))
+        for pid in pids:
+            wait_for_end(pid, 5)
+        assert 2.0 < seconds < 20
+        assert engine.wait() != 0
+        said = engine.close()
+    assert re.search(r"rank 1 .*has computed no plan for [\d.]+ s; all ranks of the engine end", said)
+
+
+async def test_ranks_end_with_their_core_and_with_their_engine(folder: Path) -> None:
+    for strike in ("core", "engine"):
+        with engine_process(f"--model-folder={folder}", *SMALL, *TWO) as engine:
+            pids = ranks_of(engine)
+            if strike == "core":
+                os.kill(engine.core_pid, signal.SIGKILL)
+            else:
+                engine.terminate()
+            for pid in pids:
+                wait_for_end(pid, 5)
+            engine.wait()
