@@ -30,6 +30,8 @@ class EngineConfig:
     """The most prompt tokens one request gets a step; 0: the whole budget."""
     async_depth: int = 2
     """Steps in flight, 1…4."""
+    num_groups: int = 1
+    """Disjoint groups of rows, one of which a step computes: one for each pipeline stage. At most `async_depth`."""
     decode_steps: int = 1
     """The most decode steps of one plan: an executor goes on by itself while nothing changes. 1…16."""
     max_draft_tokens: int = 0
@@ -43,6 +45,8 @@ class EngineConfig:
             raise ConfigError("block_size", self.block_size, f"one of {BLOCK_SIZES}")
         if not 1 <= self.async_depth <= 4:
             raise ConfigError("async_depth", self.async_depth, "1…4")
+        if not 1 <= self.num_groups <= self.async_depth:
+            raise ConfigError("num_groups", self.num_groups, f"1…async_depth ({self.async_depth})")
         if not 1 <= self.decode_steps <= min(BLOCK_SIZES):
             raise ConfigError("decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
         if not 0 <= self.max_draft_tokens < min(MOST_DRAFTS + 1, self.block_size):

@@ -59,6 +59,8 @@ class ExecutorOptions:
     """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
     tensor_parallel_size: int = 1
     """Ranks that divide every layer."""
+    pipeline_parallel_size: int = 1
+    """Stages that divide the layers."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
@@ -68,7 +70,7 @@ class ExecutorOptions:
 
     @property
     def layout(self) -> ParallelLayout:
-        return ParallelLayout(tensor=self.tensor_parallel_size)
+        return ParallelLayout(tensor=self.tensor_parallel_size, pipeline=self.pipeline_parallel_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,9 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
         spare_rows=options.spare_rows,
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_chunk=options.long_prefill_chunk,
-        async_depth=options.async_depth,
+        # Each stage has a step to compute.
+        async_depth=max(options.async_depth, options.pipeline_parallel_size),
+        num_groups=options.pipeline_parallel_size,
         max_draft_tokens=options.max_draft_tokens,
         decode_steps=options.decode_steps,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from .config import ConfigError
 from .model_config import ModelConfig
@@ -69,6 +71,32 @@ class ParallelLayout:
 
     def stage_index(self, rank: int) -> int:
         return rank // self.tensor
+
+    @property
+    def speaker(self) -> int:
+        """The rank that says results: the first of the last stage, which samples."""
+        return self.num_ranks - self.tensor
+
+
+def stages(layer_sizes: Sequence[int], first_size: int, last_size: int, num_stages: int) -> list[Stage]:
+    """Consecutive layers for each stage, such that the largest stage is as small as can be. The first and the last have
+    `first_size` and `last_size` beside their layers."""
+    total, sums = len(layer_sizes), [0, *accumulate(layer_sizes)]
+
+    def size(first: int, stop: int) -> int:
+        return sums[stop] - sums[first] + (first_size if first == 0 else 0) + (last_size if stop == total else 0)
+
+    # best[stop]: the largest stage of the best division of layers before `stop`, and where its last stage begins.
+    best = [(size(0, stop), [0]) for stop in range(total + 1)]
+    for number in range(2, num_stages + 1):
+        best = [
+            min((max(best[cut][0], size(cut, stop)), [*best[cut][1], cut]) for cut in range(number - 1, stop))
+            if stop >= number
+            else (sums[-1] + first_size + last_size, [0] * number)
+            for stop in range(total + 1)
+        ]
+    firsts = best[total][1]
+    return [Stage(first, stop, total) for first, stop in pairwise([*firsts, total])]
 
 
 def check_layout(layout: ParallelLayout, model: ModelConfig, *, size_multiple: int) -> None:

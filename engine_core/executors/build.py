@@ -150,15 +150,15 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
 
 
 def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
-    size = options.tensor_parallel_size
-    if size != 1 and not flags.parallel:
-        raise ConfigError("tensor_parallel_size", size, f"1 {where}")
+    sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    for name, size in sizes.items():
+        if size != 1 and not flags.parallel:
+            raise ConfigError(name, size, f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
-    if options.layout.num_ranks == 1:
-        return
-    for name in ("draft_model", "draft_heads"):
-        if (folder := getattr(options, name)) is not None:
-            raise ConfigError(name, str(folder), f"none with tensor_parallel_size {size}")
+    for name, size in sizes.items():
+        for drafter in ("draft_model", "draft_heads"):
+            if size > 1 and (folder := getattr(options, drafter)) is not None:
+                raise ConfigError(drafter, str(folder), f"none with {name} {size}")
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:

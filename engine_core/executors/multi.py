@@ -42,7 +42,7 @@ class MultiExecutor:
     """No rank has blocks in host memory."""
 
     def __init__(self, ranks: Ranks, hello: Hello) -> None:
-        self.ranks = ranks
+        self.ranks, self._speaker = ranks, ranks.layout.speaker
         self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
         self._budget = hello.config.max_num_batched_tokens
         self._longest_step: float | None = None
@@ -60,7 +60,7 @@ class MultiExecutor:
         return plan.step
 
     def retire(self, handle: int) -> StepResult:
-        result = decode_result(self.ranks.hear(0))
+        result = decode_result(self.ranks.hear(self._speaker))
         launched, _ = self._launched.popleft()
         now = time.monotonic()
         self._slowest_step = max(self._slowest_step, now - max(launched, self._last_retired))
@@ -68,7 +68,7 @@ class MultiExecutor:
         return result
 
     def is_ready(self, handle: int) -> bool:
-        return self.ranks.has_word(0)
+        return self.ranks.has_word(self._speaker)
 
     def warm_up(self) -> float:
         self.ranks.tell(encode_warm_up())
@@ -101,7 +101,9 @@ def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
     """Raises `ConfigError` for more ranks than the machine has room for."""
     most = cast("ParallelDevice", device).max_ranks(options)
     if options.layout.num_ranks > most:
-        allowed = f"at most {most} on this machine, on the platform {device.name}"
+        allowed = f"at most {most} ranks on this machine, on the platform {device.name}"
+        if options.pipeline_parallel_size > 1:
+            allowed += f", and pipeline_parallel_size is {options.pipeline_parallel_size}"
         raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
 
 

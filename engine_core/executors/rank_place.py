@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -15,30 +17,47 @@ from ..layers.group import Group
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..layers.sharded import ShardedEmbedding, over_group
+from ..layers.staged import is_of_first_stage, layer_of, local_names, stage_layout, stage_weights
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
-from ..shards import Shard, local_config
+from ..ring import RingWriter
+from ..shards import Shard, Stage, local_config, stages
+from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
 from .build_single import KV_DTYPES, stored_tensors
 from .runner import Runner
 from .single import SingleExecutor
+from .stage_link import ReceivedStream, Receiver, StageEnd
+from .stage_runner import LastStageRunner, StageRunner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLinks:
+    """What this rank hears from other stages and says to them; all of it is missing where there is one stage."""
+
+    stream_in: Receiver | None = None
+    stream_out: RingWriter | None = None
+    tokens_in: Receiver | None = None
+    tokens_out: Sequence[RingWriter] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
     shard: Shard
+    stage: Stage
     group: Group
     """The ranks that divide this rank's layers."""
+    links: StageLinks
 
     @property
     def part(self) -> str:
         """Names this rank's part of a model's weights."""
-        return f"shard {self.shard.index} of {self.shard.size}"
+        return f"shard {self.shard.index} of {self.shard.size}, layers {self.stage.first} to {self.stage.stop}"
 
     def local_config(self, model: ModelConfig) -> ModelConfig:
         """The shapes of this rank's layers."""
-        return local_config(model, self.shard)
+        return local_config(model.of_layers(self.stage.first, self.stage.stop), self.shard)
 
 
 class ParallelDevice(Protocol):
@@ -51,14 +70,39 @@ class ParallelDevice(Protocol):
         """Ranks that one engine may have on this machine."""
 
 
+def stages_of(request: BuildRequest) -> list[Stage]:
+    """The layers of each pipeline stage, divided by the numbers in their weights."""
+    layout, num_layers = model_class(request.model).layout(request.model), request.model.num_layers
+    sizes = {name: math.prod(spec.shape) for name, spec in layout.items()}
+    of_layers = [0] * num_layers
+    of_ends = {True: 0, False: 0}
+    for name, spec in layout.items():
+        if (layer := layer_of(name)) is not None:
+            of_layers[layer] += sizes[name]
+        else:
+            of_ends[is_of_first_stage(spec)] += sizes[name]
+    return stages(of_layers, of_ends[True], of_ends[False], request.options.pipeline_parallel_size)
+
+
+def _weight_of(tensor_name: str, layout: Layout) -> str:
+    """The weight that a tensor of a model's file belongs to, or its own name where it belongs to none."""
+    return tensor_name if tensor_name in layout else tensor_name.rpartition(".")[0]
+
+
 def load_rank_weights(
     request: BuildRequest, place: RankPlace, device: torch.device, progress: Progress, *, keeps_packed: bool = False
 ) -> Weights:
     """As `build_single.load_weights`, of this rank alone. Of a folder's tensors on a CPU, which are mapped, nothing
     else is read. Raises `ConfigError`."""
-    layout = model_class(request.model).layout(request.model)
+    layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     tensors = stored_tensors(request, device, partial(progress, "loading weights"), keeps_packed=keeps_packed)
-    return kinds.load_weights(layout, tensors, DTYPES[request.dtype], place.shard)
+    own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
+    sources = {spec.tied_to or name for name, spec in own.items()}
+    elsewhere = {name for name in others if name not in sources}
+    kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
+    # The source of a tied weight is there for it alone.
+    spare = {name: layout[name] for name in others & sources}
+    return stage_weights(kinds.load_weights({**own, **spare}, kept, dtype, place.shard), layout, place.stage, dtype)
 
 
 def rank_executor(
@@ -66,15 +110,29 @@ def rank_executor(
 ) -> Executor:
     """As `single_executor`, over this rank's weights."""
     model = _model(request, place, config, platform, weights)
-    return SingleExecutor(Runner(model, config, KV_DTYPES[request.kv_format], platform))
+    kv_dtype, links = KV_DTYPES[request.kv_format], place.links
+    if not place.stage.is_last:
+        assert links.stream_out is not None
+        assert links.tokens_in is not None
+        return SingleExecutor(StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in))
+    if place.stage.is_first:
+        return SingleExecutor(Runner(model, config, kv_dtype, platform))
+    return SingleExecutor(LastStageRunner(model, config, kv_dtype, platform, links.tokens_out))
 
 
 def _model(
     request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
 ) -> Model:
-    layout = model_class(request.model).layout(request.model)
+    local = place.local_config(request.model)
+    layout = local_names(model_class(request.model).layout(request.model), place.stage)
     whole = over_group(weights, layout, platform, place.shard, place.group)
-    model = model_class(request.model)(place.local_config(request.model), whole, platform, config.max_model_len)
-    token_ids = place.shard.vocabulary(request.model.vocab_size)
-    model.embedding = ShardedEmbedding(model.embedding, token_ids, place.group)
+    model = model_class(request.model)(local, whole, platform, config.max_model_len)
+    if place.stage.is_first:
+        token_ids = place.shard.vocabulary(request.model.vocab_size)
+        model.embedding = ShardedEmbedding(model.embedding, token_ids, place.group)
+    else:
+        assert place.links.stream_in is not None
+        model.embedding = ReceivedStream(place.links.stream_in, local.hidden_size, model.dtype)
+    if not place.stage.is_last:
+        model.final_norm = StageEnd()
     return model

@@ -19,9 +19,10 @@ from ..parallel.plan_messages import DRAW, STEP, decode_draw, decode_step, kind_
 from ..parallel.rank_start import RankStart
 from ..parallel.result_messages import Hello, Loading, Refusal, WarmedUp, encode_result, encode_told
 from ..platforms import registry as platforms
-from ..ring import PeerGone, RingReader, RingWriter
+from ..ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build import checked
-from .rank_place import ParallelDevice, RankPlace
+from .rank_place import ParallelDevice, RankPlace, StageLinks, stages_of
+from .stage_link import Receiver
 
 
 class RankProcess:
@@ -30,6 +31,7 @@ class RankProcess:
         self._plans, self._reports = RingReader(start.plans), RingWriter(start.reports)
         self._shard = start.options.layout.shard(start.rank)
         self._group = MemoryGroup(self._shard.index, start.group, self._say_waits)
+        self._receivers: list[Receiver] = []
         self._masks: Int32Array | None = None
         """As the last draw had them."""
 
@@ -43,7 +45,7 @@ class RankProcess:
                 start = time.perf_counter()
                 self._compute(executor, message)
                 self._board.set_state(self._start.rank, IDLE)
-                self._board.note_plan(self._start.rank, time.perf_counter() - start, self._group.seconds_waited)
+                self._board.note_plan(self._start.rank, time.perf_counter() - start, self._seconds_waited)
 
     def _built(self) -> Executor:
         """Raises `SystemExit` where the rank is refused, and says why."""
@@ -51,7 +53,12 @@ class RankProcess:
         try:
             device = platforms.load(options.device).device
             request = checked(options, device.name, device.capabilities)
-            place = RankPlace(shard=self._shard, group=self._group)
+            place = RankPlace(
+                shard=self._shard,
+                stage=stages_of(request)[options.layout.stage_index(self._start.rank)],
+                group=self._group,
+                links=self._links(),
+            )
             executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
         except ConfigError as error:
             self._reports.write(encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed)))
@@ -72,13 +79,32 @@ class RankProcess:
             self._reports.write(encode_told(WarmedUp(seconds=executor.warm_up())))
 
     def _tell(self, result: StepResult) -> None:
-        """All ranks have the same result: one of them says it."""
-        if self._start.rank == 0:
+        """All ranks of the last stage have the same result: one of them says it."""
+        if self._start.rank == self._start.options.layout.speaker:
             self._reports.write(encode_result(result))
 
     def _say_loading(self, phase: str, done: int, total: int) -> None:
         if self._start.rank == 0:
             self._reports.write(encode_told(Loading(phase=phase, done=done, total=total)))
+
+    def _links(self) -> StageLinks:
+        start = self._start
+        return StageLinks(
+            stream_in=self._receiver(start.stream_in),
+            stream_out=None if start.stream_out is None else RingWriter(start.stream_out),
+            tokens_in=self._receiver(start.tokens_in),
+            tokens_out=[RingWriter(end) for end in start.tokens_out],
+        )
+
+    def _receiver(self, end: RingEnd | None) -> Receiver | None:
+        if end is None:
+            return None
+        self._receivers.append(Receiver(RingReader(end), self._say_waits))
+        return self._receivers[-1]
+
+    @property
+    def _seconds_waited(self) -> float:
+        return self._group.seconds_waited + sum(each.seconds_waited for each in self._receivers)
 
     def _say_waits(self, waits: bool) -> None:
         self._board.set_state(self._start.rank, WAITS if waits else COMPUTES)

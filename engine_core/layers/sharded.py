@@ -17,6 +17,7 @@ from .group import Group
 from .kinds import Weights
 from .linear import Linear
 from .platform import Platform
+from .staged import AbsentLinear
 
 
 class SummedLinear(Linear):
@@ -70,6 +71,8 @@ def over_group(weights: Weights, layout: Layout, platform: Platform, shard: Shar
     linears = dict(weights.linears)
     for name, part in weights.linears.items():
         spec = layout[name]
+        if isinstance(part, AbsentLinear):
+            continue
         if spec.split is Split.INPUTS:
             linears[name] = SummedLinear(platform, part, group)
         elif spec.split is Split.VOCABULARY:

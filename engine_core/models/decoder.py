@@ -20,7 +20,7 @@ from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
 from ..weights.layout import Layout, Split, joined_bias, joined_linear, linear, norm, table
 from ..weights.names import CheckpointNames
-from .model import LastTokens, LayerInputs
+from .model import LastNorm, LastTokens, LayerInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Decoder:
         self.embedding = Embedding(weights.table("embed"))
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
-        self.final_norm = RMSNorm(platform, weights.tensors["final_norm"], config.rms_norm_eps)
+        self.final_norm: LastNorm = RMSNorm(platform, weights.tensors["final_norm"], config.rms_norm_eps)
         self.lm_head = LMHead(platform, weights.linears["lm_head"])
 
     @staticmethod

@@ -20,7 +20,7 @@ from ..layers.rope import cos_sin_table
 from ..weights.layout import Layout, Split, joined_linear, linear, norm, table
 from ..weights.names import CheckpointNames
 from .gemma3_config import Gemma3Config
-from .model import LastTokens, LayerInputs
+from .model import LastNorm, LastTokens, LayerInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class Gemma3:
         self.embedding = Embedding(weights.table("embed"), scale=config.hidden_size**0.5)
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(weights, f"layers.{i}.", kind) for i, kind in enumerate(config.is_windowed)]
-        self.final_norm = self._norm(weights, "final_norm")
+        self.final_norm: LastNorm = self._norm(weights, "final_norm")
         self.lm_head = LMHead(platform, weights.linears["lm_head"])
 
     @staticmethod

@@ -46,6 +46,13 @@ class LayerInputs:
             self.states[layer] = residual.clone()
 
 
+class LastNorm(Protocol):
+    """What follows the last layer."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """residual [T, H] += x, which may be in place; what is made of the sum."""
+
+
 class Model(Protocol):
     """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
 
@@ -54,6 +61,7 @@ class Model(Protocol):
     embedding: Embedding
     dtype: torch.dtype
     lm_head: LMHead
+    final_norm: LastNorm
 
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
         """The platform is prepared for these weights."""

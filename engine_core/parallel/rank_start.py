@@ -11,6 +11,7 @@ from ..options import ExecutorOptions
 from ..ring import RingEnd
 from .memory_group import GroupEnd
 
+RINGS = ("plans", "reports", "stream_in", "stream_out", "tokens_in")
 PATHS = ("model_folder", "draft_model", "draft_heads")
 
 
@@ -21,6 +22,14 @@ class RankStart:
     plans: RingEnd
     reports: RingEnd
     group: GroupEnd
+    stream_in: RingEnd | None
+    """From the same shard of the stage before."""
+    stream_out: RingEnd | None
+    """To that of the next stage."""
+    tokens_in: RingEnd | None
+    """From that of the last stage."""
+    tokens_out: list[RingEnd]
+    """From the last stage to that of each stage before, in their order."""
     board: int
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
@@ -29,7 +38,9 @@ class RankStart:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        return *self.plans, *self.reports, *self.group.descriptors, self.board, self.lifeline, self.life
+        rings = (self.plans, self.reports, self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out)
+        of_rings = [fd for ring in rings if ring is not None for fd in ring]
+        return *of_rings, *self.group.descriptors, self.board, self.lifeline, self.life
 
     def to_json(self) -> str:
         own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -44,4 +55,5 @@ class RankStart:
         for name in PATHS:
             options[name] = None if options[name] is None else Path(options[name])
         told |= {"options": ExecutorOptions(**options), "group": GroupEnd(*told["group"])}
-        return cls(**told | {name: RingEnd(*told[name]) for name in ("plans", "reports")})
+        told["tokens_out"] = [RingEnd(*end) for end in told["tokens_out"]]
+        return cls(**told | {name: RingEnd(*told[name]) for name in RINGS if told[name] is not None})

@@ -23,6 +23,7 @@ from ..ring import BroadcastWriter, PeerGone, RingReader, create_broadcast, crea
 from .board import STATE_NAMES, WAITS, Board, create_board
 from .memory_group import create_group
 from .rank_start import RankStart
+from .stage_rings import create_stage_rings
 
 MODULE = "headwater.engine_core.executors.rank_process"
 TICK_SECONDS = 0.1
@@ -36,7 +37,7 @@ class Ranks:
 
     def __init__(self, options: ExecutorOptions, num_threads: int) -> None:
         """`num_threads`: those that compute, of all ranks together."""
-        layout = options.layout
+        self.layout = layout = options.layout
         self.size = layout.num_ranks
         self._allowed_silence = 0.0
         self._num_told = 0
@@ -53,6 +54,7 @@ class Ranks:
         lives = [os.pipe() for _ in range(self.size)]
         reports = [create_ring() for _ in range(self.size)]
         groups = [end for _ in range(layout.pipeline) for end in create_group(layout.tensor)]
+        links = create_stage_rings(layout)
         options = replace(options, num_threads=max(1, num_threads // self.size))
         self._processes: list[subprocess.Popen[bytes]] = []
         for rank in range(self.size):
@@ -62,6 +64,10 @@ class Ranks:
                 plans=plan_readers[rank],
                 reports=reports[rank][0],
                 group=groups[rank],
+                stream_in=links[rank].stream_in,
+                stream_out=links[rank].stream_out,
+                tokens_in=links[rank].tokens_in,
+                tokens_out=links[rank].tokens_out,
                 board=memory,
                 lifeline=lifelines[rank][0],
                 life=lives[rank][1],
@@ -72,6 +78,7 @@ class Ranks:
             plan_readers[rank].close()
             reports[rank][0].close()
             groups[rank].close()
+            links[rank].close()
             os.close(lifelines[rank][0])
             os.close(lives[rank][1])
         os.close(memory)

@@ -21,6 +21,7 @@ from ..step_output import StoredChain
 from .decode_ahead import DecodeAhead
 from .masks import HeldRows, Rows
 from .pending_release import Leavers
+from .pipeline_groups import PipelineGroups
 from .preemption import Victims
 from .request_state import NO_ROW, Rank, RequestState
 from .request_table import RequestTable
@@ -73,6 +74,7 @@ class Scheduler:
         self._num_planned_rows = 0
         """Of all steps so far: requests that each computed, added up."""
         self._leavers = Leavers(self.table, self.pool)
+        self._groups = PipelineGroups(config.num_groups, config.num_rows) if config.num_groups > 1 else None
         self._seats = Seats(self.running, self.table, config.max_num_seqs)
         self._victims = Victims(self.running, self.shares, self.table, config.block_size)
         self._yielding = Yielding(self.waiting, self._victims, self._leavers, self._seats, self.pool)
@@ -81,6 +83,16 @@ class Scheduler:
 
     def schedule(self) -> PlannedStep | None:
         """The next step, or none if nobody can compute: running requests first; when blocks are short nobody joins."""
+        if self._groups is None:
+            return self._schedule_rows()
+        # A group in which nobody can compute gives its turn to the next one.
+        for _ in range(len(self._groups)):
+            self._groups.advance()
+            if (planned := self._schedule_rows()) is not None:
+                return planned
+        return None
+
+    def _schedule_rows(self) -> PlannedStep | None:
         self._make_room()
         rows, full_rows, is_short = self._decode_rows()
         step = StepBuilder(self._config.max_num_batched_tokens - rows.size, rows)
@@ -209,6 +221,8 @@ class Scheduler:
 
     def _decodable_rows(self) -> tuple[Rows, Rows]:
         rows = self.table.decodable_rows()
+        if self._groups is not None:
+            rows = self._groups.of_turn(rows)
         return rows, rows[self.table.num_computed[rows] == self.table.capacity[rows]]
 
     def _continue_prefills(self, step: StepBuilder) -> None:
@@ -216,6 +230,8 @@ class Scheduler:
             return
         parts = self._parts_of_budget(step.budget) if self.shares.are_several else {}
         for request in sorted(self.prefilling.values(), key=attrgetter("rank")):
+            if self._groups is not None and not self._groups.has_turn(request.row):
+                continue
             budget = min(step.budget, parts.get(request.tenant, step.budget))
             if budget > 0:
                 count = self._add_chunk(step, request, budget)
@@ -272,7 +288,7 @@ class Scheduler:
         once, and leaves a block for each running one to grow into."""
         if self._leavers.num_preempted:
             return
-        while step.budget > 0 and self._seats.num_free:
+        while step.budget > 0 and self._seats.num_free and self._has_room_in_group():
             request = self.waiting.peek()
             if request is None or request is self._yielding.too_large:
                 return
@@ -298,6 +314,9 @@ class Scheduler:
             self._seat(step, request, hits, num_new)
             self._add_chunk(step, request, step.budget)
 
+    def _has_room_in_group(self) -> bool:
+        return self._groups is None or self._groups.has_room(len(self.running) + len(self.waiting))
+
     def _follows(self, request: RequestState, num_hits: int, max_hits: int) -> bool:
         """Holds a request whose first missing block is computed or fetched for another, until it is there."""
         missed = request.chain.hashes[num_hits]
@@ -322,6 +341,8 @@ class Scheduler:
         request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_planned_rows
         self.table.seat(request, blocks)
+        if self._groups is not None:
+            self._groups.seat(request.row)
         if self.speculator is not None:
             self.speculator.seat(request)
         request.has_yielded = False
@@ -362,6 +383,8 @@ class Scheduler:
 
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
+        if self._groups is not None:
+            self._groups.leave(request.row)
         self._victims.remove_stalled(request)
         self.shares.unseat(request.tenant)
         self._moved()

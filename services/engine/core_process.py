@@ -200,6 +200,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         draft_model=settings.draft_model,
         draft_heads=settings.draft_heads,
         tensor_parallel_size=settings.tensor_parallel_size,
+        pipeline_parallel_size=settings.pipeline_parallel_size,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
         simulated_draft_acceptance=settings.simulated_draft_acceptance,

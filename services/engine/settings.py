@@ -24,6 +24,8 @@ CHOICES = {
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
 }
+PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+ONE_IF_SIMULATED = "1 with --executor simulated"
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
 BESIDE_DRAFT_MODEL = "none beside --draft-model"
 
@@ -77,6 +79,7 @@ class EngineSettings(StageSecuritySettings):
         None, "folder of heads that draft (Medusa, EAGLE, EAGLE-3, as published), not beside --draft-model; none"
     )
     tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
+    pipeline_parallel_size: int = setting(1, "stages, in processes of their own, that divide the layers, 1…4")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
@@ -115,11 +118,12 @@ class EngineSettings(StageSecuritySettings):
         return self.speculation == "auto"
 
     def _check_ranks(self) -> None:
-        size = self.tensor_parallel_size
-        if size < 1:
-            raise SettingError("tensor_parallel_size", size, "1 or more")
-        if size > 1 and self.executor == "simulated":
-            raise SettingError("tensor_parallel_size", size, "1 with --executor simulated")
+        for name in PARALLEL_SIZES:
+            size = getattr(self, name)
+            if size < 1:
+                raise SettingError(name, size, "1 or more")
+            if size > 1 and self.executor == "simulated":
+                raise SettingError(name, size, ONE_IF_SIMULATED)
 
     def _check_speculation(self) -> None:
         if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):

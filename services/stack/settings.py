@@ -17,6 +17,8 @@ from ..engine.settings import (
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NO_DRAFTS,
+    ONE_IF_SIMULATED,
+    PARALLEL_SIZES,
     QUANTIZATIONS,
     EngineSettings,
 )
@@ -38,7 +40,7 @@ CHOICES = {
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
 }
-LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", "tensor_parallel_size"), 1)
+LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
 LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0}
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
@@ -95,6 +97,7 @@ class StackSettings:
     tensor_parallel_size: int = engine_flag(
         "tensor_parallel_size", "Processes, or GPUs, that divide an engine's layers."
     )
+    pipeline_parallel_size: int = engine_flag("pipeline_parallel_size", "Stages of consecutive layers in every engine.")
     kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for prefixes, each engine.")
     gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
     max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
@@ -137,8 +140,9 @@ class StackSettings:
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
         self._check_words()
-        if self.num_ranks > 1 and self.executor == "simulated":
-            raise SettingError("tensor_parallel_size", self.tensor_parallel_size, "1 with --executor simulated")
+        for name in PARALLEL_SIZES:
+            if (size := getattr(self, name)) > 1 and self.executor == "simulated":
+                raise SettingError(name, size, ONE_IF_SIMULATED)
         if not is_registered(self.device):
             raise SettingError("device", self.device, ", ".join(device_names()))
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
@@ -186,7 +190,7 @@ class StackSettings:
     @property
     def num_ranks(self) -> int:
         """Processes that compute, of one engine."""
-        return self.tensor_parallel_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def scales_by_demand(self) -> bool:

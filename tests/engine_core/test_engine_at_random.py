@@ -40,7 +40,7 @@ LEADS = [list(range(start, start + 90)) for start in (0, 100)]
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    max_num_seqs = draw(st.integers(1, 9))
+    max_num_seqs, async_depth = draw(st.integers(1, 9)), draw(st.integers(1, 4))
     return EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
@@ -51,7 +51,8 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         max_num_batched_tokens=draw(st.integers(max_num_seqs, 100)),
         long_prefill_chunk=draw(st.sampled_from([0, 0, 7, 16, 40])),
         decode_steps=draw(st.sampled_from([1, 1, 2, 5])),
-        async_depth=draw(st.integers(1, 4)),
+        async_depth=async_depth,
+        num_groups=draw(st.sampled_from([1, 1, async_depth, (async_depth + 1) // 2])),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),
     )

@@ -29,7 +29,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         "quantization",
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
-        "tensor_parallel_size",
+        *("tensor_parallel_size", "pipeline_parallel_size"),
         *(
             "escape_special_tokens",
             # What clients of vLLM expect is on; who serves a schema that means to be open turns it off.

@@ -153,6 +153,9 @@ def test_ranks_reach_every_engine_and_divide_gpus_and_cores(monkeypatch: pytest.
     replicas = {size: plan(replicas=None, tensor_parallel_size=size).settings.resolved().replicas for size in (1, 2, 3)}
     assert replicas == {1: 2, 2: 2, 3: 1}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    stages = plan(replicas=None, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert engine_of(stages).pipeline_parallel_size == 2
+    assert stages.settings.resolved().replicas == 1
     gpus = plan(device="cuda", replicas=2, tensor_parallel_size=2)
     assert [gpus.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["4,5", "6,7", "4,5"]
 
@@ -163,5 +166,7 @@ def test_the_threads_that_a_variable_names_are_those_of_every_engine(monkeypatch
 
 
 def test_ranks_of_a_simulated_engine_are_refused() -> None:
-    with pytest.raises(SettingError, match="tensor-parallel-size is 2; allowed: 1 with --executor simulated"):
-        plan(tensor_parallel_size=2, executor="simulated")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        flag = name.replace("_", "-")
+        with pytest.raises(SettingError, match=f"{flag} is 2; allowed: 1 with --executor simulated"):
+            plan(**{name: 2}, executor="simulated")

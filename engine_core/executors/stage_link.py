@@ -1,0 +1,79 @@
+"""What pipeline stages say to each other: hidden states to the next one, sampled tokens to those before."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ..executor import Int32Array
+from ..layers.embedding import Embedding
+from ..ring import RingReader, RingWriter
+
+
+class Receiver:
+    """Messages of another rank, in their order."""
+
+    def __init__(self, reader: RingReader, say_waits: Callable[[bool], None]) -> None:
+        self._reader, self._say_waits = reader, say_waits
+        self._messages: list[bytes] = []
+        self.seconds_waited = 0.0
+
+    def has_message(self) -> bool:
+        """Whether `receive` would return at once. Raises `PeerGone`."""
+        if not self._messages:
+            self._messages += self._reader.read()
+        return bool(self._messages)
+
+    def receive(self) -> bytes:
+        """Waits for the next message. Raises `PeerGone`."""
+        if not self.has_message():
+            start = time.perf_counter()
+            self._say_waits(True)
+            while not self.has_message():
+                self._reader.wait()
+            self._say_waits(False)
+            self.seconds_waited += time.perf_counter() - start
+        return self._messages.pop(0)
+
+
+class ReceivedStream(Embedding):
+    """In the place of an embedding: the residual stream as the stage before has left it."""
+
+    def __init__(self, receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> None:
+        self._receiver, self._hidden_size, self.dtype = receiver, hidden_size, dtype
+
+    def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
+        memory = bytearray(self._receiver.receive())
+        stream = torch.frombuffer(memory, dtype=self.dtype).view(-1, self._hidden_size)
+        assert len(stream) == len(token_ids)
+        return stream
+
+
+class StageEnd:
+    """In the place of a model's last norm: the residual stream, which the next stage goes on with."""
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """The sum [T, H], rounded as the norm that adds would round it."""
+        return residual + x
+
+
+def send_stream(writer: RingWriter, stream: torch.Tensor) -> None:
+    """Waits while the next stage has no room. Raises `PeerGone`."""
+    writer.write(stream.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+
+
+def send_tokens(writers: Sequence[RingWriter], token_ids: Int32Array, num_tokens: Int32Array) -> None:
+    """token_ids [S, n] of which the first num_tokens[j] of row j count."""
+    message = np.concatenate([num_tokens, token_ids.ravel()]).astype(np.int32).tobytes()
+    for writer in writers:
+        writer.write(np.int32(len(num_tokens)).tobytes() + message)
+
+
+def received_tokens(message: bytes) -> tuple[Int32Array, Int32Array]:
+    """token_ids and num_tokens, as they were sent."""
+    values = np.frombuffer(message, np.int32)
+    count = int(values[0])
+    return values[1 + count :].reshape(count, -1), values[1 : 1 + count]

@@ -1,0 +1,36 @@
+"""The rings between pipeline stages: for each shard a chain from stage to stage, and one back from the last stage to
+each of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..ring import RingEnd, create_ring
+from ..shards import ParallelLayout
+
+
+@dataclass(slots=True)
+class StageRings:
+    """The ends that one rank has."""
+
+    stream_in: RingEnd | None = None
+    stream_out: RingEnd | None = None
+    tokens_in: RingEnd | None = None
+    tokens_out: list[RingEnd] = field(default_factory=list)
+
+    def close(self) -> None:
+        for end in (self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out):
+            if end is not None:
+                end.close()
+
+
+def create_stage_rings(layout: ParallelLayout) -> list[StageRings]:
+    """In the order of the ranks."""
+    ranks = [StageRings() for _ in range(layout.num_ranks)]
+    last = layout.speaker
+    for rank in range(last):
+        following = ranks[rank + layout.tensor]
+        ranks[rank].stream_out, following.stream_in = create_ring()
+        writer, ranks[rank].tokens_in = create_ring()
+        ranks[last + rank % layout.tensor].tokens_out.append(writer)
+    return ranks
