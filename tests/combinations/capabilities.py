@@ -211,6 +211,21 @@ INT4_WEIGHTS = Capability(
     beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
 )
 
+TENSOR_PARALLEL = Capability(
+    name="tensor parallel",
+    promise=Promise.NEAR,
+    options={"tensor_parallel_size": 2},
+    is_simulated=False,
+    took_place=lambda answer: answer.num_ranks >= 2,
+)
+PIPELINE_PARALLEL = Capability(
+    name="pipeline parallel",
+    promise=Promise.SAME,
+    options={"pipeline_parallel_size": 2},
+    is_simulated=False,
+    took_place=lambda answer: answer.num_ranks >= 2,
+)
+
 CAPABILITIES = (
     CHUNKED_PREFILL,
     PREFIX_HIT,
@@ -230,4 +245,6 @@ CAPABILITIES = (
     SPECULATION,
     INT4_WEIGHTS,
     FP8_WEIGHTS,
+    TENSOR_PARALLEL,
+    PIPELINE_PARALLEL,
 )

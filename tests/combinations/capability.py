@@ -15,6 +15,7 @@ class Promise(Enum):
     """What a capability promises about the tokens of an answer."""
 
     SAME = "same tokens and log probabilities as without it"
+    NEAR = "same tokens as without it, log probabilities but for rounding"
     CUT = "tokens as without it, up to the end that it sets"
     OWN = "tokens of its own, which nothing else changes"
 
@@ -57,6 +58,8 @@ class Answer:
     """Drafted tokens that stand."""
     num_searches: int = 0
     """Requests that the engines computed for this one."""
+    num_ranks: int = 0
+    """Processes that computed it; 0 of an engine without ranks."""
     kv_format: str = ""
     weights: str = ""
     """Kind that the engine was told its model's weights must be of; an engine with others does not start."""

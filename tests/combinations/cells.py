@@ -13,6 +13,9 @@ from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
+NEAR = 1e-4
+"""Natural logarithms, in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cell:
@@ -138,6 +141,10 @@ def _check_refusal(cell: Cell, ledger: Ledger, refused: Refused) -> str:
 def _check_promise(capability: Capability, pair: Answer, without: Answer) -> None:
     if capability.promise is Promise.SAME:
         _check_same(pair, without)
+    elif capability.promise is Promise.NEAR:
+        _check_same(replace(pair, logprobs=[]), replace(without, logprobs=[]))
+        for own, other in zip(pair.logprobs, without.logprobs, strict=True):
+            assert own == pytest.approx(other, abs=NEAR)
     elif capability.promise is Promise.CUT:
         # The text of a call is that of its tokens: the last one completes the stop string.
         end = len(pair.text) if pair.calls else without.text.index(str(pair.stop_reason))

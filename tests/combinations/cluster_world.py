@@ -34,7 +34,7 @@ and blocks run out before the other one ends."""
 FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
 LOST_AFTER_BYTES = 300
 """Of frames, at most two thirds of an answer. A connection says half as much of itself before the first token."""
-BUCKET = re.compile(r'le="([^"]*)"')
+BUCKET = re.compile(r'(?:le|rank)="([^"]*)"')
 MOST_ASKED = 4
 """Times that a request is asked until another one has taken its blocks, its engine is lost between its tokens, or the
 engine that answers it is the one that answered it before."""
@@ -68,7 +68,7 @@ class Replica:
     client: httpx.Client
 
     def counters(self) -> dict[str, float]:
-        """Metrics by name; of histograms the counts by bucket as well."""
+        """Metrics by name; of histograms the counts by bucket as well, and those of ranks by rank."""
         found: dict[str, float] = {}
         for line in self.client.get(f"http://{self.stage.addresses['metrics']}/metrics").text.splitlines():
             if line.startswith("headwater_"):
@@ -233,6 +233,7 @@ class ClusterWorld:
             num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
             num_accepted_tokens=total("spec_decode_num_accepted_tokens_total"),
             num_searches=total("generation_tokens_total"),
+            num_ranks=sum(each[name] > 0 for each in grown for name in each if name.startswith("rank_plans_total ")),
             kv_format=replicas[0].kv_format(),
             company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
             # Draws under a mask are no steps.

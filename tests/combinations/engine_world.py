@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.rank_facts import RankedExecutor
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
@@ -132,6 +133,13 @@ class Replica:
                 heard.num_preemptions, heard.num_steps = finished.work.num_preemptions, finished.work.num_steps
                 heard.num_accepted_tokens = finished.work.num_accepted_tokens
 
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that have computed plans."""
+        if not isinstance(self._executor, RankedExecutor):
+            return 0
+        return sum(figures.num_plans > 0 for figures in self._executor.rank_figures())
+
     def close(self) -> None:
         self._executor.close()
 
@@ -204,6 +212,7 @@ class EngineWorld:
             num_tokens_before_loss=len(said),
             num_replicas=2 if said else 1,
             num_accepted_tokens=heard.num_accepted_tokens,
+            num_ranks=replica.num_ranks,
             kv_format=replica.facts.kv_format,
             weights=asked.options.get("quantization", ""),
             company_ids=company.token_ids if company is not None else [],
@@ -234,7 +243,10 @@ class EngineWorld:
             if asked.weights:
                 options["model_folder"] = with_weights(self._folder, asked.weights, is_random=self._is_random)
             try:
-                self._replicas[key] = Replica(ExecutorOptions(**options))
+                given = ExecutorOptions(**options)
+                # A machine may have fewer cores than ranks.
+                threads = given.num_threads if given.layout.num_ranks == 1 else given.layout.num_ranks
+                self._replicas[key] = Replica(replace(given, num_threads=threads))
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]
