@@ -9,8 +9,8 @@ from itertools import accumulate, pairwise
 from .config import ConfigError
 from .model_config import ModelConfig
 
-VOCABULARY_MULTIPLE = 16
-"""Rows of a tile of packed weights: every rank but the last has a multiple of it."""
+VOCABULARY_MULTIPLE = 32
+"""Every rank but the last has a multiple of it: whole words of a mask, and whole tiles of packed weights."""
 MAX_STAGES = 4
 """Steps in flight at most, of which every pipeline stage needs one."""
 

@@ -94,9 +94,10 @@ def pick_best(candidates: Candidates, num_rows: int, num_stretches: int, out: to
     )
 
 
-def scores_twin(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Perturbed scores float32 [R, V] in plain torch; the drawn token is their argmax."""
-    tokens = torch.arange(logits.shape[1], device=logits.device, dtype=torch.int32)
+def scores_twin(logits: torch.Tensor, draws: Draws, first_token: int = 0) -> torch.Tensor:
+    """Perturbed scores float32 [R, V] of the tokens from `first_token` on, in plain torch; the drawn token is their
+    argmax."""
+    tokens = torch.arange(first_token, first_token + logits.shape[1], device=logits.device, dtype=torch.int32)
     noise = gumbel_noise(noise_keys(draws.seeds, draws.choice_indices, draws.output_indices), tokens)
     is_greedy = draws.temperatures[:, None] == 0
     scaled = logits.float() / torch.where(is_greedy, 1.0, draws.temperatures[:, None])

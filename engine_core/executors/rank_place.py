@@ -17,11 +17,14 @@ from ..layers.group import Group
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..layers.sharded import ShardedEmbedding, over_group
+from ..layers.sharded_sampling import ShardedSampling
 from ..layers.staged import is_of_first_stage, layer_of, local_names, stage_layout, stage_weights
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..ring import RingWriter
+from ..sampling.operations import PartSampling
+from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
@@ -115,9 +118,19 @@ def rank_executor(
         assert links.stream_out is not None
         assert links.tokens_in is not None
         return SingleExecutor(StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in))
+    sampler = _sampler(request, place, config, platform)
     if place.stage.is_first:
-        return SingleExecutor(Runner(model, config, kv_dtype, platform))
-    return SingleExecutor(LastStageRunner(model, config, kv_dtype, platform, links.tokens_out))
+        return SingleExecutor(Runner(model, config, kv_dtype, platform, sampler))
+    return SingleExecutor(LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler))
+
+
+def _sampler(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform) -> Sampler | None:
+    """None: the model's logits are whole rows."""
+    sampling = platform.sampling
+    if place.shard.size == 1 or not isinstance(sampling, PartSampling):
+        return None
+    sharded = ShardedSampling(sampling, sampling, place.shard, request.model.vocab_size, place.group)
+    return Sampler(config.num_rows, sharded, platform.device, sharded.whole)
 
 
 def _model(
@@ -125,7 +138,8 @@ def _model(
 ) -> Model:
     local = place.local_config(request.model)
     layout = local_names(model_class(request.model).layout(request.model), place.stage)
-    whole = over_group(weights, layout, platform, place.shard, place.group)
+    joins = not isinstance(platform.sampling, PartSampling)
+    whole = over_group(weights, layout, platform, place.shard, place.group, joins_vocabulary=joins)
     model = model_class(request.model)(local, whole, platform, config.max_model_len)
     if place.stage.is_first:
         token_ids = place.shard.vocabulary(request.model.vocab_size)

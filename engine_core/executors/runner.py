@@ -34,13 +34,21 @@ NOTHING = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0
 class Runner:
     """Plans are computed one after another; a sampled token is in the table before the next plan reads it."""
 
-    def __init__(self, decoder: Model, config: EngineConfig, kv_dtype: torch.dtype, platform: Platform) -> None:
+    def __init__(
+        self,
+        decoder: Model,
+        config: EngineConfig,
+        kv_dtype: torch.dtype,
+        platform: Platform,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """`sampler` is there where the model's logits are no whole rows."""
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
         self._decoder, self._config = decoder, config
         self._block_size = config.block_size
         self._device = platform.device
-        self._sampler = Sampler(config.num_rows, platform.sampling, platform.device)
+        self._sampler = sampler or Sampler(config.num_rows, platform.sampling, platform.device)
         self._pools = Pools()
         # One position more than a request has: a sampled token is written even when it is the last.
         self._token_ids = torch.zeros(config.num_rows, config.max_model_len + 1, dtype=torch.int32)

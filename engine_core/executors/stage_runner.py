@@ -15,6 +15,7 @@ from ..layers.platform import Platform
 from ..models.model import Model
 from ..ragged import places
 from ..ring import RingWriter
+from ..sampling.sampler import Sampler
 from .batch import make_batch, num_sampled
 from .own_drafts import at_known_positions
 from .runner import NOTHING, Runner
@@ -31,8 +32,9 @@ class LastStageRunner(Runner):
         kv_dtype: torch.dtype,
         platform: Platform,
         writers: Sequence[RingWriter],
+        sampler: Sampler | None = None,
     ) -> None:
-        super().__init__(decoder, config, kv_dtype, platform)
+        super().__init__(decoder, config, kv_dtype, platform, sampler)
         self._writers = writers
 
     def run(self, plan: StepPlan) -> StepResult:

@@ -66,8 +66,11 @@ class ShardedEmbedding(Embedding):
         return self._group.sum(rows.masked_fill(~is_own[:, None], 0))
 
 
-def over_group(weights: Weights, layout: Layout, platform: Platform, shard: Shard, group: Group) -> Weights:
-    """A shard's weights as a model reads whole ones. `layout` is the whole model's."""
+def over_group(
+    weights: Weights, layout: Layout, platform: Platform, shard: Shard, group: Group, *, joins_vocabulary: bool = True
+) -> Weights:
+    """A shard's weights as a model reads whole ones. `layout` is the whole model's. Unless the vocabulary is joined, a
+    rank's logits are those of its own tokens."""
     linears = dict(weights.linears)
     for name, part in weights.linears.items():
         spec = layout[name]
@@ -75,7 +78,7 @@ def over_group(weights: Weights, layout: Layout, platform: Platform, shard: Shar
             continue
         if spec.split is Split.INPUTS:
             linears[name] = SummedLinear(platform, part, group)
-        elif spec.split is Split.VOCABULARY:
+        elif spec.split is Split.VOCABULARY and joins_vocabulary:
             num_outputs = len(Shard(0, shard.size).vocabulary(spec.shape[0]))
             linears[name] = JoinedLinear(platform, part, spec.shape[0], num_outputs, group)
     return replace(weights, linears=linears)

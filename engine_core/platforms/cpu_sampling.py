@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headwater.kernels.candidate_sample import candidate_sample
-from headwater.kernels.cpu.draw import draw
+from headwater.kernels.cpu.draw import draw, scores_of
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.logprobs import logprobs_twin
 from headwater.kernels.sample import Draws
@@ -17,6 +17,13 @@ class CpuSampling:
 
     def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
         return draw(logits, draws, masks)
+
+    def draw_part(
+        self, logits: torch.Tensor, draws: Draws, first_token: int, masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PartSampling`."""
+        tokens = draw(logits, draws, masks, first_token=first_token)
+        return tokens, scores_of(logits, tokens, draws, masks, first_token=first_token)
 
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
         return candidate_sample(logits, draws, filters)

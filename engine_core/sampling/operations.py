@@ -4,7 +4,7 @@ torch on other devices."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -32,3 +32,14 @@ class SamplingOperations(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Log probabilities float32 [R] of token_ids int32 [R]; ids int32 and log probabilities float32 [R, num_top] of
         the likeliest."""
+
+
+@runtime_checkable
+class PartSampling(Protocol):
+    """Draws from logits of some tokens of a vocabulary, which a platform may offer beside `SamplingOperations`."""
+
+    def draw_part(
+        self, logits: torch.Tensor, draws: Draws, first_token: int, masks: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `draw` would choose of the tokens first_token … first_token + N − 1, whose logits [R, N] and masks are
+        given: int32 [R], from 0 on, and their scores float32 [R]; minus infinity where a mask leaves none of them."""

@@ -27,11 +27,18 @@ Known = Callable[[int], Int32Array]
 """Function from the index of a sampled token to the ids of the outputs before it [n], of which drafts are the last."""
 
 
+Whole = Callable[[torch.Tensor], torch.Tensor]
+"""From the logits of some tokens [R, N] to those of all [R, V]."""
+
+
 class Sampler:
     """Sampler with the contract of each row of the request table."""
 
-    def __init__(self, num_rows: int, operations: SamplingOperations, device: torch.device) -> None:
-        self._operations, self._device = operations, device
+    def __init__(
+        self, num_rows: int, operations: SamplingOperations, device: torch.device, whole: Whole | None = None
+    ) -> None:
+        """`whole` is there where logits are those of some tokens alone."""
+        self._operations, self._device, self._whole = operations, device, whole
         self._edits: list[RequestEdits | None] = [None] * num_rows
         self._num_prompt_logprobs = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.int64)
@@ -82,6 +89,7 @@ class Sampler:
     ) -> Int32Array:
         """As `sample`, for the tokens alone."""
         if self._is_edited[rows].any():
+            logits = logits if self._whole is None else self._whole(logits)
             edited = torch.empty_like(logits, dtype=torch.float32, memory_format=torch.contiguous_format)
             logits = edited.copy_(logits)
             self._edit(logits, rows, output_indices, known)

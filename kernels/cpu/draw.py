@@ -32,45 +32,70 @@ _MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97
 _LEAST, _LARGEST, _SMALL = -3.0e38, 1 - 2.0**-24, 2.0**-7
 
 
-def draw(logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+def draw(
+    logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None, *, first_token: int = 0
+) -> torch.Tensor:
     """Draws from logits [R, V], float32 or bfloat16, under masks int32 [R, words] as `mask_tokens` has them; returns
-    int32 [R]."""
+    int32 [R]. The noise is that of the tokens from `first_token` on, which is token 0 of what is returned."""
     logits, (num_rows, vocab_size) = logits.contiguous(), logits.shape
     if vocab_size < NUM_LANES:
         wide = logits if masks is None else mask_tokens_twin(logits, masks)
-        return scores_twin(wide, draws).argmax(1).int()
+        return scores_twin(wide, draws, first_token).argmax(1).int()
     if masks is not None and vocab_size % NUM_LANES:
-        return draw(mask_tokens_twin(logits, masks), draws)
+        return draw(mask_tokens_twin(logits, masks), draws, first_token=first_token)
     keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
     candidates = torch.zeros(num_rows, NUM_CANDIDATES, dtype=torch.int32)
     counts = torch.empty(num_rows, dtype=torch.int32)
     tensors = (logits, keys, draws.temperatures, candidates, counts)
     addresses = [tensor.data_ptr() for tensor in tensors]
     mask, mask_size = (0, 0) if masks is None else (masks.data_ptr(), masks.stride(0) * 4)
-    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *addresses, vocab_size, mask, mask_size)
+    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *addresses, vocab_size, mask, mask_size, first_token)
     is_random = draws.temperatures > 0
     tokens = candidates[:, 0].clone()
     if is_random.any():
         chosen = logits.gather(1, candidates.long()).float()
         scaled = (chosen if masks is None else chosen.clamp_(min=LOWEST)) / draws.temperatures[:, None]
-        best = (scaled + gumbel_noise(keys, candidates)).argmax(1, keepdim=True)
+        best = (scaled + gumbel_noise(keys, candidates + first_token)).argmax(1, keepdim=True)
         tokens = torch.where(is_random, candidates.gather(1, best)[:, 0], tokens)
         crowded = torch.nonzero(is_random & (counts > NUM_CANDIDATES))[:, 0]
         if len(crowded):
             some = logits[crowded] if masks is None else mask_tokens_twin(logits[crowded], masks[crowded])
-            tokens[crowded] = scores_twin(some, draws.select(crowded)).argmax(1).int()
+            tokens[crowded] = scores_twin(some, draws.select(crowded), first_token).argmax(1).int()
     return tokens
 
 
+def scores_of(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    draws: Draws,
+    masks: torch.Tensor | None = None,
+    *,
+    first_token: int = 0,
+) -> torch.Tensor:
+    """Scores float32 [R] of tokens int32 [R], as `draw` compares them; minus infinity where a mask excludes them."""
+    scores = logits.gather(1, tokens[:, None].long())[:, 0].float()
+    if masks is not None:
+        words = masks.gather(1, tokens[:, None].long() // 32)[:, 0]
+        is_allowed = (words >> (tokens % 32)) & 1 != 0
+        scores = scores.clamp_(min=LOWEST).masked_fill_(~is_allowed, -np.inf)
+    keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
+    noise = gumbel_noise(keys, tokens[:, None] + first_token)[:, 0]
+    is_random = draws.temperatures > 0
+    return torch.where(is_random, scores / torch.where(is_random, draws.temperatures, 1.0) + noise, scores)
+
+
 @njit
-def _scores(p_logits: int, p_mask: int, token: int, temperature: Any, key_0: int, key_1: int, element: Any) -> Any:
-    """Scores of sixteen tokens, with an absolute error of 1e-5; those of a greedy row are exact."""
+def _scores(
+    p_logits: int, p_mask: int, token: int, first: int, temperature: Any, key_0: int, key_1: int, element: Any
+) -> Any:
+    """Scores of sixteen tokens, with an absolute error of 1e-5; those of a greedy row are exact. `first` is added to a
+    token for its noise."""
     x = load(p_logits + token * size_of(element), element)
     if p_mask:
         x = keep_where(maximum(x, splat(F32(LOWEST))), p_mask + token // 8, splat(F32(-np.inf)))
     if temperature == F32(0):
         return x
-    h = add_words(words_from(token), splat_word(key_0))
+    h = add_words(words_from(first + token), splat_word(key_0))
     h = mul_words(xor_words(h, shift_right(h, 16)), splat_word(_MULTIPLIER_1))
     h = xor_words(h, splat_word(key_1))
     h = mul_words(xor_words(h, shift_right(h, 15)), splat_word(_MULTIPLIER_2))
@@ -91,7 +116,7 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     if p_mask:
         p_mask += i * argument(arguments, 7)
     key_0, key_1 = int32_at(argument(arguments, 1) + i * 8), int32_at(argument(arguments, 1) + i * 8 + 4)
-    temperature = float32_at(argument(arguments, 2) + i * 4)
+    temperature, first = float32_at(argument(arguments, 2) + i * 4), argument(arguments, 8)
     p_candidates, p_count = argument(arguments, 3) + i * NUM_CANDIDATES * 4, argument(arguments, 4) + i * 4
     highest = F32(_LEAST)
     for strip in range(0, vocab_size, _STRIP):
@@ -101,7 +126,7 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             token = min(at, vocab_size - NUM_LANES)
             if p_mask and not has_bits(p_mask + token // 8):
                 continue
-            best = maximum(best, _scores(p_logits, p_mask, token, temperature, key_0, key_1, element))
+            best = maximum(best, _scores(p_logits, p_mask, token, first, temperature, key_0, key_1, element))
         of_strip = highest_of(best)
         put(p_scratch + strip // _STRIP * 4, of_strip, F32_ELEMENT)
         highest = max(highest, of_strip)
@@ -114,7 +139,7 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             token = min(at, vocab_size - NUM_LANES)
             if p_mask and not has_bits(p_mask + token // 8):
                 continue
-            store(p_some, _scores(p_logits, p_mask, token, temperature, key_0, key_1, element), F32_ELEMENT)
+            store(p_some, _scores(p_logits, p_mask, token, first, temperature, key_0, key_1, element), F32_ELEMENT)
             for lane in range(NUM_LANES):
                 if float32_at(p_some + lane * 4) >= bound:
                     if count < NUM_CANDIDATES:

@@ -123,7 +123,7 @@ def test_a_unit_of_a_block_format_stays_whole(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_that_the_ranks_do_not_divide_leaves_the_last_one_fewer_tokens() -> None:
-    assert [Shard(index, 3).vocabulary(512) for index in range(3)] == [range(176), range(176, 352), range(352, 512)]
+    assert [Shard(index, 3).vocabulary(512) for index in range(3)] == [range(192), range(192, 384), range(384, 512)]
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="not on this CPU")

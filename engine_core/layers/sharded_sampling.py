@@ -1,0 +1,58 @@
+"""Sampling from logits of which each tensor-parallel rank has those of some tokens; see `SamplingOperations`.
+
+Plain draws gather one score and one token of each rank and row. Draws under filters, log probabilities and rows whose
+logits are edited need the logits of all tokens, which are gathered for them alone.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import pad
+
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.sample import Draws
+
+from ..sampling.operations import PartSampling, SamplingOperations
+from ..shards import Shard
+from .group import Group
+
+
+class ShardedSampling:
+    """See `SamplingOperations`. Logits may be whole as well: then nothing is gathered."""
+
+    def __init__(
+        self, operations: SamplingOperations, parts: PartSampling, shard: Shard, vocab_size: int, group: Group
+    ) -> None:
+        self._operations, self._parts, self._group = operations, parts, group
+        self._vocab_size, self._token_ids = vocab_size, shard.vocabulary(vocab_size)
+        self._width = len(Shard(0, shard.size).vocabulary(vocab_size))
+
+    def whole(self, logits: torch.Tensor) -> torch.Tensor:
+        """Logits [R, V] of all tokens."""
+        if logits.shape[1] == self._vocab_size:
+            return logits
+        return self._group.join(pad(logits, (0, self._width - logits.shape[1])))[:, : self._vocab_size].contiguous()
+
+    def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+        if logits.shape[1] == self._vocab_size:
+            return self._operations.draw(logits, draws, masks)
+        first, stop = self._token_ids.start, self._token_ids.stop
+        own_masks = None if masks is None else masks[:, first // 32 : -(-stop // 32)]
+        tokens, scores = self._parts.draw_part(logits, draws, first, own_masks)
+        # One message a rank: the bits of a token are carried as a float's.
+        said = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
+        of_ranks = self._group.join(said).view(len(said), -1, 2)
+        # Of equal scores the first counts, which has the smaller token.
+        best = of_ranks[:, :, 0].argmax(1, keepdim=True)
+        return of_ranks[:, :, 1].gather(1, best)[:, 0].contiguous().view(torch.int32)
+
+    def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
+        return self._operations.draw_filtered(self.whole(logits), draws, filters)
+
+    def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        return self._operations.mask_tokens(self.whole(logits), masks)
+
+    def logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self._operations.logprobs(self.whole(logits), token_ids, num_top)
