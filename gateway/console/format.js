@@ -10,6 +10,7 @@ export const percent = (part, whole) => (whole ? `${Math.round((100 * part) / wh
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value < 0.01) return `${(value * 1000).toFixed(1)} ms`;
   if (value < 1) return `${Math.round(value * 1000)} ms`;
   return value < 100 ? `${value.toFixed(1)} s` : `${Math.round(value / 60)} min`;
 }
