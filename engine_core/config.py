@@ -17,6 +17,8 @@ class EngineConfig:
     """KV blocks of the cache; block 0 is no request's and takes what padding writes."""
     num_host_blocks: int = 0
     """More of them in host memory, for prefixes that nobody uses at present."""
+    num_staged_blocks: int = 0
+    """Blocks of host memory through which blocks pass on their way to other places and back; 0: there are none."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -54,8 +56,9 @@ class EngineConfig:
             raise ConfigError("max_draft_tokens", self.max_draft_tokens, allowed)
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError("policy", self.policy, "fcfs or priority")
-        if self.num_host_blocks < 0:
-            raise ConfigError("num_host_blocks", self.num_host_blocks, "0 or more")
+        for name in ("num_host_blocks", "num_staged_blocks"):
+            if getattr(self, name) < 0:
+                raise ConfigError(name, getattr(self, name), "0 or more")
         if self.max_num_seqs < 1:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "at least 1")
         if self.spare_rows < 0:
@@ -74,6 +77,11 @@ class EngineConfig:
     def num_rows(self) -> int:
         """Rows of the executor's request table."""
         return self.max_num_seqs + self.spare_rows
+
+    @property
+    def num_swap_slots(self) -> int:
+        """Blocks of host memory that the executor's swapper copies to and from."""
+        return self.num_host_blocks + self.num_staged_blocks
 
     @property
     def max_positions(self) -> int:

@@ -12,8 +12,9 @@ import numpy as np
 
 from .config import EngineConfig
 from .executor import Executor, Int32Array, StepResult
+from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
-from .kv.host_blocks import HostBlocks
+from .kv.tiers import Tiers
 from .request import FinishReason, NewRequest
 from .scheduling.in_flight import StepsInFlight
 from .scheduling.masks import Int64Array, Rows
@@ -39,21 +40,22 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         masks: Int32Array = NO_MASKS,
         speculator: Speculator | None = None,
+        disk_files: BlockFiles | None = None,
         sources: Sequence[BlockSource] = (),
     ) -> None:
         """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that have a grammar; others
-        fill it. Positions are one more than a row's drafts. `sources` are asked for blocks beside host memory, which
-        comes first."""
+        fill it. Positions are one more than a row's drafts. `disk_files` is the place of blocks on a disk;
+        `sources` are asked beside the engine's own tiers, which come first."""
         self._config = config
         self._clock = clock
-        self._host = _host_blocks(config, executor)
+        self._tiers = Tiers(config, executor, disk_files, clock)
         self._scheduler = Scheduler(
             config,
             clock,
             masks,
             speculator,
-            sources=[*([] if self._host is None else [self._host]), *sources],
-            prefill_seconds=executor.prefill_seconds,
+            sources=[*self._tiers.sources, *sources],
+            prefill_seconds=lambda: executor.prefill_seconds,
         )
         self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
@@ -174,6 +176,11 @@ class Engine:
                 self._output.finishes.append(Finished(key=key, reason=FinishReason.MISSING, num_output_tokens=0))
 
     @property
+    def has_background_work(self) -> bool:
+        """Whether a step is due now and then although there is nothing to compute: blocks are being stored or found."""
+        return self._scheduler.loads.has_background_work
+
+    @property
     def holds_back(self) -> bool:
         """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
         if self._awaits_blocks:
@@ -184,7 +191,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         scheduler, drafts = self._scheduler, self._results.drafts
-        return EngineLoad(
+        load = EngineLoad(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
             num_prefill_tokens=scheduler.num_prefill_tokens,
@@ -199,11 +206,14 @@ class Engine:
             num_accepted_tokens=drafts.num_accepted,
             num_accepted_by_position=drafts.by_position,
             num_drafter_bytes=0 if scheduler.speculator is None else scheduler.speculator.num_bytes,
-            num_used_host_blocks=0 if self._host is None else self._host.num_used_slots,
-            num_total_host_blocks=0 if self._host is None else self._host.num_slots,
-            num_swapped_out=0 if self._host is None else self._host.num_saved * self._config.block_size,
-            num_swapped_in=0 if self._host is None else self._host.num_loaded * self._config.block_size,
+            hits_by_tier=dict(scheduler.cache.num_hits_by_tier),
+            seconds_per_hit_token=scheduler.hits.seconds_per_token,
+            num_resumed_kept=scheduler.hits.num_resumed_kept,
+            num_resumed_loaded=scheduler.hits.num_resumed_loaded,
+            num_resumed_computed=scheduler.hits.num_resumed_computed,
         )
+        self._tiers.describe(load)
+        return load
 
     def close(self) -> None:
         """Ends loads that are open. To be called before the executor is closed, whose KV cache they fill; no step may
@@ -279,13 +289,6 @@ class Engine:
         output.load = self.load()
         self._output = StepOutput(step=output.step)
         return output
-
-
-def _host_blocks(config: EngineConfig, executor: Executor) -> HostBlocks | None:
-    if not config.num_host_blocks:
-        return None
-    assert executor.swapper is not None
-    return HostBlocks(executor.swapper, config.num_host_blocks)
 
 
 def _finished_at_once(new: NewRequest, request: RequestState, config: EngineConfig) -> Finished | None:

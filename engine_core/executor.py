@@ -18,6 +18,7 @@ from .sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+UInt8Array = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +168,17 @@ class Swapper(Protocol):
         """Launches the copies; what they read was written by steps that are retired, or by plans before this."""
 
     @property
+    def num_saved(self) -> int:
+        """Blocks whose copies are whole in their slots, of all plans so far; they leave in order."""
+
+    @property
     def num_loaded(self) -> int:
         """Blocks that have come back, of all plans so far; they come in order."""
+
+    @property
+    def slots(self) -> UInt8Array:
+        """The host memory: [slots, bytes of a block]. A slot may be read once its copy is whole, and written while no
+        copy reads it."""
 
     @property
     def seconds_per_block(self) -> float:

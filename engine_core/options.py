@@ -13,6 +13,11 @@ from .shards import ParallelLayout
 
 INT8 = "int8"
 ACTIVATION_DTYPES = ("auto", INT8, "model")
+DEFAULT_DISK_BYTES = 16 << 30
+STAGED_BYTES = 64 << 20
+"""Of host memory through which blocks pass to a disk and back."""
+STAGED_BLOCKS = range(16, 1025)
+"""As many blocks at least, and at most."""
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
@@ -35,6 +40,10 @@ class ExecutorOptions:
     """Bytes."""
     kv_swap_memory: int = 0
     """Bytes of host memory for blocks that nobody uses at present; 0: none."""
+    kv_disk_dir: Path | None = None
+    """A folder for blocks that nobody uses at present, also after a restart; None: there is none."""
+    kv_disk_memory: int = DEFAULT_DISK_BYTES
+    """Bytes that they may take there."""
     max_model_len: int = 0
     max_num_seqs: int = 256
     spare_rows: int = 0
@@ -110,10 +119,12 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
     """Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0, or {block_bytes} bytes (a block) and more")
+    staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks,
         num_host_blocks=options.kv_swap_memory // block_bytes,
+        num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

@@ -15,6 +15,8 @@ class Started:
     cached_tokens: int
     queue_seconds: float
     prefill_seconds: float
+    cached_by_tier: dict[str, int] = field(default_factory=dict)
+    """Of the cached tokens, those that came from elsewhere than the device's cache: host, disk, peer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +89,23 @@ class MasksWanted:
 
 
 @dataclass(slots=True, kw_only=True)
+class DiskUse:
+    """What the engine's blocks on a disk take and did."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    max_bytes: int = 0
+    num_written: int = 0
+    """Tokens whose keys and values were written, so far, as all below."""
+    num_read: int = 0
+    """Tokens whose keys and values were read."""
+    num_damaged: int = 0
+    """Blocks whose files were gone, torn or of something else."""
+    failure: str = ""
+    """Why nothing is written or read any more; empty: it is."""
+
+
+@dataclass(slots=True, kw_only=True)
 class EngineLoad:
     """How busy the core is, now."""
 
@@ -109,6 +128,18 @@ class EngineLoad:
     """Tokens whose keys and values were copied to host memory."""
     num_swapped_in: int = 0
     """Tokens whose keys and values came back."""
+    hits_by_tier: dict[str, int] = field(default_factory=dict)
+    """Of the prefix hits, tokens that a block source brought, by its tier."""
+    seconds_per_hit_token: float = 0.0
+    """Time until a cached prompt token could be used, lately: what block sources had to bring, over all hits."""
+    num_resumed_kept: int = 0
+    """Tokens of preempted requests that ran again whose blocks the device still had."""
+    num_resumed_loaded: int = 0
+    """Those that a block source brought back."""
+    num_resumed_computed: int = 0
+    """Those that were computed again."""
+    disk: DiskUse | None = None
+    """None without blocks on a disk."""
     num_drafts: int = 0
     """Drafts that were verified, each of one request in one step."""
     num_draft_tokens: int = 0

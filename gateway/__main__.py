@@ -71,6 +71,7 @@ from .storage_limits import StorageLimits, no_own
 from .tenancy.accounts import Accounts, ScopesOf, unlimited
 from .tenancy.cache_namespace import CacheNamespaces
 from .tenancy.directory import TenantDirectory
+from .tenancy.gone_tenants import gone_tenants_told
 from .tenancy.last_written import LastWritten
 from .tenancy.limiter import Limiter
 from .tenancy.snapshot import Snapshot
@@ -280,7 +281,8 @@ async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> Async
         snapshot = Snapshot(settings.tenants_file)
         last_written = LastWritten(f"{settings.tenants_file}.times" if settings.tenants_file else "", store)
         tenant_store = TenantStore(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
-        async with TenantDirectory(tenant_store, admins, file, snapshot).running(bus) as directory:
+        known = TenantDirectory(tenant_store, admins, file, snapshot)
+        async with known.running(bus) as directory, gone_tenants_told(bus, directory):
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited

@@ -424,10 +424,31 @@ class Start(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CachedByTierEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STREAM_ID_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     QUEUE_SECONDS_FIELD_NUMBER: _builtins.int
     PREFILL_SECONDS_FIELD_NUMBER: _builtins.int
+    CACHED_BY_TIER_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     cached_tokens: _builtins.int
@@ -436,6 +457,10 @@ class Start(_message.Message):
     """waited before the first step"""
     prefill_seconds: _builtins.float
     """first step to first token"""
+    @_builtins.property
+    def cached_by_tier(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """of the cached tokens, those from beyond the device: host, disk, peer"""
+
     def __init__(
         self,
         *,
@@ -443,10 +468,11 @@ class Start(_message.Message):
         cached_tokens: _builtins.int = ...,
         queue_seconds: _builtins.float = ...,
         prefill_seconds: _builtins.float = ...,
+        cached_by_tier: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "prefill_seconds", b"prefill_seconds", "queue_seconds", b"queue_seconds", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_by_tier", b"cached_by_tier", "cached_tokens", b"cached_tokens", "prefill_seconds", b"prefill_seconds", "queue_seconds", b"queue_seconds", "stream_id", b"stream_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,7 @@ capabilities = Capabilities(
     linear_kinds=("dense", "packed"),
     int8_activations=True,
     windows=True,
+    disk_blocks=True,
     draft_models=True,
     draft_heads=True,
     parallel=True,

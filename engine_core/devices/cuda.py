@@ -28,6 +28,7 @@ capabilities = Capabilities(
     windows=True,
     fp8_kv=True,
     host_blocks=True,
+    disk_blocks=True,
     graphs=True,
     decode_steps=16,
     draft_models=True,

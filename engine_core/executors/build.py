@@ -64,6 +64,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
     if options.kv_swap_memory and not flags.host_blocks:
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 {where}")
+    if options.kv_disk_dir is not None and not flags.disk_blocks:
+        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
     if options.kv_cache_dtype == "fp8" and not flags.fp8_kv:

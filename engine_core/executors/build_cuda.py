@@ -62,7 +62,7 @@ def build_cuda_executor(
         if drafting is not None:
             # One computes after the other.
             memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
-        if config.num_host_blocks:
+        if config.num_swap_slots:
             memory = replace(memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes)
         log.info("gpu memory: %s", memory)
         num_blocks = config.num_blocks
@@ -74,7 +74,7 @@ def build_cuda_executor(
         num_bytes, num_tokens, dtype = num_blocks * block_bytes, num_blocks * block_size, served.kv_dtype
         log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, dtype, num_bytes / GB)
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
-        swapper = _swapper(kv_caches, config.num_host_blocks) if config.num_host_blocks else None
+        swapper = _swapper(kv_caches, config.num_swap_slots) if config.num_swap_slots else None
         looks_at_all = drafting is not None and drafting.looks_at_all
         executor = CudaExecutor(decoder, platform, config, kv_caches[0], swapper=swapper, looks_at_all=looks_at_all)
         if drafting is not None:

@@ -23,6 +23,7 @@ from ..weights.dummy import DUMMIES, dummy
 from ..weights.model_file import DTYPES, Tensors
 from .chained_heads import ChainedHeads
 from .draft_model import DraftModel
+from .memory_swapper import MemorySwapper
 from .own_guesser import OwnGuesser
 from .parallel_heads import ParallelHeads
 from .runner import Runner
@@ -108,7 +109,8 @@ def single_executor(
     if request.heads is not None:
         assert heads is not None
         runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables))
-    return SingleExecutor(runner)
+    swapper = MemorySwapper(runner.kv_caches, config.num_swap_slots) if config.num_swap_slots else None
+    return SingleExecutor(runner, swapper)
 
 
 def _head_guesser(

@@ -41,6 +41,7 @@ class ChainedHeads:
         self._token_table, self._block_table = token_table, block_table
         shape = (1, 2, config.num_blocks, layer.num_kv_heads, config.block_size, layer.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=dtype, device=device)
+        self.kv_caches = (self._kv_cache,)
         # Those that wait to be caught up, and those of the last step.
         width = CATCH_UP + config.max_draft_tokens + 1
         self._states = RowStates(num_rows, width, layer.hidden_size, dtype, device)

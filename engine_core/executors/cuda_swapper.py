@@ -20,7 +20,7 @@ from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
 
 from ..config import ConfigError
-from ..executor import Int32Array, SwapPlan
+from ..executor import Int32Array, SwapPlan, UInt8Array
 from .locked_memory import LockedMemory
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,9 @@ class CudaSwapper:
         for stream in (self._out, self._in):
             stream.wait_stream(torch.cuda.current_stream(device))
         self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
-        self._num_loaded = 0
+        self._saves = deque[tuple[torch.cuda.Event, int]]()
+        self._num_loaded = self._num_saved = 0
+        self.slots: UInt8Array = self._host.numpy().view(np.uint8)
         self.seconds_per_block = 0.0
         """Known once it is measured."""
 
@@ -77,6 +79,12 @@ class CudaSwapper:
         while self._loads and _has_passed(self._loads[0][0]):
             self._num_loaded += self._loads.popleft()[1]
         return self._num_loaded
+
+    @property
+    def num_saved(self) -> int:
+        while self._saves and _has_passed(self._saves[0][0]):
+            self._num_saved += self._saves.popleft()[1]
+        return self._num_saved
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
         """What is launched on `stream` from now on may write to these blocks."""
@@ -110,6 +118,7 @@ class CudaSwapper:
             for at, run in _runs(slots[part]):
                 self._host[run].copy_(words[at], non_blocking=True)
             self._written.note(self._out, slots[part])
+            self._saves.append((self._out.record_event(), len(words)))
 
     def _copy_in(self, slots: Int32Array, blocks: Int32Array) -> None:
         for part in self._parts(blocks.size):

@@ -37,6 +37,7 @@ class DraftModel:
         self._token_table, self._block_table = token_table, block_table
         shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=device)
+        self.kv_caches = (self._kv_cache,)
         self._kept = KeptPositions(config.num_rows)
 
     def seat(self, row: int) -> None:

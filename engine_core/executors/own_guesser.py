@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +44,10 @@ class OwnGuesser(Protocol):
     """Layers of the served model whose inputs it is shown."""
     looks_at_all: bool
     """Whether it is shown the normed hidden states of all tokens, not only of those after which one is sampled."""
+
+    @property
+    def kv_caches(self) -> Sequence[torch.Tensor]:
+        """Planes of its own of the KV blocks, [layers, 2, num_blocks, Hk, block_size, D] each."""
 
     def seat(self, row: int) -> None:
         """A request takes the row."""

@@ -17,6 +17,7 @@ class ParallelHeads:
 
     layers: tuple[int, ...] = ()
     looks_at_all = False
+    kv_caches: tuple[torch.Tensor, ...] = ()
 
     def __init__(self, heads: Medusa, config: EngineConfig, dtype: torch.dtype, token_table: torch.Tensor) -> None:
         self._heads, self._token_table = heads, token_table

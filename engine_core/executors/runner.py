@@ -67,6 +67,11 @@ class Runner:
         """Tokens int32 [rows, length] and blocks int32 [rows, max blocks] of each row."""
         return self._token_ids, self._block_ids
 
+    @property
+    def kv_caches(self) -> list[torch.Tensor]:
+        """[layers, 2, num_blocks, Hk, block_size, D] each: of the served model, and of what drafts."""
+        return [self._kv_cache, *(self._guesser.kv_caches if self._guesser is not None else ())]
+
     def draft_by(self, guesser: OwnGuesser) -> None:
         """Has tokens guessed from now on; to be called before the first plan. The guesser is over `tables`."""
         self._guesser = guesser

@@ -91,9 +91,9 @@ class SimulatedExecutor:
         self._kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
         self.prefill_seconds = timing.seconds_per_prefill_token
         self.swapper = None
-        if config.num_host_blocks:
+        if config.num_swap_slots:
             blocks, late_polls = self._kv.reshape(-1, config.block_size), min(timing.late_polls, MOST_LATE_POLLS)
-            self.swapper = SimulatedSwapper(blocks, config.num_host_blocks, late_polls=late_polls)
+            self.swapper = SimulatedSwapper(blocks, config.num_swap_slots, late_polls=late_polls)
         self._block_table: Int32Array = np.zeros((num_rows, -(-config.max_model_len // config.block_size)), np.int32)
         self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from ..executor import SwapPlan
+from ..executor import SwapPlan, UInt8Array
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -21,11 +21,14 @@ class SimulatedSwapper:
         self._slots: UInt64Array = np.zeros((num_slots, kv_blocks.shape[1]), np.uint64)
         self._coming: deque[tuple[int, UInt64Array]] = deque()
         self._num_loaded = self._num_polls = 0
+        self.num_saved = 0
+        self.slots: UInt8Array = self._slots.view(np.uint8)
         self.seconds_per_block = 0.0
         """Blocks come after a number of looks, not after a time."""
 
     def swap(self, plan: SwapPlan) -> None:
         self._slots[plan.out_slots] = self._kv_blocks[plan.out_blocks]
+        self.num_saved += plan.out_blocks.size
         self._coming += zip(plan.in_blocks.tolist(), self._slots[plan.in_slots], strict=True)
 
     @property

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..executor import DrawPlan, StepPlan, StepResult
+from ..executor import DrawPlan, StepPlan, StepResult, Swapper
 from .runner import Runner
 
 
 class SingleExecutor:
     """See `Executor`."""
 
-    swapper = None
-    """The cache is in host memory."""
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
+    def __init__(self, runner: Runner, swapper: Swapper | None = None) -> None:
+        self._runner, self.swapper = runner, swapper
         self._done: deque[tuple[int, StepResult]] = deque()
 
     @property

@@ -7,12 +7,12 @@ Knows hash chains, the block pool and sources; knows nothing about requests.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
 from .block_pool import BlockPool
-from .block_source import BlockSource, LoadEnd, Ticket
+from .block_source import BlockSource, LoadEnd, Owner, Ticket
 from .prefix_cache import HashChain, PrefixCache
 
 MIN_PATIENCE_SECONDS = 30.0
@@ -28,25 +28,35 @@ class Offer(NamedTuple):
     cost: float
 
 
-class SettledLoad(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SettledLoad:
     """A load for which requests need not wait any longer."""
 
     ticket: Ticket
     failed_source: BlockSource | None
     """The source, where some of the blocks that were asked of it are not cached."""
+    tier: str = field(default="", compare=False)
+    num_loaded: int = field(default=0, compare=False)
+    """Leading blocks of the ticket that came."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Load:
     source: BlockSource
-    parent: bytes
-    """Hash of the block before the first one, or empty."""
+    owner: Owner
+    prefix: list[bytes]
+    """Hashes of the chain's blocks before the first one."""
     held: list[int]
     """The chain's cached blocks before them, which must not be evicted meanwhile."""
     hashes: list[bytes]
     blocks: list[int]
     give_up_at: float
     is_given_up: bool = False
+
+    @property
+    def parent(self) -> bytes:
+        """Hash of the block before the first one, or empty."""
+        return self.prefix[-1] if self.prefix else b""
 
 
 class BlockLoads:
@@ -58,9 +68,9 @@ class BlockLoads:
         cache: PrefixCache,
         sources: Sequence[BlockSource],
         clock: Callable[[], float],
-        compute_seconds: float = 0.0,
+        compute_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`compute_seconds` is how long the tokens of a block take to compute; 0 where that is not known."""
+        """`compute_seconds` says how long the tokens of a block take to compute; 0 where that is not known."""
         self._pool, self._cache, self._clock, self._compute_seconds = pool, cache, clock, compute_seconds
         self._sources = tuple(sources)
         self._open: dict[Ticket, _Load] = {}
@@ -70,42 +80,51 @@ class BlockLoads:
             parts = [source.held for source in sources]
             pool.elsewhere = parts[0] if len(parts) == 1 else _Union(parts)
         for source in self._sources:
-            source.connect(pool.note_gone)
+            source.connect(cache.note_lost, cache.note_gained)
 
     @property
     def is_any_open(self) -> bool:
         return bool(self._open)
 
-    def release(self, blocks: Sequence[int]) -> None:
-        """Lets go of a sequence's blocks, given from first to last; sources may copy those that no request uses now."""
+    @property
+    def has_background_work(self) -> bool:
+        return any(source.has_background_work for source in self._sources)
+
+    def release(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner) -> None:
+        """Lets go of a sequence's blocks, given from first to last, the first of which have these hashes; sources may
+        copy those that no request uses now."""
         self._pool.release(blocks)
         if not self._sources:
             return
         ref_counts, hash_of = self._pool.ref_counts, self._pool.hash_of
-        hashes, unused = [], []
-        for block in blocks:
-            if ref_counts[block] == 0 and (block_hash := hash_of(block)) is not None:
-                hashes.append(block_hash)
+        kept, unused, parents = [], [], []
+        for parent, block_hash, block in zip([b"", *hashes], hashes, blocks, strict=False):
+            if ref_counts[block] == 0 and hash_of(block) == block_hash:
+                kept.append(block_hash)
                 unused.append(block)
-        for source in self._sources if hashes else ():
-            source.save(hashes, unused)
+                parents.append(parent)
+        for source in self._sources if kept else ():
+            source.save(kept, unused, parents, owner)
 
     def find(self, chain: HashChain, start: int, end: int, excluded: Collection[BlockSource] = ()) -> Offer | None:
-        """The offer of the source that has the most of the chain's blocks from `start` on, up to `end` or the first
-        that is on its way already; of equals, the cheapest; of these, the first. None where no source has any, or where
-        computing them takes less time."""
+        """The offer of the source that saves most time, of the chain's blocks from `start` on, up to `end` or the first
+        that is on its way already. Where it is not known how long they take to compute: of the source that has most of
+        them, then of the cheapest. Of equals the first. None where no source has any, or where computing them takes
+        less time."""
         hashes = chain.hashes[start:end] if self._sources else []
         if self._loading:
             hashes = list(takewhile(lambda block_hash: block_hash not in self._loading, hashes))
-        best = None
+        best, most, compute_seconds = None, (0.0, 0.0), self._compute_seconds() if hashes else 0.0
         for source in self._sources if hashes else ():
             if source in excluded or not (num_blocks := source.find(hashes)):
                 continue
             cost = source.cost(num_blocks)
-            if self._compute_seconds and cost > num_blocks * self._compute_seconds:
+            saved = num_blocks * compute_seconds - cost
+            if compute_seconds and saved < 0:
                 continue
-            if best is None or (num_blocks, -cost) > (best.num_blocks, -best.cost):
-                best = Offer(source, num_blocks, cost)
+            worth = (saved, 0.0) if compute_seconds else (num_blocks, -cost)
+            if best is None or worth > most:
+                best, most = Offer(source, num_blocks, cost), worth
         return best
 
     def load(self, offer: Offer, chain: HashChain, hits: list[int]) -> Ticket:
@@ -120,7 +139,8 @@ class BlockLoads:
         self._loading |= dict.fromkeys(hashes, ticket)
         self._open[ticket] = _Load(
             source=offer.source,
-            parent=chain.hashes[start - 1] if start else b"",
+            owner=chain.owner,
+            prefix=chain.hashes[:start],
             held=hits,
             hashes=hashes,
             blocks=blocks,
@@ -163,8 +183,9 @@ class BlockLoads:
             self._forget(load)
             self._cache.adopt(load.parent, load.hashes[:num_usable], load.blocks[:num_usable])
         self._pool.release(load.blocks)
-        self.release(load.held)
-        return SettledLoad(end.ticket, None if num_usable == len(load.hashes) else load.source)
+        self.release(load.held, load.prefix, load.owner)
+        failed = None if num_usable == len(load.hashes) else load.source
+        return SettledLoad(end.ticket, failed, load.source.tier, num_usable)
 
     def _give_up_late(self) -> Iterator[SettledLoad]:
         """Cancels loads that take far longer than their source said. Their blocks stay held until they have ended."""
@@ -174,7 +195,7 @@ class BlockLoads:
                 load.is_given_up = True
                 self._forget(load)
                 load.source.cancel(ticket)
-                yield SettledLoad(ticket, load.source)
+                yield SettledLoad(ticket, load.source, load.source.tier)
 
     def _forget(self, load: _Load) -> None:
         for block_hash in load.hashes:

@@ -103,10 +103,13 @@ class BlockPool:
     def cached_hashes(self) -> list[bytes]:
         return [*self._block_of, *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of)]
 
+    def has(self, block_hash: bytes) -> bool:
+        """Whether the device or a block source has a hash."""
+        return block_hash in self._block_of or block_hash in self.elsewhere
+
     def note_gone(self, block_hash: bytes) -> None:
-        """Notes that a block source has lost a hash."""
-        if block_hash not in self._block_of and block_hash not in self.elsewhere:
-            self._evicted.append(block_hash)
+        """Notes that a hash which only a block source had is lost."""
+        self._evicted.append(block_hash)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""

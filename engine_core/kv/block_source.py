@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class Owner(NamedTuple):
+    """Whose blocks are saved."""
+
+    namespace: bytes
+    """Root of the hash chain."""
+    tenant: str = ""
 
 
 class Outcome(Enum):
@@ -54,13 +62,23 @@ class BlockSource(Protocol):
     """
 
     @property
-    def held(self) -> Collection[bytes]:
-        """Hashes that the engine tells the prefix index it has while this source holds them. Grows by `save` only.
-        Always the same object; empty for blocks that are not this engine's, such as those of another replica."""
+    def tier(self) -> str:
+        """The word for this kind of place in usage and metrics."""
 
-    def connect(self, on_lost: Callable[[bytes], None]) -> None:
-        """Called once, before all else. `on_lost` is to be called, in the step loop, for each hash that has left
-        `held`."""
+    @property
+    def held(self) -> Collection[bytes]:
+        """Hashes that the engine tells the prefix index it has while this source holds them. Always the same object;
+        empty for blocks that are not this engine's, such as those of another replica. A hash joins in `save`, while its
+        block is cached on the device, or later, after a call of `on_gained`."""
+
+    @property
+    def has_background_work(self) -> bool:
+        """Whether `poll` is to be called soon although no load is open."""
+
+    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+        """Called once, before all else. Both are to be called in the step loop: `on_lost` for each hash that has left
+        `held`; `on_gained`, within `poll`, for each that is about to join it, with the hash before it in its chain (or
+        empty) first."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
         """Leading blocks of `hashes` that could be loaded now. May be wrong: their load fails then."""
@@ -71,9 +89,10 @@ class BlockSource(Protocol):
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has ended."""
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
         """Offers blocks that no request uses at present, in the order of their sequence; the source may keep copies of
-        all, some or none. Blocks whose hashes it holds were just used."""
+        all, some or none. Blocks whose hashes it holds were just used. `parents` are the hashes before them in their
+        chain, empty before the first."""
 
     def launch(self) -> None:
         """Begins what `load` and `save` asked for since the last call. Steps that are submitted later may write to

@@ -13,7 +13,7 @@ from itertools import islice
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
-from .block_source import LoadEnd, Outcome, Ticket
+from .block_source import LoadEnd, Outcome, Owner, Ticket
 
 
 class HostBlocks:
@@ -21,6 +21,9 @@ class HostBlocks:
 
     Loads end in the order in which they were asked for, and never fail.
     """
+
+    tier = "host"
+    has_background_work = False
 
     def __init__(self, swapper: Swapper, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -49,7 +52,7 @@ class HostBlocks:
     def held(self) -> Collection[bytes]:
         return self._slot_of
 
-    def connect(self, on_lost: Callable[[bytes], None]) -> None:
+    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
         self._on_lost = on_lost
 
     def find(self, hashes: Sequence[bytes]) -> int:
@@ -71,7 +74,7 @@ class HostBlocks:
         self._loads.append((self._num_asked, ticket))
         return ticket
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
         slot_of = self._slot_of
         known = [block_hash for block_hash in hashes if block_hash in slot_of]
         self._touch(known)

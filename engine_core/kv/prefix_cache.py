@@ -5,7 +5,8 @@ Knows hash chains and the block pool; knows nothing about steps, rows or executo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
+from .block_source import Owner
 from .prefix_hash import block_hashes, next_block_hash
 
 
@@ -22,13 +24,22 @@ class HashChain:
     """The hashes of a sequence's full blocks; the first `num_cached` blocks were offered to the cache."""
 
     namespace: bytes
+    tenant: str = ""
     hashes: list[bytes] = field(default_factory=list)
     num_cached: int = 0
+
+    @property
+    def owner(self) -> Owner:
+        return Owner(self.namespace, self.tenant)
 
     @property
     def tip(self) -> bytes:
         """What the next block's hash continues."""
         return self.hashes[-1] if self.hashes else self.namespace
+
+    def parent_of(self, idx: int) -> bytes:
+        """The hash before block `idx`; empty before the first."""
+        return self.hashes[idx - 1] if idx else b""
 
     def cover(self, token_ids: npt.NDArray[np.int32], block_size: int) -> None:
         """Adds the hashes of the blocks that `token_ids`, the whole sequence, fills beyond what is hashed."""
@@ -46,8 +57,12 @@ class PrefixCache:
     def __init__(self, pool: BlockPool) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
+        self.num_hits_by_tier = Counter[str]()
+        """Of the hit tokens, those that a block source brought, by its tier."""
         self._pool = pool
         self._stored: list[StoredChain] = []
+        self._gained: dict[bytes, bytes] = {}
+        """Parents by hash of blocks that a source got since the last events, and that were cached nowhere before."""
 
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The cached blocks that the sequence starts with, at most `max_blocks`; not held yet."""
@@ -59,10 +74,11 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
-    def count(self, num_tokens: int, num_hits: int) -> None:
-        """Notes that a prompt of `num_tokens` found `num_hits` of them."""
+    def count(self, num_tokens: int, num_hits: int, by_tier: Mapping[str, int]) -> None:
+        """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block sources brought."""
         self.num_queried_tokens += num_tokens
         self.num_hit_tokens += num_hits
+        self.num_hits_by_tier.update(by_tier)
 
     def offer(self, chain: HashChain, blocks: Sequence[int]) -> list[StoredChain]:
         """Caches the sequence's next `blocks`; returns what is new, to be announced once it is computed.
@@ -87,6 +103,18 @@ class PrefixCache:
         hashes.append(block_hash)
         chain.num_cached += 1
 
+    def note_gained(self, parent: bytes, block_hash: bytes) -> None:
+        """Announces a block that a block source is about to hold, unless it is cached already."""
+        if not self._pool.has(block_hash):
+            self._gained[block_hash] = parent
+
+    def note_lost(self, block_hash: bytes) -> None:
+        """Notes that a block source holds a hash no longer."""
+        if self._pool.has(block_hash):
+            return
+        if self._gained.pop(block_hash, None) is None:
+            self._pool.note_gone(block_hash)
+
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""
         self._stored += stored
@@ -108,7 +136,9 @@ class PrefixCache:
     def take_events(self) -> CacheEvents | None:
         """What changed since the last call; evictions come first, as they did."""
         removed = self._pool.take_evicted()
-        if not removed and not self._stored:
+        if not removed and not self._stored and not self._gained:
             return None
         stored, self._stored = self._stored, []
+        stored += [StoredChain(parent=parent, hashes=[block_hash]) for block_hash, parent in self._gained.items()]
+        self._gained.clear()
         return CacheEvents(stored=stored, removed=removed)

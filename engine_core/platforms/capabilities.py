@@ -30,6 +30,8 @@ class Capabilities:
     """Keys and values in float8_e4m3fn (`--kv-cache-dtype fp8`)."""
     host_blocks: bool = False
     """KV blocks in host memory (`--kv-swap-memory`); needs `copy_blocks`."""
+    disk_blocks: bool = False
+    """KV blocks on a disk (`--kv-disk-dir`)."""
     graphs: bool = False
     """Launches can be captured and replayed; needs `capture`."""
     decode_steps: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,6 +47,14 @@ class RequestState:
     num_computed: int = 0
     num_cached_tokens: int = 0
     """Of the prompt, at first admission."""
+    num_loaded_tokens: Counter[str] = field(default_factory=Counter)
+    """Tokens that block sources brought for it since it last held a row, by tier."""
+    load_began: float = 0.0
+    """When it last began to wait for a block source."""
+    load_seconds: float = 0.0
+    """How long it has waited for block sources since it last held a row."""
+    num_cached_by_tier: dict[str, int] = field(default_factory=dict)
+    """Of `num_cached_tokens`, those that came from another tier than the device."""
     num_uncached_tokens: int = 0
     """Still to compute, as far as is known while waiting."""
     num_scored_tokens: int = 0
@@ -79,7 +88,7 @@ class RequestState:
             num_prompt_tokens=len(new.prompt_ids),
             max_len=min(len(new.prompt_ids) + new.sampling.max_tokens, config.max_model_len),
             token_ids=np.asarray(new.prompt_ids + new.output_ids, dtype=np.int32),
-            chain=HashChain(new.namespace),
+            chain=HashChain(new.namespace, new.tenant),
             credit=new.credit,
             added_at=now,
             tenant=new.tenant if is_ranked else "",

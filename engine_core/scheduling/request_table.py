@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ..config import EngineConfig
 from ..executor import BoolArray, Int32Array
 from .masks import HeldRows, Rows
-from .request_state import NO_ROW, RequestState
+from .request_state import NO_ROW, Rank, RequestState
 
 NEVER = np.iinfo(np.int32).max
 NO_TOKEN = -1
@@ -173,6 +173,11 @@ class RequestTable:
 
     def known_ids(self, row: int) -> Int32Array:
         return self.token_ids[row, : self.num_known[row]]
+
+    def rank_of(self, row: int) -> Rank:
+        request = self.requests[row]
+        assert request is not None
+        return request.rank
 
     def are_stops(self, rows: Rows, positions: Int32Array, token_ids: Int32Array) -> BoolArray:
         """Whether each row's token at that position ends its answer."""

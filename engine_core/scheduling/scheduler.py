@@ -15,7 +15,7 @@ from ..config import EngineConfig
 from ..executor import Int32Array
 from ..kv.block_loads import BlockLoads
 from ..kv.block_pool import BlockPool
-from ..kv.block_source import BlockSource
+from ..kv.block_source import BlockSource, Ticket
 from ..kv.prefix_cache import PrefixCache
 from ..step_output import StoredChain
 from .decode_ahead import DecodeAhead
@@ -23,7 +23,8 @@ from .masks import HeldRows, Rows
 from .pending_release import Leavers
 from .pipeline_groups import PipelineGroups
 from .preemption import Victims
-from .request_state import NO_ROW, Rank, RequestState
+from .prefix_hits import PrefixHits
+from .request_state import NO_ROW, RequestState
 from .request_table import RequestTable
 from .seats import Seats
 from .speculator import Speculator
@@ -48,14 +49,14 @@ class Scheduler:
         speculator: Speculator | None = None,
         *,
         sources: Sequence[BlockSource] = (),
-        prefill_seconds: float = 0.0,
+        prefill_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`masks` is int32 [positions, rows, words]; `prefill_seconds` the time in which a prompt token is computed, 0
+        """`masks` is int32 [positions, rows, words]; `prefill_seconds` says in which time a prompt token is computed, 0
         where it is not known."""
         assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
-        self.loads = BlockLoads(self.pool, self.cache, sources, clock, prefill_seconds * config.block_size)
+        self.loads = BlockLoads(self.pool, self.cache, sources, clock, lambda: prefill_seconds() * config.block_size)
         self.held = HeldRows(config.num_rows, masks, clock)
         self.speculator = speculator
         waiting, ahead = (None, None) if speculator is None else (speculator.needs_result, speculator.runs_ahead)
@@ -65,6 +66,7 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.num_preemptions = 0
+        self.hits = PrefixHits(self.cache, clock)
         self._config = config
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
@@ -144,11 +146,12 @@ class Scheduler:
         """Lets requests go on whose blocks came from a source, or will not. Whether there were such loads. To be called
         between the last plan of a step and its cache events."""
         settled = self.loads.poll()
-        for ticket, failed_source in settled:
+        for load in settled:
             self._yielding.note_released()
-            for request in self.waiting.load_ended(ticket):
-                if failed_source is not None:
-                    self._compute_instead(request, failed_source)
+            for request in self.waiting.load_ended(load.ticket):
+                self.hits.note_loaded(request, load.tier, load.num_loaded * self._config.block_size)
+                if load.failed_source is not None:
+                    self._compute_instead(request, load.failed_source)
         return bool(settled)
 
     def _compute_instead(self, request: RequestState, source: BlockSource) -> None:
@@ -215,7 +218,7 @@ class Scheduler:
             self._preempt(self._victims.last())
             rows, full_rows = self._decodable_rows()
         # What is on its way back serves those of the lowest rank in a later step.
-        by_rank = np.array(sorted(full_rows.tolist(), key=self._rank_of_row), np.intp)
+        by_rank = np.array(sorted(full_rows.tolist(), key=self.table.rank_of), np.intp)
         served, deferred = np.split(by_rank, [self.pool.num_free])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
@@ -308,7 +311,7 @@ class Scheduler:
                 continue
             offer = self.loads.find(request.chain, len(hits), max_hits, request.failed_sources)
             if offer is not None:
-                self.waiting.await_load(request, self.loads.load(offer, request.chain, hits))
+                self._await(request, self.loads.load(offer, request.chain, hits))
                 continue
             self.waiting.pop(request)
             self._seat(step, request, hits, num_new)
@@ -326,18 +329,19 @@ class Scheduler:
                 self.waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
                 return True
         if (ticket := self.loads.ticket(missed, request.failed_sources)) is not None:
-            self.waiting.await_load(request, ticket)
+            self._await(request, ticket)
         return ticket is not None
+
+    def _await(self, request: RequestState, ticket: Ticket) -> None:
+        self.hits.note_waits(request)
+        self.waiting.await_load(request, ticket)
 
     def _seat(self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int) -> None:
         self.pool.share(hits)
         blocks = hits + self.pool.allocate(num_new)
         request.chain.num_cached = len(hits)
         request.num_computed = len(hits) * self._config.block_size
-        if request.scheduled_at is None:
-            request.scheduled_at = self._clock()
-            request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
-            self.cache.count(request.num_prompt_tokens, request.num_cached_tokens)
+        self.hits.note_seated(request)
         request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_planned_rows
         self.table.seat(request, blocks)
@@ -402,7 +406,7 @@ class Scheduler:
         """Rows and blocks of leavers that no step in flight lists return."""
         for request in self._leavers.pop_until(self._retired_step):
             row = request.row
-            self.loads.release(self.table.blocks_of(row))
+            self.loads.release(self.table.blocks_of(row), request.chain.hashes, request.chain.owner)
             known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])
             if self.speculator is not None:
                 self.table.count_drafts(request)
@@ -413,8 +417,3 @@ class Scheduler:
             if not request.has_finished:
                 request.token_ids, request.credit, request.num_computed = known_ids, credit, 0
                 self._wait(request)
-
-    def _rank_of_row(self, row: int) -> Rank:
-        request = self.table.requests[row]
-        assert request is not None
-        return request.rank

@@ -235,6 +235,7 @@ class ResultHandler:
             Started(
                 key=request.key,
                 cached_tokens=request.num_cached_tokens,
+                cached_by_tier=request.num_cached_by_tier,
                 queue_seconds=request.scheduled_at - request.added_at,
                 prefill_seconds=self._clock() - request.scheduled_at,
             )

@@ -98,6 +98,7 @@ class Dispatcher:
             return
         self._has_started = True
         self._generation.cached_tokens = start.cached_tokens
+        self._generation.cached_by_tier = dict(start.cached_by_tier)
         self._turns.started()
 
     def first_token(self, now: float) -> None:

@@ -37,6 +37,8 @@ class Generation:
     choices: list[Choice] = field(default_factory=list)
     attempt: int = 0
     cached_tokens: int = 0
+    cached_by_tier: dict[str, int] = field(default_factory=dict)
+    """Of the cached tokens, those that came from beyond the device of their replica."""
     decision: Decision | None = None
     grant: Grant = field(init=False)
     """Right to use tokens. Set before it runs."""
@@ -165,6 +167,7 @@ class Generation:
             "exact": timeline.is_exact,
             "decision": self.decision.receipt if self.decision is not None else None,
             "cached_tokens": self.cached_tokens,
+            "cached_by_tier": self.cached_by_tier,
             "queue_seconds": timeline.queue_seconds,
             "engine_queue_seconds": start.queue_seconds,
             "prefill_seconds": start.prefill_seconds,
@@ -178,6 +181,7 @@ class Generation:
             "outcome": self.timeline.outcome,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens,
+            "cached_by_tier": self.cached_by_tier,
             "output_tokens": self.num_output_tokens,
             "seconds": self.timeline.stretches(),
             "choices": [_explained_choice(choice) for choice in self.choices[:MAX_EXPLAINED_CHOICES]],

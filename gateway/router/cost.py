@@ -16,7 +16,7 @@ class Parts(NamedTuple):
     drain: float
     """Until what is already sent there is prefilled."""
     own: float
-    """This request's prefill."""
+    """This request's prefill, and the time until its cached tokens are on the device."""
     pressure: float
     """Cost of the shortage of KV blocks: a replica that runs out preempts."""
     slow: float

@@ -50,13 +50,17 @@ class Replica:
         filled = num_blocks / reported.num_total_blocks if reported.num_total_blocks else 0.0
         return Parts(
             drain=self.load.drain_tokens(now, rates.prefill_tps) / rates.prefill_tps,
-            own=num_uncached / rates.prefill_tps,
+            own=num_uncached / rates.prefill_tps + believed * self._seconds_per_hit_token(rates),
             pressure=pressure(filled),
             slow=rates.itl(self.load.batch() + 1),
             matched_tokens=matched_tokens,
             num_requests=self.load.num_requests,
             filled=filled,
         )
+
+    def _seconds_per_hit_token(self, rates: Rates) -> float:
+        """What is cached beyond the device has to come from there; an engine computes what it has sooner so."""
+        return min(self.load.reported.seconds_per_hit_token, 1 / rates.prefill_tps)
 
     def standing(self, column: Column | None) -> tuple[bool, int]:
         """Two facts of the index: it has all that this incarnation reported; and how full the cache is by that, in

@@ -149,6 +149,11 @@ class TenantDirectory:
         record = self._by_key.get(key)
         return (record.file_bytes, record.response_bytes) if record is not None else (None, None)
 
+    def is_gone(self, key: str) -> bool:
+        """Whether the tenant of this key was removed. False while the records cannot be read."""
+        was_kept = key in self._retired or key.startswith(f"t{MARK}")
+        return self._is_read and was_kept and key not in self._by_key
+
     def _record_of(self, tenant: Tenant) -> TenantRecord | None:
         """Record of a tenant; None for administrators and tenants of the key file."""
         record = self._by_key.get(tenant.key)

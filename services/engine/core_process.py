@@ -21,6 +21,7 @@ import msgspec
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
+from headwater.engine_core.kv.tiers import open_disk
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
@@ -55,6 +56,8 @@ SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""
 PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
+STORING_SECONDS = 0.005
+"""Between two looks of an idle engine at blocks that are being stored, or found again."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing after another is not
 to wait for it each time."""
@@ -69,21 +72,26 @@ def run(
     rank_reports: RankReports | None = None,
 ) -> None:
     """Steps until the door closes the command ring."""
-    is_prepared, num_commands = False, 0
+    is_prepared, is_idle, num_commands = False, False, 0
     with contextlib.suppress(PeerGone):
         while True:
             if rank_reports is not None:
                 rank_reports.send_when_due(is_idle=not engine.has_work())
-            if not engine.has_work():
-                reports.write(encode(Idle(engine.load(), num_commands)))
+            if engine.has_work():
+                is_idle = False
+                if engine.holds_back:
+                    commands.wait(PATIENCE_SECONDS)
+            else:
+                stores = engine.has_background_work
+                if not (is_idle and stores):
+                    reports.write(encode(Idle(engine.load(), num_commands)))
+                    is_idle = True
                 if not is_prepared:
                     is_prepared = _prepare(executor, commands, reports)
-                commands.wait()
-            elif engine.holds_back:
-                commands.wait(PATIENCE_SECONDS)
+                commands.wait(STORING_SECONDS if stores else None)
             for message in commands.read():
                 _apply(engine, decode_command(message))
-                num_commands += 1
+                num_commands, is_idle = num_commands + 1, False
             if (output := engine.step()) is not None:
                 report = encode(Step(output, *executor.take()))
                 if output.is_drawn or output.masks_wanted is not None:
@@ -136,8 +144,9 @@ def main() -> None:
     commands, reports, mask_reports = RingReader(ends.commands), RingWriter(ends.reports), RingWriter(ends.mask_reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
-        progress = SpokenProgress(reports)
-        executor, config, facts = build_executor(executor_options(settings), progress)
+        progress, options = SpokenProgress(reports), executor_options(settings)
+        executor, config, facts = build_executor(options, progress)
+        disk_files = open_disk(options, config, facts, executor)
     except (ConfigError, RankLost) as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
@@ -151,7 +160,8 @@ def main() -> None:
         masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)
         speculator = build_speculator(settings, config, executor, facts)
-        with contextlib.closing(Engine(config, measured, masks=masks, speculator=speculator)) as engine:
+        engine = Engine(config, measured, masks=masks, speculator=speculator, disk_files=disk_files)
+        with contextlib.closing(engine):
             # What stands now stands for good: a collection in a step need not look at it.
             gc.collect()
             gc.freeze()
@@ -185,6 +195,8 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         num_blocks=settings.num_blocks,
         kv_cache_memory=settings.kv_cache_memory,
         kv_swap_memory=settings.kv_swap_memory,
+        kv_disk_dir=settings.kv_disk_dir,
+        kv_disk_memory=settings.kv_disk_memory,
         kv_cache_dtype=settings.kv_cache_dtype,
         activation_dtype=settings.activation_dtype,
         quantization=settings.quantization,

@@ -149,7 +149,14 @@ class Door:
             num_generated_tokens=load.num_generated_tokens,
             num_used_host_blocks=load.num_used_host_blocks,
             num_total_host_blocks=load.num_total_host_blocks,
+            seconds_per_hit_token=load.seconds_per_hit_token,
         )
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """What the engine has to go without."""
+        disk = self._load.disk
+        return ("kv disk",) if disk is not None and disk.failure else ()
 
     @property
     def totals(self) -> EngineLoad:

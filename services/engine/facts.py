@@ -22,6 +22,7 @@ from ..runtime.tasks import owned_task
 from .door import Door
 from .replica import Replica
 from .settings import EngineSettings
+from .tenant_sweep import TenantSweep
 from .waiting_credit import WaitingCredits
 
 LOAD_SECONDS = 0.025
@@ -57,12 +58,13 @@ class EngineFacts:
             Store.open(settings.redis_url or None) as store,
             IndexWriter(store, replica.model, owner).running() as index,
             WaitingCredits(time.monotonic).running(bus, replica.model.key) as credits,
+            TenantSweep.running(bus, settings.kv_disk_dir),
         ):
             facts = cls(bus, index, replica, door, credits)
             async with (
                 owned_task(facts._publish_batches()),
                 owned_task(facts._publish_load()),
-                Heartbeat.running(bus, lambda: replica.describe(facts.load())),
+                Heartbeat.running(bus, lambda: replica.describe(facts.load(), door.without)),
             ):
                 yield facts
 

@@ -85,9 +85,16 @@ class EngineCollector(Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits)
         yield self._counter("kv_swap_out_tokens", "Tokens copied to host memory", load.num_swapped_out)
         yield self._counter("kv_swap_in_tokens", "Tokens that came back from host memory", load.num_swapped_in)
+        yield from self._tiers(load)
         yield from self._speculation(load)
         yield from self._ranks(self._door.rank_figures)
         yield self._counter("num_preemptions", "Requests that gave up their blocks", load.num_preemptions)
+        resumed = {
+            "kept": load.num_resumed_kept,
+            "loaded": load.num_resumed_loaded,
+            "computed": load.num_resumed_computed,
+        }
+        yield self._labelled("resumed_tokens", "Tokens of preempted requests that run again, by way", "way", resumed)
         yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._door.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
         finished = CounterMetricFamily(
@@ -127,6 +134,29 @@ class EngineCollector(Collector):
             for rank, value in enumerate(values):
                 family.add_metric([self._model_name, str(rank)], value)
             yield family
+
+    def _tiers(self, load: EngineLoad) -> Iterator[Metric]:
+        hits = load.hits_by_tier
+        hits = {"device": load.prefix_hits - sum(hits.values()), **hits}
+        yield self._labelled(
+            "prefix_cache_hits_by_tier", "Prompt tokens found cached, by where they were", "tier", hits
+        )
+        if (disk := load.disk) is None:
+            return
+        yield self._gauge("kv_disk_on", "1 while blocks are written to the disk and read from it", not disk.failure)
+        yield self._gauge(
+            "kv_disk_usage_perc", "Share of the disk's bytes in use, 0 to 1", disk.num_bytes / disk.max_bytes
+        )
+        yield self._gauge("kv_disk_blocks", "KV blocks on the disk", disk.num_blocks)
+        yield self._counter("kv_disk_out_tokens", "Tokens written to the disk", disk.num_written)
+        yield self._counter("kv_disk_in_tokens", "Tokens read from the disk", disk.num_read)
+        yield self._counter("kv_disk_damaged_blocks", "KV blocks whose files were gone or torn", disk.num_damaged)
+
+    def _labelled(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
+        for value, count in counts.items():
+            family.add_metric([self._model_name, value], count)
+        return family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])

@@ -30,7 +30,8 @@ class Replica:
     def incarnation(self) -> Incarnation:
         return Incarnation(replica_id=self.replica_id, epoch=self.epoch)
 
-    def describe(self, load: ReplicaLoad) -> Member:
+    def describe(self, load: ReplicaLoad, without: tuple[str, ...] = ()) -> Member:
+        """`without`: what the engine has to go without for now."""
         return Member(
             kind=Kind.ENGINE,
             replica_id=self.replica_id,
@@ -40,6 +41,7 @@ class Replica:
             numerics_id=self.numerics_id,
             draining=load.draining,
             load=load,
+            without=without,
         )
 
 

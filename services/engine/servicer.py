@@ -67,4 +67,4 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return pb.DrainReply(num_finished=num_finished, num_cancelled=num_cancelled)
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
-        return self._replica.describe(self._door.load()).to_pb()
+        return self._replica.describe(self._door.load(), self._door.without).to_pb()

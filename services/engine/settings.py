@@ -55,6 +55,10 @@ class EngineSettings(StageSecuritySettings):
     num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
     kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
     kv_swap_memory: int = setting(0, "bytes of host memory for prefixes that the GPU's cache has no room for; 0: none")
+    kv_disk_dir: Path | None = setting(
+        None, "folder for prefixes that memory has no room for; they survive a restart; none: no disk"
+    )
+    kv_disk_memory: int = setting(16 << 30, "bytes that an engine's prefixes may take there")
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     activation_dtype: str = setting(
         "auto", "beside weights that stay packed on a CPU: int8 (auto), or model (the dtype's, with weights expanded)"
@@ -107,6 +111,8 @@ class EngineSettings(StageSecuritySettings):
             raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
         if self.kv_swap_memory < 0:
             raise SettingError("kv_swap_memory", self.kv_swap_memory, "0 or more bytes")
+        if self.kv_disk_memory < 1:
+            raise SettingError("kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), " or ".join(allowed))

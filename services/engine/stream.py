@@ -90,6 +90,7 @@ class Stream:
             cached_tokens=started.cached_tokens,
             queue_seconds=started.queue_seconds,
             prefill_seconds=started.prefill_seconds,
+            cached_by_tier=started.cached_by_tier,
         )
 
     def finish(self, finished: Finished) -> pb.Finish:

@@ -25,7 +25,7 @@ FULL_FRAME_BYTES = 192 * 1024
 """A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
 _FINISHES_BYTES = 48 * 1024
 """Room in a frame beyond that, for finishes alone."""
-_ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 32
+_ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 96
 """Upper bounds of what protobuf takes for them."""
 
 

@@ -59,6 +59,7 @@ class ReplicaLoad:
     num_generated_tokens: int = 0
     num_used_host_blocks: int = 0
     num_total_host_blocks: int = 0
+    seconds_per_hit_token: float = 0.0
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
@@ -85,7 +86,7 @@ class Member:
     leaving: bool = False
     load: ReplicaLoad | None = field(default=None, compare=False)
     without: tuple[str, ...] = field(default=(), compare=False)
-    """Names of the services that a gateway does without for now."""
+    """Names of what a gateway or an engine does without for now."""
     rest_url: str = field(default="", compare=False)
     """Base address of a gateway's REST API."""
 

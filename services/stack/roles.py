@@ -64,8 +64,8 @@ NATS_RIGHTS = {
         subscribe=(subjects.HELLO, _INBOXES),
     ),
     Role.ENGINE: NatsRights(
-        publish=("member.engine.>", "load.>", "kv.>"),
-        subscribe=(subjects.HELLO, "backlog.>"),
+        publish=("member.engine.>", "load.>", "kv.>", subjects.GONE_TENANTS),
+        subscribe=(subjects.HELLO, "backlog.>", subjects.TENANTS_CHANGED, _INBOXES),
     ),
     Role.OPERATOR: NatsRights(
         publish=(subjects.HELLO, "catalogue.>", _INBOXES),

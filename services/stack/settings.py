@@ -41,7 +41,7 @@ CHOICES = {
     "speculation": MODES,
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
-LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0}
+LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0, "kv_disk_memory": 1}
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
 
@@ -99,6 +99,8 @@ class StackSettings:
     )
     pipeline_parallel_size: int = engine_flag("pipeline_parallel_size", "Stages of consecutive layers in every engine.")
     kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for prefixes, each engine.")
+    kv_disk_dir: Path | None = engine_flag("kv_disk_dir", "Folder for prefixes that outlive memory and restarts.")
+    kv_disk_memory: int = engine_flag("kv_disk_memory", "Bytes that each engine may take there.")
     gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
     max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
     served_model_name: str | None = flag(None, "What clients ask for.")
@@ -210,7 +212,7 @@ class StackSettings:
         """The settings with absolute paths, and with the number of replicas that holds where none was given."""
         paths = {
             name: path.expanduser().resolve()
-            for name in ("state_dir", "cache_dir", "draft_heads")
+            for name in ("state_dir", "cache_dir", "draft_heads", "kv_disk_dir")
             if (path := getattr(self, name)) is not None
         }
         if self.scales_by_demand:

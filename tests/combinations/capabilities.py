@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import os
 import re
+import shutil
+import tempfile
+from pathlib import Path
 
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 
 CHUNK = 16
 TIGHT_BLOCKS = 25
 """Blocks of an engine whose cache holds one context of `MAX_MODEL_LEN` and no more."""
+DISK_DIR = Path(tempfile.gettempdir()) / f"headwater-combinations-{os.getpid()}"
+"""Each engine has a folder of its own in it."""
+atexit.register(shutil.rmtree, DISK_DIR, ignore_errors=True)
 DECODE_STEPS = 4
 WIDTH = 3
 BEAM_TOKENS = 16
@@ -78,6 +86,15 @@ HOST_MEMORY = Capability(
     moves=frozenset({Move.WARM, Move.FLOOD}),
     took_place=lambda answer: answer.num_swapped_in > 0 and answer.num_cached_tokens > 0,
     refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on the platform cpu"),
+)
+DISK = Capability(
+    name="disk",
+    promise=Promise.SAME,
+    options={"num_blocks": TIGHT_BLOCKS, "kv_disk_dir": DISK_DIR},
+    moves=frozenset({Move.WARM, Move.FLOOD}),
+    settings=frozenset({"kv_disk_memory"}),
+    took_place=lambda answer: 0 < answer.num_from_disk <= answer.num_cached_tokens,
+    beside={"host memory": Aside(because="what lies in both comes from memory")},
 )
 FP8_KV = Capability(
     name="fp8 KV",
@@ -231,6 +248,7 @@ CAPABILITIES = (
     PREFIX_HIT,
     PREEMPTION,
     HOST_MEMORY,
+    DISK,
     FP8_KV,
     SEEDS,
     PENALTIES,

@@ -51,6 +51,8 @@ class Answer:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_swapped_in: int = 0
+    num_from_disk: int = 0
+    """Of the cached tokens."""
     num_tokens_before_loss: int = 0
     """Tokens that a replica which was lost had computed."""
     num_replicas: int = 1

@@ -228,6 +228,7 @@ class ClusterWorld:
             num_steps=explained["choices"][0].get("engine", {}).get("steps") or (0 if beside else steps),
             num_cached_tokens=explained["cached_tokens"],
             num_preemptions=total("num_preemptions_total"),
+            num_from_disk=explained["cached_by_tier"].get("disk", 0),
             num_swapped_in=total("kv_swap_in_tokens_total"),
             num_replicas=len(set(served_by)),
             num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,

@@ -14,6 +14,7 @@ from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
+from headwater.engine_core.kv.tiers import open_disk
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.rank_facts import RankedExecutor
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
@@ -57,6 +58,7 @@ class Heard:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     cached_tokens: int = 0
+    cached_by_tier: dict[str, int] = field(default_factory=dict)
     num_preemptions: int = 0
     num_steps: int = 0
     num_accepted_tokens: int = 0
@@ -79,7 +81,8 @@ class Replica:
             max_drafts=MAX_DRAFT_TOKENS,
             vocab_size=self.facts.vocab_size,
         )
-        self.engine = Engine(config, self._executor, speculator=speculator)
+        disk_files = open_disk(options, config, self.facts, self._executor)
+        self.engine = Engine(config, self._executor, speculator=speculator, disk_files=disk_files)
         self.heard: dict[int, Heard] = {}
         self._keys = itertools.count()
         self.prefills: list[int] = []
@@ -107,7 +110,7 @@ class Replica:
             self.step()
 
     def finish(self) -> None:
-        while self.engine.has_work():
+        while self.engine.has_work() or self.engine.has_background_work:
             self.step()
 
     def step(self) -> None:
@@ -125,7 +128,8 @@ class Replica:
             heard.logprobs += [output.logprobs[i] for i in range(at, at + count) if i in output.logprobs]
             at += count
         for started in output.starts:
-            self.heard[started.key].cached_tokens = started.cached_tokens
+            heard = self.heard[started.key]
+            heard.cached_tokens, heard.cached_by_tier = started.cached_tokens, started.cached_by_tier
         for finished in output.finishes:
             heard = self.heard[finished.key]
             heard.has_finished = True
@@ -141,6 +145,7 @@ class Replica:
         return sum(figures.num_plans > 0 for figures in self._executor.rank_figures())
 
     def close(self) -> None:
+        self.engine.close()
         self._executor.close()
 
 
@@ -208,6 +213,7 @@ class EngineWorld:
             num_steps=heard.num_steps,
             num_cached_tokens=heard.cached_tokens,
             num_preemptions=heard.num_preemptions,
+            num_from_disk=heard.cached_by_tier.get("disk", 0),
             num_swapped_in=after.num_swapped_in - before.num_swapped_in,
             num_tokens_before_loss=len(said),
             num_replicas=2 if said else 1,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from headwater.engine_core.executors.simulated_model import UInt64Array
-from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
+from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
 
 GARBAGE = np.uint64(0xDEAD)
 
@@ -28,11 +28,14 @@ class ScriptedSource:
         self._ends: list[LoadEnd] = []
         self._on_lost: Callable[[bytes], None] = lambda _: None
 
+    tier = "elsewhere"
+    has_background_work = False
+
     @property
     def held(self) -> Collection[bytes]:
         return self._contents if self._is_local else ()
 
-    def connect(self, on_lost: Callable[[bytes], None]) -> None:
+    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
         self._on_lost = on_lost
 
     def find(self, hashes: Sequence[bytes]) -> int:
@@ -48,8 +51,9 @@ class ScriptedSource:
         self.open.append(Ticket(hashes, blocks))
         return self.open[-1]
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
         assert not self.is_closed
+        assert len(parents) == len(hashes)
         for block_hash, block in zip(hashes, blocks, strict=True):
             if block_hash not in self._contents:
                 self._contents[block_hash] = np.zeros(0, np.uint64)
@@ -115,9 +119,9 @@ class LyingSource(ScriptedSource):
         self._polls_left[ticket] = int(self._rng.integers(0, self._most_polls + 1))
         return ticket
 
-    def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
-        kept = [pair for pair in zip(hashes, blocks, strict=True) if self._happens(0.8)]
-        super().save([block_hash for block_hash, _ in kept], [block for _, block in kept])
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+        kept = [each for each in zip(hashes, blocks, parents, strict=True) if self._happens(0.8)]
+        super().save([each[0] for each in kept], [each[1] for each in kept], [each[2] for each in kept], owner)
 
     def cancel(self, ticket: Ticket) -> None:
         super().cancel(ticket)

@@ -12,6 +12,7 @@ import transformers
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.kv.tiers import open_disk
 from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest, TokenLogprobs
@@ -106,10 +107,10 @@ class SmallEngine:
 
     def __init__(self, folder: Path, **options: Any) -> None:
         given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
-        self.executor, self.config, _ = build_executor(
-            ExecutorOptions(model_folder=folder, **given), lambda phase, done, total: None
-        )
-        self.engine = Engine(self.config, self.executor)
+        asked = ExecutorOptions(model_folder=folder, **given)
+        self.executor, self.config, facts = build_executor(asked, lambda phase, done, total: None)
+        disk_files = open_disk(asked, self.config, facts, self.executor)
+        self.engine = Engine(self.config, self.executor, disk_files=disk_files)
         self._num_asked = 0
 
     def answer(self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams) -> list[Answer]:
@@ -128,7 +129,13 @@ class SmallEngine:
     def tokens(self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams) -> list[list[int]]:
         return [answer.token_ids for answer in self.answer(prompts, *samplings)]
 
+    def settle(self) -> None:
+        """Returns when nothing is on its way to a disk or being looked for there."""
+        while self.engine.has_background_work:
+            self.engine.step()
+
     def close(self) -> None:
+        self.engine.close()
         self.executor.close()
 
 

@@ -33,7 +33,7 @@ class Blocks:
         self.now = 0.0
         self.pool = BlockPool(NUM_BLOCKS)
         self.cache = PrefixCache(self.pool)
-        self.loads = BlockLoads(self.pool, self.cache, sources, lambda: self.now, compute_seconds)
+        self.loads = BlockLoads(self.pool, self.cache, sources, lambda: self.now, lambda: compute_seconds)
 
     def load(self, chain: HashChain, hits: Sequence[int] = ()) -> Ticket:
         offer = self.loads.find(chain, len(hits), len(chain.hashes))
@@ -49,7 +49,8 @@ def source_of(*chains: HashChain, seconds_per_block: float = 0.0, is_local: bool
     kv_blocks = np.zeros((NUM_BLOCKS, 1), np.uint64)
     source = ScriptedSource(kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local)
     for chain in chains:
-        source.save(chain.hashes, range(1, len(chain.hashes) + 1))
+        parents = [chain.parent_of(idx) for idx in range(len(chain.hashes))]
+        source.save(chain.hashes, range(1, len(chain.hashes) + 1), parents, chain.owner)
     source.launch()
     return source
 
@@ -209,7 +210,7 @@ def test_every_source_is_offered_what_nobody_uses() -> None:
     blocks = Blocks(first, second)
     held = blocks.pool.allocate(4)
     blocks.cache.offer(chain := chain_of(0, 4), held)
-    blocks.loads.release(held)
+    blocks.loads.release(held, chain.hashes, chain.owner)
     assert (first.find(chain.hashes), second.find(chain.hashes)) == (4, 4)
 
 

@@ -69,7 +69,7 @@ class Blocks:
         chain.num_cached = len(hits)
         blocks = self.pool.allocate(num_blocks - len(hits))
         self.cache.announce(self.cache.offer(chain, blocks))
-        self.loads.release(hits + blocks)
+        self.loads.release(hits + blocks, chain.hashes, chain.owner)
         return chain
 
     def load(self, chain: HashChain, hits: list[int], end: int) -> Ticket:
@@ -99,14 +99,14 @@ def test_what_nobody_holds_is_copied_once_and_what_somebody_holds_is_not() -> No
     held = blocks.pool.allocate(3)
     blocks.cache.offer(chain, held)
     blocks.pool.share(held[:1])
-    blocks.loads.release(held)
+    blocks.loads.release(held, chain.hashes, chain.owner)
     plan = blocks.copies()
     assert plan is not None
     assert (plan.out_blocks.tolist(), plan.out_slots.tolist()) == (held[1:], [0, 1])
-    blocks.loads.release(held[:1])
+    blocks.loads.release(held[:1], chain.hashes, chain.owner)
     assert blocks.out_blocks() == held[:1]
     blocks.pool.share(held)
-    blocks.loads.release(held)
+    blocks.loads.release(held, chain.hashes, chain.owner)
     assert blocks.copies() is None
 
 
@@ -122,7 +122,7 @@ def test_the_tail_of_what_was_used_least_recently_goes_first() -> None:
     first, second = blocks.compute(0, 2), blocks.compute(1000, 2)
     held = blocks.cache.match(first, 2)
     blocks.pool.share(held)
-    blocks.loads.release(held)
+    blocks.loads.release(held, first.hashes, first.owner)
     blocks.compute(2000, 2)
     assert blocks.host.find(first.hashes) == 2
     assert blocks.host.find(second.hashes) == 1
@@ -211,7 +211,7 @@ def test_what_a_load_holds_is_copied_when_it_alone_held_it() -> None:
     blocks.cache.offer(chain, held)
     del blocks.host._slot_of[chain.hashes[0]]
     blocks.load(chain, held, 4)
-    blocks.loads.release(held)
+    blocks.loads.release(held, chain.hashes, chain.owner)
     assert blocks.out_blocks() == []
     blocks.swapper.num_loaded = 2
     blocks.loads.poll()

@@ -57,11 +57,14 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
         kv_cache_dtype="fp8",
         gpu_memory_utilization=0.5,
         kv_swap_memory=7,
+        kv_disk_dir=Path("/blocks"),
+        kv_disk_memory=8,
     )
     engine, processor = engine_of(stack), processor_of(stack)
     assert (engine.device, engine.load_format, engine.kv_cache_dtype) == ("cuda", "dummy", "fp8")
     assert engine.gpu_memory_utilization == 0.5
     assert (engine.kv_swap_memory, engine_of(plan()).kv_swap_memory) == (7, 0)
+    assert (engine.kv_disk_dir, engine.kv_disk_memory, engine_of(plan()).kv_disk_dir) == (Path("/blocks"), 8, None)
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 2048)
     assert engine.block_size == processor.block_size == 64
     assert processor.kv_format == "fp8"

@@ -1,0 +1,239 @@
+"""KV blocks in files: one each, for the owner alone, checked when read. Called by threads beside the step loop.
+
+The folder `<folder>/<key>/<number>` is one engine's as long as it holds the lock in it; below it each namespace has a
+folder, with the names of the tenants that it belongs to. Knows nothing about budgets, slots or requests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+from ..config import ConfigError
+from .block_record import HEADER_LEN, BlockId, header_of, is_whole, read_header
+from .block_source import Owner
+from .prefix_hash import HASH_LEN
+
+OWNER_ONLY, OWN_FOLDER = 0o600, 0o700
+TENANTS = "tenants"
+LOCK = "lock"
+PAGE_BYTES = 4096
+STALE_SECONDS = 7 * 86400.0
+"""After which the blocks of engines that did not start again are deleted."""
+NUM_PROBES = 8
+
+
+class FoundBlock(NamedTuple):
+    """A file of an earlier life of the engine."""
+
+    block: BlockId
+    num_bytes: int
+    """That the file takes."""
+
+
+class BlockFiles:
+    """Methods raise `OSError` where the disk is full or broken."""
+
+    def __init__(self, folder: Path, key: bytes, max_bytes: int, lock: FileIO) -> None:
+        """`folder` is this engine's, by a lock that it holds."""
+        self.folder, self.key, self.max_bytes, self._lock = folder, key, max_bytes, lock
+        self._tenants: dict[bytes, set[str]] = {}
+
+    @classmethod
+    def open(cls, root: Path, key: bytes, max_bytes: int) -> BlockFiles:
+        """The first folder of this key that no running engine has, for files of `max_bytes` together. Raises
+        `ConfigError`."""
+        try:
+            _own_folder(root)
+            _delete_stale(root)
+            for number in itertools.count():
+                _own_folder(folder := root / key.hex() / str(number))
+                if (lock := _lock(folder)) is not None:
+                    return cls(folder, key, max_bytes, lock)
+        except OSError as error:
+            raise ConfigError("kv_disk_dir", str(root), f"a folder that the engine may write to ({error})") from None
+        raise AssertionError("unreachable")
+
+    def file_bytes(self, block_bytes: int) -> int:
+        """Bytes of the disk that a block takes."""
+        return -(-(HEADER_LEN + block_bytes) // PAGE_BYTES) * PAGE_BYTES
+
+    def write(self, owner: Owner, block_hash: bytes, parent: bytes, payload: memoryview) -> bool:
+        """Writes a block whole or not at all. False where the tenant was removed meanwhile."""
+        self._note_tenant(owner)
+        path = self._path(owner.namespace, block_hash)
+        partial = path.with_suffix(".partial")
+        header = header_of(BlockId(self.key, owner.namespace, block_hash, parent), payload)
+        try:
+            with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+                _write_whole(file, header)
+                _write_whole(file, payload)
+            partial.replace(path)
+        except FileNotFoundError:
+            self._tenants.pop(owner.namespace, None)
+            return False
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
+        return True
+
+    def read(self, namespace: bytes, block_hash: bytes, into: memoryview) -> bool:
+        """False where the file is gone, torn or of something else; `into` then contains anything."""
+        header = bytearray(HEADER_LEN)
+        try:
+            with _opened(self._path(namespace, block_hash), os.O_RDONLY) as file:
+                is_read = file.readinto(header) == HEADER_LEN and _read_whole(file, into) and not file.read(1)
+        except FileNotFoundError:
+            return False
+        found = read_header(header) if is_read else None
+        return found is not None and self._is_ours(found[0], namespace, block_hash) and is_whole(header, into)
+
+    def drop(self, namespace: bytes, block_hash: bytes) -> None:
+        self._path(namespace, block_hash).unlink(missing_ok=True)
+
+    def scan(self) -> Iterator[FoundBlock]:
+        """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted."""
+        found = list[tuple[float, FoundBlock]]()
+        for folder in self.folder.iterdir():
+            if folder.is_dir():
+                found += self._scan(folder)
+        for _, each in sorted(found, key=lambda pair: pair[0]):
+            yield each
+
+    def touch(self, namespace: bytes, block_hash: bytes) -> None:
+        """Marks a block as used, for the order of a later `scan`."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self._path(namespace, block_hash))
+
+    def measure(self, block_bytes: int) -> float:
+        """Seconds to read and check a block, by files that are written for it and deleted."""
+        owner, payload = Owner(os.urandom(HASH_LEN)), memoryview(os.urandom(block_bytes))
+        hashes, into = [bytes([number]) * 16 for number in range(NUM_PROBES)], memoryview(bytearray(block_bytes))
+        for block_hash in hashes:
+            self.write(owner, block_hash, b"", payload)
+        begin = time.perf_counter()
+        for block_hash in hashes:
+            self.read(owner.namespace, block_hash, into)
+        seconds = (time.perf_counter() - begin) / NUM_PROBES
+        shutil.rmtree(self.folder / owner.namespace.hex(), ignore_errors=True)
+        self._tenants.pop(owner.namespace, None)
+        return seconds
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def _is_ours(self, block: BlockId, namespace: bytes, block_hash: bytes) -> bool:
+        return (block.key, block.namespace, block.block_hash) == (self.key, namespace, block_hash)
+
+    def _path(self, namespace: bytes, block_hash: bytes) -> Path:
+        return self.folder / namespace.hex() / block_hash.hex()
+
+    def _note_tenant(self, owner: Owner) -> None:
+        """Before anything of a tenant lies on the disk, its name does."""
+        known = self._tenants.get(owner.namespace)
+        if known is not None and owner.tenant in known:
+            return
+        _own_folder(folder := self.folder / owner.namespace.hex())
+        known = {*tenants_of(folder), owner.tenant}
+        partial = folder / f"{TENANTS}.partial"
+        with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
+            _write_whole(file, json.dumps(sorted(known)).encode())
+        partial.replace(folder / TENANTS)
+        self._tenants[owner.namespace] = known
+
+    def _scan(self, folder: Path) -> Iterator[tuple[float, FoundBlock]]:
+        num_found = 0
+        for path in folder.iterdir():
+            if path.name == TENANTS:
+                continue
+            if (found := self._look(folder, path)) is None:
+                path.unlink(missing_ok=True)
+            else:
+                num_found += 1
+                yield found
+        if not num_found:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _look(self, folder: Path, path: Path) -> tuple[float, FoundBlock] | None:
+        """Goes by the header: the bytes behind it are checked when they are read."""
+        with _opened(path, os.O_RDONLY) as file:
+            found, stat = read_header(file.read(HEADER_LEN)), os.fstat(file.fileno())
+        if found is None or stat.st_size != HEADER_LEN + found[1] or not (folder / TENANTS).exists():
+            return None
+        block = found[0]
+        if (block.key, block.namespace.hex(), block.block_hash.hex()) != (self.key, folder.name, path.name):
+            return None
+        return stat.st_mtime, FoundBlock(block, self.file_bytes(found[1]))
+
+
+def tenants_of(folder: Path) -> set[str]:
+    """Tenants whose blocks a namespace's folder has."""
+    try:
+        return set(json.loads((folder / TENANTS).read_bytes()))
+    except (FileNotFoundError, ValueError):
+        return set()
+
+
+def is_disk_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _opened(path: Path, how: int) -> FileIO:
+    return FileIO(os.open(path, how | os.O_NOFOLLOW, OWNER_ONLY), "wb" if how & os.O_WRONLY else "rb")
+
+
+def _read_whole(file: FileIO, into: memoryview) -> bool:
+    """Fills `into`; one call may bring less than was asked for."""
+    at = 0
+    while at < len(into):
+        if not (num_bytes := file.readinto(into[at:])):
+            return False
+        at += num_bytes
+    return True
+
+
+def _write_whole(file: FileIO, data: bytes | memoryview) -> None:
+    """One call may write less than it was given, where the disk is nearly full."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _own_folder(path: Path) -> None:
+    """Makes a folder that only its owner may enter, and those above it that are missing."""
+    if not path.parent.is_dir():
+        _own_folder(path.parent)
+    path.mkdir(exist_ok=True, mode=OWN_FOLDER)
+    if path.stat().st_mode & 0o077:
+        path.chmod(OWN_FOLDER)
+
+
+def _lock(folder: Path) -> FileIO | None:
+    """Open for as long as this process has the folder; None where another one has it."""
+    file = _opened(folder / LOCK, os.O_WRONLY | os.O_CREAT)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    os.utime(folder / LOCK)
+    return file
+
+
+def _delete_stale(root: Path) -> None:
+    """Deletes what engines left that have not started for long: of models that are not served, of older versions."""
+    for lock_path in root.glob(f"*/*/{LOCK}"):
+        if time.time() - lock_path.stat().st_mtime > STALE_SECONDS and (lock := _lock(lock_path.parent)) is not None:
+            with lock:
+                shutil.rmtree(lock_path.parent, ignore_errors=True)

@@ -1,0 +1,316 @@
+"""The block source on a disk: more room than in memory, and there again after a restart.
+
+A block is copied to a slot of host memory when no request uses it any more, and written from there; the least recently
+used goes first. Threads write and read, so that no step waits. When the disk fails or is full this source gives up: it
+has nothing from then on, and says why. Knows hashes, blocks and slots; knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from ..executor import Swapper, SwapPlan
+from ..step_output import DiskUse
+from .block_files import BlockFiles, FoundBlock, is_disk_full
+from .block_source import LoadEnd, Owner, Ticket
+from .lanes import Lane, ThreadLane
+from .read_costs import ReadCosts
+from .staged_loads import Part, StagedLoads
+
+log = logging.getLogger(__name__)
+NUM_READERS = 3
+MOST_FOUND = 256
+"""Blocks of an earlier life that one poll takes in."""
+
+
+@dataclass(slots=True, eq=False)
+class _Save:
+    """A block on its way to the disk."""
+
+    owner: Owner
+    block_hash: bytes
+    parent: bytes
+    slot: int
+
+
+class DiskBlocks:
+    """See `BlockSource`."""
+
+    tier = "disk"
+
+    def __init__(
+        self,
+        swapper: Swapper,
+        files: BlockFiles,
+        *,
+        block_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        writes: Lane | None = None,
+        reads: Lane | None = None,
+    ) -> None:
+        """`swapper` has the slots through which blocks pass. `writes` runs one job after another."""
+        self._swapper, self._files, self._block_size = swapper, files, block_size
+        self._block_bytes = swapper.slots.shape[1]
+        self._file_bytes = files.file_bytes(self._block_bytes)
+        self._writes, self._reads = writes or ThreadLane("kv-write"), reads or ThreadLane("kv-read", NUM_READERS)
+        self._namespace_of: OrderedDict[bytes, bytes] = OrderedDict()
+        """By hash, in order of use: what `held` is."""
+        self._saving: dict[bytes, _Save] = {}
+        self._leaving: deque[_Save] = deque()
+        """Blocks that are being copied to their slots, in the swapper's order."""
+        self._asked: list[tuple[_Save, int]] = []
+        """Saves since the last launch, each with its KV block."""
+        self._num_copied = self._num_writing = 0
+        self._free_slots = deque(range(len(swapper.slots)))
+        self._num_save_slots = max(1, len(swapper.slots) // 2)
+        """Slots that saves may have: loads find the others free."""
+        self._loads = StagedLoads(swapper, self._free_slots, self._read)
+        self._reading = Counter[bytes]()
+        """Loads that read a hash, whose file stays."""
+        self._results: deque[Callable[[], None]] = deque()
+        """What jobs found, to be taken note of in the step loop."""
+        self._found: deque[FoundBlock] = deque()
+        self._is_scanning = True
+        self._num_written = self._num_read = self._num_damaged = 0
+        self._failure = ""
+        self._costs = ReadCosts(clock)
+        self._on_lost: Callable[[bytes], None] = lambda _: None
+        self._on_gained: Callable[[bytes, bytes], None] = lambda parent, block_hash: None
+        self._writes.submit(self._scan_files)
+
+    @property
+    def use(self) -> DiskUse:
+        return DiskUse(
+            num_blocks=len(self._namespace_of),
+            num_bytes=self._num_used_bytes,
+            max_bytes=self._files.max_bytes,
+            num_written=self._num_written * self._block_size,
+            num_read=self._num_read * self._block_size,
+            num_damaged=self._num_damaged,
+            failure=self._failure,
+        )
+
+    @property
+    def held(self) -> Collection[bytes]:
+        return self._namespace_of.keys()
+
+    @property
+    def has_background_work(self) -> bool:
+        return bool(self._is_scanning or self._found or self._saving or self._results)
+
+    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+        self._on_lost, self._on_gained = on_lost, on_gained
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        held = self._namespace_of
+        for num_found, block_hash in enumerate(hashes if held else ()):
+            if block_hash not in held:
+                return num_found
+        return len(hashes) if held else 0
+
+    def cost(self, num_blocks: int) -> float:
+        """By the time that loads took lately; blocks that others wait for come first."""
+        blocks = self._loads.num_waiting_blocks + num_blocks
+        return blocks * (self._costs.seconds_per_block + self._swapper.seconds_per_block)
+
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
+        ticket = Ticket(hashes, blocks)
+        self._reading.update(hashes)
+        self._loads.load(ticket)
+        self._costs.begin(ticket)
+        return ticket
+
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+        if self._failure:
+            return
+        known = {block_hash: None for block_hash in hashes if block_hash in self._namespace_of}
+        self._touch(list(known))
+        fresh = []
+        for block_hash, block, parent in zip(hashes, blocks, parents, strict=True):
+            if block_hash in self._namespace_of or block_hash in self._saving:
+                continue
+            # Where slots or bytes are too few, the first blocks are worth most.
+            if len(self._saving) >= self._num_save_slots or not self._free_slots or not self._make_room(known):
+                break
+            save = _Save(owner, block_hash, parent, self._free_slots.popleft())
+            self._saving[block_hash] = save
+            fresh.append((save, block))
+        # What is written last is kept longest.
+        self._asked += reversed(fresh)
+
+    def launch(self) -> None:
+        if self._asked:
+            pairs = np.array([(block, save.slot) for save, block in self._asked], np.int32)
+            none = np.empty(0, np.int32)
+            self._leaving += (save for save, _ in self._asked)
+            self._asked.clear()
+            out_blocks, out_slots = pairs[:, 0].copy(), pairs[:, 1].copy()
+            self._swapper.swap(SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=none, in_blocks=none))
+        self._loads.launch()
+
+    def cancel(self, ticket: Ticket) -> None:
+        self._loads.cancel(ticket)
+
+    def poll(self) -> list[LoadEnd]:
+        while self._results:
+            self._results.popleft()()
+        self._write_copied()
+        self._take_found()
+        # Where copies do not take long, what was just read is there at once.
+        self._loads.launch()
+        ends = self._loads.poll()
+        for end in ends:
+            self._settle(end)
+        return ends
+
+    def close(self) -> None:
+        """What is being written is whole or deleted at the next start."""
+        self._files.close()
+
+    @property
+    def _num_used_bytes(self) -> int:
+        return (len(self._namespace_of) + len(self._saving)) * self._file_bytes
+
+    def _settle(self, end: LoadEnd) -> None:
+        for block_hash in end.ticket.hashes:
+            self._reading[block_hash] -= 1
+            if not self._reading[block_hash]:
+                del self._reading[block_hash]
+        self._num_read += end.num_usable
+        used = [block_hash for block_hash in end.ticket.hashes if block_hash in self._namespace_of]
+        self._touch(used)
+        if used:
+            namespace_of = {block_hash: self._namespace_of[block_hash] for block_hash in reversed(used)}
+            self._writes.submit(partial(self._touch_files, namespace_of))
+        self._costs.end(end.ticket, end.num_usable)
+
+    def _write_copied(self) -> None:
+        num_copied = self._swapper.num_saved
+        for _ in range(num_copied - self._num_copied):
+            save = self._leaving.popleft()
+            self._writes.submit(partial(self._write, save))
+        self._num_copied = num_copied
+
+    def _take_found(self) -> None:
+        """Blocks of an earlier life join as the least recently used, the oldest of them first of all."""
+        for _ in range(min(MOST_FOUND, len(self._found))):
+            block, _ = self._found.pop()
+            is_known = block.block_hash in self._namespace_of or block.block_hash in self._saving
+            if is_known or self._num_used_bytes + self._file_bytes > self._files.max_bytes:
+                if not is_known:
+                    self._writes.submit(partial(self._drop, block.namespace, block.block_hash))
+                continue
+            self._on_gained(block.parent, block.block_hash)
+            self._namespace_of[block.block_hash] = block.namespace
+            self._namespace_of.move_to_end(block.block_hash, last=False)
+
+    def _make_room(self, kept: Collection[bytes]) -> bool:
+        """Deletes what was used least recently until another file fits. Whether it does."""
+        while self._num_used_bytes + self._file_bytes > self._files.max_bytes:
+            unused = (each for each in self._namespace_of if each not in kept and each not in self._reading)
+            if (oldest := next(unused, None)) is None:
+                return False
+            self._lose(oldest)
+        return True
+
+    def _lose(self, block_hash: bytes) -> None:
+        namespace = self._namespace_of.pop(block_hash)
+        self._on_lost(block_hash)
+        self._writes.submit(partial(self._drop, namespace, block_hash))
+
+    def _touch(self, hashes: Sequence[bytes]) -> None:
+        """Marks hashes as used, the first of a sequence last."""
+        for block_hash in reversed(hashes):
+            self._namespace_of.move_to_end(block_hash)
+
+    def _note_written(self, save: _Save, is_written: bool) -> None:
+        del self._saving[save.block_hash]
+        self._free_slots.append(save.slot)
+        if is_written and not self._failure:
+            self._num_written += 1
+            self._on_gained(save.parent, save.block_hash)
+            self._namespace_of[save.block_hash] = save.owner.namespace
+
+    def _note_read(self, part: Part, num_read: int) -> None:
+        self._loads.note_read(part, num_read)
+        if num_read < len(part.slots) and not self._failure:
+            self._num_damaged += 1
+            # The blocks behind it may be as good as those before it: they wait for a sequence that gets there.
+            if (damaged := part.hashes[num_read]) in self._namespace_of:
+                self._lose(damaged)
+
+    def _note_failed(self, reason: str) -> None:
+        """Once: nothing is held or on its way any more."""
+        if self._failure:
+            return
+        self._failure = reason
+        log.error("kv blocks on disk: %s; the disk is not used until the engine starts again", reason)
+        lost = list(self._namespace_of)
+        self._namespace_of.clear()
+        self._found.clear()
+        for block_hash in lost:
+            self._on_lost(block_hash)
+        self._loads.cancel_all()
+
+    # What follows runs beside the step loop.
+
+    def _scan_files(self) -> None:
+        try:
+            self._costs.assume(self._files.measure(self._block_bytes))
+            # At once: the newest, at the end, are taken first.
+            self._found.extend(list(self._files.scan()))
+        except OSError as error:
+            self._fail("it cannot be read", error)
+        self._results.append(self._note_scanned)
+
+    def _note_scanned(self) -> None:
+        self._is_scanning = False
+
+    def _write(self, save: _Save) -> None:
+        is_written = False
+        try:
+            if not self._failure:
+                payload = memoryview(self._swapper.slots[save.slot])
+                is_written = self._files.write(save.owner, save.block_hash, save.parent, payload)
+        except OSError as error:
+            self._fail("it is full" if is_disk_full(error) else "it cannot be written to", error)
+        self._results.append(partial(self._note_written, save, is_written))
+
+    def _read(self, part: Part) -> None:
+        namespaces = [self._namespace_of.get(block_hash) for block_hash in part.hashes]
+        self._reads.submit(partial(self._read_part, part, namespaces))
+
+    def _read_part(self, part: Part, namespaces: Sequence[bytes | None]) -> None:
+        num_read = 0
+        try:
+            for namespace, block_hash, slot in zip(namespaces, part.hashes, part.slots, strict=True):
+                into = memoryview(self._swapper.slots[slot])
+                if self._failure or namespace is None or not self._files.read(namespace, block_hash, into):
+                    break
+                num_read += 1
+        except OSError as error:
+            self._fail("it cannot be read", error)
+        self._results.append(partial(self._note_read, part, num_read))
+
+    def _drop(self, namespace: bytes, block_hash: bytes) -> None:
+        try:
+            self._files.drop(namespace, block_hash)
+        except OSError as error:
+            self._fail("it cannot be written to", error)
+
+    def _touch_files(self, namespace_of: Mapping[bytes, bytes]) -> None:
+        try:
+            for block_hash, namespace in namespace_of.items():
+                self._files.touch(namespace, block_hash)
+        except OSError as error:
+            self._fail("it cannot be written to", error)
+
+    def _fail(self, what: str, error: OSError) -> None:
+        self._results.append(partial(self._note_failed, f"{what} ({error})"))

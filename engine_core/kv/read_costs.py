@@ -1,0 +1,46 @@
+"""How long blocks take from a place whose speed is not constant: what was measured at the start, and loads since."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .block_source import Ticket
+
+WEIGHT = 0.25
+"""Of the newest load in the mean."""
+HALF_LIFE_SECONDS = 30.0
+"""In which a mean above the first measurement fades back half the way: what is slow once is tried again."""
+
+
+class ReadCosts:
+    """Loads overlap: one counts from the end of the one before it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._assumed = self._mean = 0.0
+        self._noted_at = self._last_end = 0.0
+        self._begins: dict[Ticket, float] = {}
+
+    @property
+    def seconds_per_block(self) -> float:
+        above = self._mean - self._assumed
+        if above <= 0:
+            return self._mean
+        fading: float = 0.5 ** ((self._clock() - self._noted_at) / HALF_LIFE_SECONDS)
+        return self._assumed + above * fading
+
+    def assume(self, seconds_per_block: float) -> None:
+        """What a measurement at the start found."""
+        self._assumed = self._mean = seconds_per_block
+
+    def begin(self, ticket: Ticket) -> None:
+        self._begins[ticket] = self._clock()
+
+    def end(self, ticket: Ticket, num_blocks: int) -> None:
+        """A load of so many blocks ended; one that brought none tells nothing."""
+        now, begun = self._clock(), self._begins.pop(ticket)
+        if num_blocks:
+            seconds = (now - max(begun, self._last_end)) / num_blocks
+            self._mean = self.seconds_per_block + WEIGHT * (seconds - self.seconds_per_block)
+            self._noted_at = now
+        self._last_end = now

@@ -1,0 +1,90 @@
+"""One swapper for several block sources: each has slots of its own, and counts its own copies."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..executor import Swapper, SwapPlan, UInt8Array
+
+
+class SwapperParts:
+    """Hands out slots from the first on."""
+
+    def __init__(self, swapper: Swapper) -> None:
+        self.swapper = swapper
+        self._num_slots = 0
+        self._saves, self._loads = _Shares(), _Shares()
+
+    def part(self, num_slots: int) -> SwapperPart:
+        """The next `num_slots` slots, as a swapper."""
+        first, self._num_slots = self._num_slots, self._num_slots + num_slots
+        assert self._num_slots <= len(self.swapper.slots)
+        return SwapperPart(self, first, num_slots)
+
+    def swap(self, part: SwapperPart, plan: SwapPlan) -> None:
+        self._saves.add(part, plan.out_blocks.size)
+        self._loads.add(part, plan.in_blocks.size)
+        self.swapper.swap(plan)
+
+    def num_saved(self, part: SwapperPart) -> int:
+        return self._saves.num_done(part, self.swapper.num_saved)
+
+    def num_loaded(self, part: SwapperPart) -> int:
+        return self._loads.num_done(part, self.swapper.num_loaded)
+
+
+class SwapperPart:
+    """See `Swapper`."""
+
+    def __init__(self, whole: SwapperParts, first: int, num_slots: int) -> None:
+        self._whole, self._first = whole, first
+        self.slots: UInt8Array = whole.swapper.slots[first : first + num_slots]
+
+    @property
+    def seconds_per_block(self) -> float:
+        return self._whole.swapper.seconds_per_block
+
+    def swap(self, plan: SwapPlan) -> None:
+        self._whole.swap(
+            self,
+            SwapPlan(
+                out_blocks=plan.out_blocks,
+                out_slots=plan.out_slots + self._first,
+                in_slots=plan.in_slots + self._first,
+                in_blocks=plan.in_blocks,
+            ),
+        )
+
+    @property
+    def num_saved(self) -> int:
+        return self._whole.num_saved(self)
+
+    @property
+    def num_loaded(self) -> int:
+        return self._whole.num_loaded(self)
+
+
+class _Shares:
+    """Whose the copies of one direction are, which end in the order of their plans."""
+
+    def __init__(self) -> None:
+        self._queue: deque[tuple[SwapperPart, int]] = deque()
+        self._done: dict[SwapperPart, int] = {}
+        self._num_counted = 0
+
+    def add(self, part: SwapperPart, count: int) -> None:
+        if count:
+            self._queue.append((part, count))
+
+    def num_done(self, part: SwapperPart, total: int) -> int:
+        """Copies of a part that are done, where of all parts `total` are."""
+        left = total - self._num_counted
+        while left and self._queue:
+            owner, count = self._queue.popleft()
+            done = min(count, left)
+            self._done[owner] = self._done.get(owner, 0) + done
+            self._num_counted += done
+            left -= done
+            if done < count:
+                self._queue.appendleft((owner, count - done))
+        return self._done.get(part, 0)

@@ -1,0 +1,46 @@
+"""Blocks of tenants below a disk folder, whichever engine wrote them: whose there are, and their deletion."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from .block_files import TENANTS, tenants_of
+
+ATTEMPTS = 3
+"""A thread may write a file while its folder is deleted."""
+
+
+def tenants_below(root: Path) -> set[str]:
+    """Tenants who have blocks in any engine's folder. Raises `OSError`."""
+    found = set[str]()
+    for folder in _namespaces(root):
+        found |= tenants_of(folder)
+    return found
+
+
+def delete_tenants(root: Path, tenants: Collection[str]) -> int:
+    """Deletes every namespace that belongs to one of these, also where it shares it. Engines that run find their files
+    gone and compute. Returns the number of namespaces; raises `OSError`."""
+    num_deleted = 0
+    for folder in _namespaces(root):
+        if not tenants_of(folder).isdisjoint(tenants):
+            _delete(folder)
+            num_deleted += 1
+    return num_deleted
+
+
+def _delete(folder: Path) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return
+        except OSError:
+            if attempt == ATTEMPTS:
+                raise
+
+
+def _namespaces(root: Path) -> Iterator[Path]:
+    return (path.parent for path in root.glob(f"*/*/*/{TENANTS}"))

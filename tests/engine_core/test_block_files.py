@@ -1,0 +1,180 @@
+"""Blocks in files: what is read back, what is refused, what survives, whose a folder is."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.kv.block_files import STALE_SECONDS, TENANTS, BlockFiles
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, kv_key
+from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.tenant_files import delete_tenants, tenants_below
+
+KEY, OTHER_KEY = kv_key("n", 16, 100), kv_key("m", 16, 100)
+NAMESPACE, FIRST, SECOND = b"n" * 16, b"1" * 16, b"2" * 16
+OWNER = Owner(NAMESPACE, "t:alice")
+PAYLOAD = memoryview(bytes(range(100)))
+
+
+@pytest.fixture(autouse=True)
+def _files_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tests may leave folders locked, as killed engines do; here their locks end."""
+    opened = list[BlockFiles]()
+    init = BlockFiles.__init__
+
+    def noted(self: BlockFiles, *args: Any) -> None:
+        init(self, *args)
+        opened.append(self)
+
+    monkeypatch.setattr(BlockFiles, "__init__", noted)
+    yield
+    for files in opened:
+        files.close()
+
+
+def opened(root: Path, key: bytes = KEY) -> BlockFiles:
+    return BlockFiles.open(root, key, 1 << 20)
+
+
+def read(files: BlockFiles, block_hash: bytes = FIRST, namespace: bytes = NAMESPACE) -> bytes | None:
+    into = bytearray(len(PAYLOAD))
+    return bytes(into) if files.read(namespace, block_hash, memoryview(into)) else None
+
+
+def path_of(files: BlockFiles, block_hash: bytes = FIRST) -> Path:
+    return files.folder / NAMESPACE.hex() / block_hash.hex()
+
+
+def test_a_block_is_read_back_as_it_was_written_by_its_owner_alone(tmp_path: Path) -> None:
+    files = opened(tmp_path / "kv")
+    assert files.write(OWNER, FIRST, b"", PAYLOAD)
+    assert read(files) == bytes(PAYLOAD)
+    assert read(files, SECOND) is None
+    made = [path for path in (tmp_path / "kv").rglob("*") if path.is_file()]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600}
+    folders = [tmp_path / "kv", *(path for path in (tmp_path / "kv").rglob("*") if path.is_dir())]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folders} == {0o700}
+
+
+@pytest.mark.parametrize("length", [0, 10, HEADER_LEN, HEADER_LEN + 50, HEADER_LEN + 99])
+def test_a_truncated_file_is_never_served(tmp_path: Path, length: int) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    os.truncate(path_of(files), length)
+    assert read(files) is None
+
+
+@pytest.mark.parametrize("at", [0, 5, 21, 37, 53, 69, HEADER_LEN - 1, HEADER_LEN, HEADER_LEN + 99])
+def test_a_byte_that_changed_anywhere_is_noticed(tmp_path: Path, at: int) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    data = bytearray(path_of(files).read_bytes())
+    data[at] ^= 1
+    path_of(files).write_bytes(data)
+    assert read(files) is None
+
+
+def test_a_longer_file_and_one_of_another_block_or_key_are_not_served(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    path_of(files, SECOND).write_bytes(path_of(files).read_bytes())
+    assert read(files, SECOND) is None
+    other = opened(tmp_path, OTHER_KEY)
+    other.write(OWNER, FIRST, b"", PAYLOAD)
+    path_of(files).write_bytes(path_of(other).read_bytes())
+    assert read(files) is None
+    other.write(OWNER, SECOND, b"", PAYLOAD)
+    path_of(other, SECOND).write_bytes(path_of(other, SECOND).read_bytes() + b"x")
+    assert read(other, SECOND) is None
+
+
+def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_is_deleted(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for age, (block_hash, parent) in enumerate([(FIRST, b""), (SECOND, FIRST)]):
+        files.write(OWNER, block_hash, parent, PAYLOAD)
+        os.utime(path_of(files, block_hash), (1e9 - age, 1e9 - age))
+    path_of(files, b"3" * 16).with_suffix(".partial").write_bytes(b"half")
+    path_of(files, b"4" * 16).write_bytes(path_of(files).read_bytes()[:-1])
+    files.close()
+    again = opened(tmp_path)
+    assert again.folder == files.folder
+    found = [each.block for each in again.scan()]
+    assert found == [BlockId(KEY, NAMESPACE, SECOND, FIRST), BlockId(KEY, NAMESPACE, FIRST, b"")]
+    names = {path.name for path in (again.folder / NAMESPACE.hex()).iterdir()}
+    assert names == {TENANTS, FIRST.hex(), SECOND.hex()}
+    again.touch(NAMESPACE, SECOND)
+    assert [each.block.block_hash for each in again.scan()] == [FIRST, SECOND]
+
+
+def test_blocks_whose_tenant_is_not_known_are_deleted(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    (files.folder / NAMESPACE.hex() / TENANTS).unlink()
+    assert list(files.scan()) == []
+    assert not (files.folder / NAMESPACE.hex()).exists()
+
+
+def test_two_engines_of_a_folder_have_parts_of_their_own(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path)
+    assert first.folder != second.folder
+    assert opened(tmp_path, OTHER_KEY).folder.parent != first.folder.parent
+    first.close()
+    assert opened(tmp_path).folder == first.folder
+
+
+def test_what_no_engine_has_used_for_long_is_deleted(tmp_path: Path) -> None:
+    used, left = opened(tmp_path), opened(tmp_path, OTHER_KEY)
+    left.close()
+    for files in (used, left):
+        then = (files.folder / "lock").stat().st_mtime - STALE_SECONDS - 1
+        os.utime(files.folder / "lock", (then, then))
+    opened(tmp_path, kv_key("another", 16, 100))
+    assert used.folder.exists()
+    assert not left.folder.exists()
+
+
+def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: Path) -> None:
+    first, second = opened(tmp_path), opened(tmp_path, OTHER_KEY)
+    bob = Owner(b"b" * 16, "bob")
+    for files in (first, second):
+        files.write(OWNER, FIRST, b"", PAYLOAD)
+        files.write(bob, FIRST, b"", PAYLOAD)
+    first.write(Owner(bob.namespace, "carol"), SECOND, FIRST, PAYLOAD)
+    assert tenants_below(tmp_path) == {"t:alice", "bob", "carol"}
+    assert delete_tenants(tmp_path, {"t:alice", "nobody"}) == 2
+    assert tenants_below(tmp_path) == {"bob", "carol"}
+    assert read(first) is None
+    assert read(first, FIRST, bob.namespace) == bytes(PAYLOAD)
+    # A namespace that it shares goes with either of its tenants.
+    assert delete_tenants(tmp_path, {"carol"}) == 1
+    assert (read(first, FIRST, bob.namespace), read(second, FIRST, bob.namespace)) == (None, bytes(PAYLOAD))
+
+
+def test_a_block_that_was_on_its_way_when_its_tenant_went_is_not_written_and_the_next_one_is_known_as_its(
+    tmp_path: Path,
+) -> None:
+    files = opened(tmp_path)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    delete_tenants(tmp_path, {OWNER.tenant})
+    assert not files.write(OWNER, FIRST, b"", PAYLOAD)
+    assert files.write(OWNER, SECOND, b"", PAYLOAD)
+    assert tenants_below(tmp_path) == {OWNER.tenant}
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"kv_disk_dir is '.*/file'; allowed: a folder that the engine may write to"):
+        opened(tmp_path / "file")
+
+
+def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    files.write(Owner(bytes(16)), FIRST, b"", PAYLOAD)
+    assert 0 < files.measure(1000) < 1
+    assert {path.name for path in files.folder.iterdir()} == {"lock", bytes(16).hex()}
