@@ -44,9 +44,10 @@ class FoundBlock(NamedTuple):
 class BlockFiles:
     """Methods raise `OSError` where the disk is full or broken."""
 
-    def __init__(self, folder: Path, key: bytes, max_bytes: int, lock: FileIO) -> None:
-        """`folder` is this engine's, by a lock that it holds."""
-        self.folder, self.key, self.max_bytes, self._lock = folder, key, max_bytes, lock
+    def __init__(self, folder: Path, key: bytes, max_bytes: int, lock: int) -> None:
+        """`folder` is this engine's, by a lock that a descriptor holds."""
+        self.folder, self.key, self.max_bytes = folder, key, max_bytes
+        self._lock: int | None = lock
         self._tenants: dict[bytes, set[str]] = {}
 
     @classmethod
@@ -131,7 +132,9 @@ class BlockFiles:
         return seconds
 
     def close(self) -> None:
-        self._lock.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _is_ours(self, block: BlockId, namespace: bytes, block_hash: bytes) -> bool:
         return (block.key, block.namespace, block.block_hash) == (self.key, namespace, block_hash)
@@ -219,21 +222,21 @@ def _own_folder(path: Path) -> None:
         path.chmod(OWN_FOLDER)
 
 
-def _lock(folder: Path) -> FileIO | None:
-    """Open for as long as this process has the folder; None where another one has it."""
-    file = _opened(folder / LOCK, os.O_WRONLY | os.O_CREAT)
+def _lock(folder: Path) -> int | None:
+    """A descriptor that has the folder as long as it is open; None where another process has it."""
+    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, OWNER_ONLY)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
+        os.close(lock)
         return None
     os.utime(folder / LOCK)
-    return file
+    return lock
 
 
 def _delete_stale(root: Path) -> None:
     """Deletes what engines left that have not started for long: of models that are not served, of older versions."""
     for lock_path in root.glob(f"*/*/{LOCK}"):
         if time.time() - lock_path.stat().st_mtime > STALE_SECONDS and (lock := _lock(lock_path.parent)) is not None:
-            with lock:
-                shutil.rmtree(lock_path.parent, ignore_errors=True)
+            shutil.rmtree(lock_path.parent, ignore_errors=True)
+            os.close(lock)

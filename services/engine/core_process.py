@@ -155,7 +155,7 @@ def main() -> None:
     progress("warming up", 0, 1)
     # Before it is measured: first steps tell nothing of later ones.
     longest_step = executor.warm_up()
-    measured = MeasuredExecutor(executor)
+    measured = MeasuredExecutor(executor, prefill_seconds=longest_step / config.max_num_batched_tokens)
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)

@@ -19,8 +19,12 @@ class MeasuredExecutor:
     """An executor whose steps are timed. The time of a step runs from its launch, or from the retirement of the step
     before where that was later, since steps overlap; of several steps from one plan it is the mean."""
 
-    def __init__(self, executor: Executor, clock: Callable[[], float] = monotonic) -> None:
-        self._executor, self._clock = executor, clock
+    def __init__(
+        self, executor: Executor, clock: Callable[[], float] = monotonic, *, prefill_seconds: float = 0.0
+    ) -> None:
+        """`prefill_seconds`: what a prompt token takes as far as one can tell beforehand; 0 where one cannot."""
+        self._executor, self._clock, self._expected = executor, clock, prefill_seconds
+        self._rates = Rates()
         self._launched: deque[tuple[float, int, int, int]] = deque()
         self._last_retired = 0.0
         self.prefill_tokens = self.decode_rows = 0
@@ -37,7 +41,10 @@ class MeasuredExecutor:
 
     @property
     def prefill_seconds(self) -> float:
-        return self._executor.prefill_seconds
+        """As measured, once a prompt was computed."""
+        if prefill_tps := self._rates.prefill_tps:
+            return 1 / prefill_tps
+        return self._executor.prefill_seconds or self._expected
 
     def submit(self, plan: StepPlan) -> int:
         own = plan.counts if plan.num_drafts is None else plan.counts - plan.num_drafts
@@ -56,8 +63,10 @@ class MeasuredExecutor:
         # A draw belongs to the step that was retired right before it.
         self.prefill_tokens += prefill_tokens
         self.decode_rows += decode_rows
-        self.seconds += (now - max(launched, self._last_retired)) / num_steps
+        seconds = (now - max(launched, self._last_retired)) / num_steps
+        self.seconds += seconds
         self._last_retired = now
+        self._rates.observe(prefill_tokens, decode_rows, seconds)
         return result
 
     def is_ready(self, handle: int) -> bool:

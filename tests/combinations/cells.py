@@ -58,7 +58,8 @@ class Cell:
 
     @property
     def is_simulated_on_cpu(self) -> bool:
-        return any(each.refused_on_cpu for each in self.both) and self.refused_on_cpu is None
+        is_elsewhere = any(each.refused_on_cpu or (each.is_slow_on_cpu and self.is_above_engine) for each in self.both)
+        return is_elsewhere and self.refused_on_cpu is None
 
     @property
     def is_in_process_on_cpu(self) -> bool:

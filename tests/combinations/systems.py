@@ -124,9 +124,12 @@ class Systems:
         return self._clusters[family]
 
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
-        on_device = [each for each in CAPABILITIES if not (self._is_cpu and each.refused_on_cpu)]
+        on_device = [
+            each for each in CAPABILITIES if not (self._is_cpu and (each.refused_on_cpu or each.is_slow_on_cpu))
+        ]
         kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
         if self._is_cpu:
-            kinds += kinds_of(SIMULATED, [each for each in CAPABILITIES if each.refused_on_cpu and each.is_simulated])
+            others = [each for each in CAPABILITIES if each.refused_on_cpu or each.is_slow_on_cpu]
+            kinds += kinds_of(SIMULATED, [each for each in others if each.is_simulated])
             common[SIMULATED] = {"executor": "simulated"}
         return kinds, self._stack.enter_context(running_cluster(self._text_folder, kinds, common))

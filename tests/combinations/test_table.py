@@ -18,7 +18,7 @@ NO_CAPABILITY_OPTIONS = {
     # Steps in flight: the same engine, see test_engine_at_random.py.
     "async_depth",
     # Time of the simulated executor.
-    "simulated_step_seconds", "simulated_prefill_seconds",
+    "simulated_step_seconds",
 }  # fmt: skip
 NO_CAPABILITY_SAMPLING = {
     # The end of an answer by length or token, in every cell.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,22 +18,6 @@ KEY, OTHER_KEY = kv_key("n", 16, 100), kv_key("m", 16, 100)
 NAMESPACE, FIRST, SECOND = b"n" * 16, b"1" * 16, b"2" * 16
 OWNER = Owner(NAMESPACE, "t:alice")
 PAYLOAD = memoryview(bytes(range(100)))
-
-
-@pytest.fixture(autouse=True)
-def _files_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tests may leave folders locked, as killed engines do; here their locks end."""
-    opened = list[BlockFiles]()
-    init = BlockFiles.__init__
-
-    def noted(self: BlockFiles, *args: Any) -> None:
-        init(self, *args)
-        opened.append(self)
-
-    monkeypatch.setattr(BlockFiles, "__init__", noted)
-    yield
-    for files in opened:
-        files.close()
 
 
 def opened(root: Path, key: bytes = KEY) -> BlockFiles:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,22 +21,6 @@ from tests.engine_core.manual_lane import ManualLane
 
 BLOCK_SIZE, NUM_BLOCKS, NUM_SLOTS = 16, 33, 8
 KEY = b"k" * 16
-
-
-@pytest.fixture(autouse=True)
-def _files_closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Tests may leave folders locked, as killed engines do; here their locks end."""
-    opened = list[BlockFiles]()
-    init = BlockFiles.__init__
-
-    def noted(self: BlockFiles, *args: Any) -> None:
-        init(self, *args)
-        opened.append(self)
-
-    monkeypatch.setattr(BlockFiles, "__init__", noted)
-    yield
-    for files in opened:
-        files.close()
 
 
 class FailingFiles(BlockFiles):

@@ -131,3 +131,27 @@ def test_the_swapper_of_a_cpu_copies_every_plane_of_every_cache() -> None:
         assert torch.equal(cache[:, :, 1], old[:, :, 3])
         assert torch.equal(cache[:, :, 8], old[:, :, 5])
         assert not cache[:, :, [0, 2, 3, 4, 5, 6, 7]].any()
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_many_mixed_requests_in_a_tenth_of_the_memory_are_what_they_are_alone(
+    folder: Path, tmp_path: Path, has_disk: bool
+) -> None:
+    rng = np.random.default_rng(8)
+    lead = rng.integers(3, 512, 40).tolist()
+    prompts = [[*lead[: rng.integers(0, 41)], *rng.integers(3, 512, rng.integers(1, 90)).tolist()] for _ in range(64)]
+    samplings = [
+        SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=16 + i % 50, presence_penalty=0.3 * (i % 3 == 0))
+        for i in range(64)
+    ]
+    alone = SmallEngine(folder, max_model_len=224)
+    known = [alone.tokens([prompt], sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]
+    need = sum(-(-(len(prompt) + each.max_tokens) // 16) for prompt, each in zip(prompts, samplings, strict=True))
+    where = {"kv_disk_dir": tmp_path} if has_disk else {}
+    engine = SmallEngine(folder, max_model_len=224, num_blocks=1 + need // 10, **where)
+    assert engine.tokens(prompts, *samplings) == known
+    engine.settle()
+    load = engine.engine.load()
+    assert (load.num_preemptions > 0, load.num_used_blocks) == (True, 0)
+    assert (load.disk is not None and load.disk.num_written > 0) == has_disk
+    engine.close()

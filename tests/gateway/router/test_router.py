@@ -330,3 +330,11 @@ async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_
     for name in "ab":
         cluster.reports(name, replace(IDLE, waiting_credits={epoch: 1}), draining=True)
     assert has_room(10**9)
+
+
+async def test_hits_that_have_to_be_brought_to_the_device_cost_the_time_that_they_take(cluster: Cluster) -> None:
+    cluster.caches("b", blocks := chain("x", 64))
+    for seconds, expected in ((0.0, 0.001), (0.0005, 0.5125), (1.0, 1.024)):
+        cluster.reports("b", replace(IDLE, seconds_per_hit_token=seconds))
+        own = {each.replica_id: each.parts.own for each in cluster.choose(blocks, extra_tokens=0).candidates}
+        assert own == pytest.approx({"a": 1.024, "b": expected}), "never more than computing them"

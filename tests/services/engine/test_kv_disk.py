@@ -24,7 +24,7 @@ from tests.services.engine.engine_process import (
 from tests.services.engine.test_kv_swap import metrics
 
 BLOCK_SIZE, PROMPT_LEN, NUM_CACHED = 16, 200, 192
-SMALL = ("--max-model-len=256", "--num-blocks=17")
+SMALL = ("--max-model-len=256", "--num-blocks=17", "--simulated-prefill-seconds=0.0005")
 ASKED = [prompt(seed, PROMPT_LEN) for seed in range(3)]
 
 

@@ -76,3 +76,19 @@ def test_prompts_of_one_length_tell_tokens_a_second_of_that_length() -> None:
     for _ in range(10):
         rates.observe(100, 0, 0.1)
     assert rates.prefill_tps == pytest.approx(1000)
+
+
+def test_an_executor_is_known_by_what_was_expected_until_it_has_computed_a_prompt() -> None:
+    config = EngineConfig(num_blocks=99, max_model_len=1024, max_num_seqs=4, max_num_batched_tokens=512)
+    clock = Clock()
+    timing = SimulatedTiming(seconds_per_prefill_token=0.002)
+    simulated = SimulatedExecutor(config, SimulatedModel(vocab_size=1000), timing, clock=clock, sleep=clock.sleep)
+    assert MeasuredExecutor(simulated, clock, prefill_seconds=0.5).prefill_seconds == 0.002, "the executor knows better"
+    simulated.prefill_seconds = 0.0
+    executor = MeasuredExecutor(simulated, clock, prefill_seconds=0.5)
+    assert executor.prefill_seconds == 0.5
+    engine = Engine(config, executor, clock=clock)
+    engine.add(NewRequest(key=1, prompt_ids=list(range(900)), output_ids=[], sampling=SamplingParams(max_tokens=1)))
+    while engine.has_work():
+        engine.step()
+    assert executor.prefill_seconds == pytest.approx(0.002)
