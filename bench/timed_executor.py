@@ -23,6 +23,10 @@ class TimedExecutor:
         return self._executor.swapper
 
     @property
+    def copies_blocks(self) -> bool:
+        return self._executor.copies_blocks
+
+    @property
     def can_draft(self) -> bool:
         return self._executor.can_draft
 

@@ -56,6 +56,7 @@ class Engine:
             speculator,
             sources=[*self._tiers.sources, *sources],
             prefill_seconds=lambda: executor.prefill_seconds,
+            copies_blocks=executor.copies_blocks,
         )
         self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
@@ -198,6 +199,8 @@ class Engine:
             num_used_blocks=scheduler.pool.num_used,
             num_total_blocks=scheduler.pool.num_usable,
             num_preemptions=scheduler.num_preemptions,
+            num_copied_blocks=scheduler.forks.num_copies,
+            num_wasted_slots=scheduler.table.num_wasted_slots,
             prefix_queries=scheduler.cache.num_queried_tokens,
             prefix_hits=scheduler.cache.num_hit_tokens,
             num_generated_tokens=self._results.num_generated_tokens,

@@ -19,6 +19,7 @@ from .sampling_params import SamplingParams
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 UInt8Array = npt.NDArray[np.uint8]
+NO_COPIES: Int32Array = np.empty((0, 2), np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class AdmittedRow:
 class StepPlan:
     """One step, in columns. Row i of a column speaks of table row rows[i]; all columns have the same length R.
 
-    Apply in this order: released, admitted, block updates, then compute.
+    Apply in this order: released, admitted, block updates, copied blocks, then compute.
     """
 
     step: int
@@ -77,6 +78,8 @@ class StepPlan:
     """[R] rows that have drafts in a plan before this one whose result is not retired. What they gain there is known to
     the executor alone, so they go on behind their last token wherever that is: `starts` is the last position at which
     it may be, and `output_indices` belong to that. None: no row does."""
+    copied_blocks: Int32Array = field(default_factory=lambda: NO_COPIES)
+    """[C, 2] KV blocks whose contents go into other blocks before anything is computed: from, to."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
@@ -192,6 +195,10 @@ class Executor(Protocol):
     @property
     def swapper(self) -> Swapper | None:
         """There if the config has blocks in host memory."""
+
+    @property
+    def copies_blocks(self) -> bool:
+        """Whether its plans may copy blocks."""
 
     @property
     def can_draft(self) -> bool:

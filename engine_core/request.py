@@ -56,6 +56,8 @@ class NewRequest:
     tenant: str = ""
     weight: float = 1.0
     speculation: Speculation = Speculation()
+    forks: bool = False
+    """Whether others begin, or began, as this one does, so that it shares with them to the token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,8 +119,12 @@ class EngineLoad:
     num_used_host_blocks: int = 0
     """Of blocks in host memory, those that hold a copy."""
     num_total_host_blocks: int = 0
+    num_wasted_slots: int = 0
+    """KV slots of used blocks that stand for no known token: behind the last one of a sequence."""
     num_preemptions: int = 0
     """So far, as all below."""
+    num_copied_blocks: int = 0
+    """Partly filled blocks that were copied for sequences that begin alike."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_generated_tokens: int = 0

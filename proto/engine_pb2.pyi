@@ -98,6 +98,7 @@ class Add(_message.Message):
     POOLING_FIELD_NUMBER: _builtins.int
     NUM_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
+    FORKS_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
@@ -133,6 +134,8 @@ class Add(_message.Message):
     """length of the whole grammar; 0: the answer is free"""
     prompt_index: _builtins.int
     """which prompt of the request it is; of each, a later attempt ends earlier ones"""
+    forks: _builtins.bool
+    """others begin as this one does: they share with it to the token"""
     tracestate: _builtins.str
     """W3C: what vendors say beside the traceparent, passed on as it came"""
     @_builtins.property
@@ -190,11 +193,12 @@ class Add(_message.Message):
         pooling: _common_pb2.Pooling.ValueType = ...,
         num_grammar_bytes: _builtins.int = ...,
         prompt_index: _builtins.int = ...,
+        forks: _builtins.bool = ...,
         tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "forks", b"forks", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,6 +42,7 @@ class CudaExecutor:
     Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
     """
 
+    copies_blocks = False
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 

@@ -100,6 +100,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         plan, guesser = at_known_positions(plan, self._num_known), self._guesser
         self._update_table(plan)
+        self._copy_blocks(plan.copied_blocks)
         if guesser is not None:
             plan = with_at_most(plan, guesser.most)
             self._guess(plan, guesser)
@@ -207,6 +208,10 @@ class Runner:
             count, ends = plan.num_drafts, plan.starts + plan.counts
             rows, at = np.repeat(plan.rows, count), np.repeat(ends - count, count) + places(count)
             self._token_ids[_index(rows), _index(at)] = torch.from_numpy(plan.draft_ids)
+
+    def _copy_blocks(self, pairs: Int32Array) -> None:
+        for cache in self.kv_caches if len(pairs) else ():
+            cache[:, :, _index(pairs[:, 1])] = cache[:, :, _index(pairs[:, 0])]
 
     def _outputs(self, row: int, length: int) -> Int32Array:
         token_ids: Int32Array = self._token_ids[row, self._num_prompt[row] : length].numpy()

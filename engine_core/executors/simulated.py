@@ -101,6 +101,7 @@ class SimulatedExecutor:
         self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
         self._num_known: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of each row, sampled ones included."""
+        self.copies_blocks = True
         self.can_draft = config.max_draft_tokens > 0
         self._held: dict[int, UInt64Array] = {}
         """KV entries of each position by row, for a draw."""
@@ -115,6 +116,8 @@ class SimulatedExecutor:
         for admitted in plan.admitted:
             self._admit(admitted)
         self._block_table[plan.block_rows, plan.block_indices] = plan.block_ids
+        blocks = self._kv.reshape(-1, self._block_size)
+        blocks[plan.copied_blocks[:, 1]] = blocks[plan.copied_blocks[:, 0]]
         drafts_itself = plan.num_drafts is not None and plan.draft_ids is None
         plan = with_own_drafts(plan, self._num_known, self._draft)
         self._write_drafts(plan)

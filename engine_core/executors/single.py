@@ -12,6 +12,7 @@ from .runner import Runner
 class SingleExecutor:
     """See `Executor`."""
 
+    copies_blocks = True
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 

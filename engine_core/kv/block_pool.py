@@ -30,6 +30,9 @@ class BlockPool:
         self._hash_of: list[bytes | None] = [None] * num_blocks
         self._block_of: dict[bytes, int] = {}
         self._evicted: list[bytes] = []
+        self._partial_key_of: dict[int, bytes] = {}
+        """By block: names the tokens that its first positions stand for; see `note_partial`."""
+        self._partial_of: dict[bytes, int] = {}
 
     @property
     def num_used(self) -> int:
@@ -49,6 +52,8 @@ class BlockPool:
                 del block_of[block_hash]
                 if block_hash not in self.elsewhere:
                     self._evicted.append(block_hash)
+            if self._partial_key_of:
+                self._forget_partial(block)
         self._link(NULL_BLOCK, following[block])
         self.num_free -= count
         return blocks
@@ -73,7 +78,8 @@ class BlockPool:
             if num_holds == 1:
                 self.num_shared -= 1
             elif num_holds == 0:
-                before = NULL_BLOCK if hash_of[block] is None else preceding[NULL_BLOCK]
+                is_worthless = hash_of[block] is None and block not in self._partial_key_of
+                before = NULL_BLOCK if is_worthless else preceding[NULL_BLOCK]
                 after = following[before]
                 following[before] = preceding[after] = block
                 preceding[block], following[block] = before, after
@@ -95,6 +101,21 @@ class BlockPool:
 
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
+
+    def note_partial(self, block: int, key: bytes) -> None:
+        """Lets a held block be found by the tokens of its first positions, until it is taken for something else. What
+        stands behind them does not count, and is nobody's to read."""
+        assert self.ref_counts[block] > 0
+        assert key not in self._partial_of
+        self._forget_partial(block)
+        self._partial_of[key], self._partial_key_of[block] = block, key
+
+    def find_partial(self, key: bytes) -> int | None:
+        return self._partial_of.get(key)
+
+    def _forget_partial(self, block: int) -> None:
+        if (key := self._partial_key_of.pop(block, None)) is not None:
+            del self._partial_of[key]
 
     def hash_of(self, block: int) -> bytes | None:
         """By which it can be found."""

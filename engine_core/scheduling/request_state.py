@@ -72,6 +72,8 @@ class RequestState:
     num_step_rows: int = 0
     """Requests in these steps, itself included."""
     speculation: Speculation = field(default_factory=Speculation)
+    forks: bool = False
+    """See `NewRequest.forks`."""
     num_draft_tokens: int = 0
     """Drafted tokens that were verified, as of when it last gave up a row."""
     num_accepted_tokens: int = 0
@@ -94,6 +96,7 @@ class RequestState:
             tenant=new.tenant if is_ranked else "",
             weight=new.weight,
             speculation=new.speculation,
+            forks=new.forks and config.enable_prefix_caching,
         )
 
     @property
@@ -120,6 +123,11 @@ class RequestState:
     def wants_prompt_logprobs(self) -> bool:
         """Whether prompt positions remain to be scored; the last one predicts an output and is not."""
         return self.sampling.num_prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
+
+    @property
+    def looks_at_all(self) -> bool:
+        """Whether known tokens before the last one have to be computed for what is wanted of them."""
+        return self.wants_prompt_logprobs or self.sampling.pooling in ("mean", "cls")
 
     def num_cacheable_blocks(self, block_size: int) -> int:
         """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored or

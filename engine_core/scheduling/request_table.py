@@ -174,6 +174,12 @@ class RequestTable:
     def known_ids(self, row: int) -> Int32Array:
         return self.token_ids[row, : self.num_known[row]]
 
+    @property
+    def num_wasted_slots(self) -> int:
+        """KV slots of rows' blocks behind their last known tokens."""
+        rows = np.flatnonzero(self.is_alive)
+        return int((self.capacity[rows] - self.num_known[rows]).sum())
+
     def rank_of(self, row: int) -> Rank:
         request = self.requests[row]
         assert request is not None

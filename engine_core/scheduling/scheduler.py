@@ -5,7 +5,6 @@ Plans ahead of results: a decode row is given the token it will have sampled. Kn
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 
@@ -19,17 +18,19 @@ from ..kv.block_source import BlockSource, Ticket
 from ..kv.prefix_cache import PrefixCache
 from ..step_output import StoredChain
 from .decode_ahead import DecodeAhead
+from .forks import Forks, PartialBlock
 from .masks import HeldRows, Rows
 from .pending_release import Leavers
 from .pipeline_groups import PipelineGroups
 from .preemption import Victims
+from .prefill_budget import PrefillBudget
 from .prefix_hits import PrefixHits
 from .request_state import NO_ROW, RequestState
 from .request_table import RequestTable
 from .seats import Seats
 from .speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
-from .tenant_shares import TenantShares, split
+from .tenant_shares import TenantShares
 from .waiting_queue import WaitingQueue
 from .yielding import Yielding
 
@@ -50,6 +51,7 @@ class Scheduler:
         *,
         sources: Sequence[BlockSource] = (),
         prefill_seconds: Callable[[], float] = lambda: 0.0,
+        copies_blocks: bool = False,
     ) -> None:
         """`masks` is int32 [positions, rows, words]; `prefill_seconds` says in which time a prompt token is computed, 0
         where it is not known."""
@@ -70,6 +72,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
+        self._prefill_budget = PrefillBudget(self.shares, self._max_chunk)
         self._planned_step = self._retired_step = 0
         self._num_steps = 0
         """Planned so far, draws left out."""
@@ -81,6 +84,7 @@ class Scheduler:
         self._victims = Victims(self.running, self.shares, self.table, config.block_size)
         self._yielding = Yielding(self.waiting, self._victims, self._leavers, self._seats, self.pool)
         self._ahead = DecodeAhead(self.table, self.pool, speculator, config)
+        self.forks = Forks(self.pool, self.table, self.waiting, is_on=copies_blocks)
         self._released_rows: list[int] = []
 
     def schedule(self) -> PlannedStep | None:
@@ -96,6 +100,7 @@ class Scheduler:
 
     def _schedule_rows(self) -> PlannedStep | None:
         self._make_room()
+        self.forks.begin_step()
         rows, full_rows, is_short = self._decode_rows()
         step = StepBuilder(self._config.max_num_batched_tokens - rows.size, rows)
         step.grow(full_rows, self.table, self.pool)
@@ -140,6 +145,8 @@ class Scheduler:
         """Gives back what was kept for the steps up to `step`, which are settled."""
         self._retired_step = step
         self.held.note_retired()
+        if self.forks.retire(step):
+            self._yielding.note_released()
         self._release_leavers()
 
     def settle_loads(self) -> bool:
@@ -231,7 +238,10 @@ class Scheduler:
     def _continue_prefills(self, step: StepBuilder) -> None:
         if not self.prefilling:
             return
-        parts = self._parts_of_budget(step.budget) if self.shares.are_several else {}
+        following = self.waiting.peek() if self._seats.num_free else None
+        if following is self._yielding.too_large:
+            following = None
+        parts = self._prefill_budget.parts(step.budget, self.prefilling.values(), following)
         for request in sorted(self.prefilling.values(), key=attrgetter("rank")):
             if self._groups is not None and not self._groups.has_turn(request.row):
                 continue
@@ -239,17 +249,6 @@ class Scheduler:
             if budget > 0:
                 count = self._add_chunk(step, request, budget)
                 parts[request.tenant] = budget - count
-
-    def _parts_of_budget(self, budget: int) -> dict[str, int]:
-        """Of each tenant that prefills, and of the one whose turn is next: no prompt keeps others out by its length."""
-        demands = Counter[str]()
-        for request in self.prefilling.values():
-            demands[request.tenant] += min(request.num_tokens - request.num_computed, self._max_chunk)
-        following = self.waiting.peek() if self._seats.num_free else None
-        if following is not None and following is not self._yielding.too_large:
-            demands[following.tenant] += min(following.num_uncached_tokens, self._max_chunk)
-        parts = split(budget, demands, self.shares.weight)
-        return {tenant: max(1, part) for tenant, part in parts.items()}
 
     def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
         """The request's next known tokens, as many as the budget allows; how many these are."""
@@ -274,6 +273,7 @@ class Scheduler:
         if is_last:
             del self.prefilling[request.key]
             self.table.start_decoding(request)
+            self.forks.note_whole(request)
         return count
 
     def _cache_full_blocks(self, request: RequestState) -> list[StoredChain]:
@@ -301,6 +301,8 @@ class Scheduler:
             hits = self.cache.match(request.chain, max_hits)
             if len(hits) < max_hits and self._follows(request, len(hits), max_hits):
                 continue
+            if self.forks.waits(request, self.prefilling.values()):
+                continue
             num_new = -(-request.num_tokens // self._config.block_size) - len(hits)
             num_wanted = num_new + self.pool.count_unheld(hits) + len(self.running)
             if num_wanted > self.pool.num_free:
@@ -314,7 +316,7 @@ class Scheduler:
                 self._await(request, self.loads.load(offer, request.chain, hits))
                 continue
             self.waiting.pop(request)
-            self._seat(step, request, hits, num_new)
+            self._seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
             self._add_chunk(step, request, step.budget)
 
     def _has_room_in_group(self) -> bool:
@@ -336,11 +338,13 @@ class Scheduler:
         self.hits.note_waits(request)
         self.waiting.await_load(request, ticket)
 
-    def _seat(self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int) -> None:
+    def _seat(
+        self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock
+    ) -> None:
         self.pool.share(hits)
         blocks = hits + self.pool.allocate(num_new)
         request.chain.num_cached = len(hits)
-        request.num_computed = len(hits) * self._config.block_size
+        request.num_computed = len(hits) * self._config.block_size + partial.num_tokens
         self.hits.note_seated(request)
         request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_planned_rows
@@ -354,7 +358,7 @@ class Scheduler:
         self.shares.seat(request.tenant)
         self._moved()
         self.running[request.key] = self.prefilling[request.key] = request
-        step.admit(request, blocks)
+        step.admit(request, blocks, partial)
 
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one more while its tenant

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
+from ..executor import NO_COPIES, AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
 from ..kv.block_pool import BlockPool
 from ..step_output import MasksWanted, StoredChain
+from .forks import PartialBlock
 from .masks import Rows
 from .request_state import RequestState
 from .request_table import RequestTable
@@ -71,6 +72,8 @@ class StepBuilder:
     """Of decode rows, where they get any."""
     draft_ids: Int32Array | None = None
     """None: the executor drafts."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Blocks that are copied, from and to."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -85,8 +88,11 @@ class StepBuilder:
     def set_blocks(self, rows: Rows, indices: Int32Array, blocks: list[int]) -> None:
         self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
 
-    def admit(self, request: RequestState, blocks: list[int]) -> None:
-        """Gives the request, which has a row of the table, to the executor with its first blocks."""
+    def admit(self, request: RequestState, blocks: list[int], partial: PartialBlock) -> None:
+        """Gives the request, which has a row of the table, to the executor with its first blocks. The one behind those
+        that are cached begins as a copy of `partial`, where that has tokens."""
+        if partial.num_tokens:
+            self.copies.append((partial.block, blocks[request.chain.num_cached]))
         self.set_blocks(np.full(len(blocks), request.row), np.arange(len(blocks), dtype=np.int32), blocks)
         self.admitted.append(
             AdmittedRow(
@@ -143,6 +149,7 @@ class StepBuilder:
             num_drafts=num_drafts,
             draft_ids=self.draft_ids,
             follows=follows,
+            copied_blocks=np.array(self.copies, np.int32) if self.copies else NO_COPIES,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
             pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],

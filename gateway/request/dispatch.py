@@ -333,6 +333,7 @@ class Dispatcher:
             opening = self._opening(decision, generation.choices[:1])
             opening.add.prompt_ids[:] = prompt_ids
             opening.add.sampling.CopyFrom(sampling)
+            opening.add.forks = True
             opening.charge.prompt_alone = True
             opening.ClearField("answer_format")
             return opening

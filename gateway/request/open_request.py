@@ -38,6 +38,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         # Tokens that were leased and have not come, from any engine.
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=request.pooling,
+        forks=len(generation.choices) > 1,
     )
     if not add.sampling.max_tokens and not request.pooling:
         add.sampling.max_tokens = 1

@@ -76,6 +76,10 @@ class EngineCollector(Collector):
         config = InfoMetricFamily("headwater_cache_config", "What the KV cache is")
         config.add_metric([], {"model_name": self._model_name, **self._door.cache_config})
         yield config
+        used_slots = load.num_used_blocks * int(self._door.cache_config["block_size"])
+        filled = 1 - load.num_wasted_slots / used_slots if used_slots else 1.0
+        yield self._gauge("kv_cache_utilisation", "Share of used blocks' slots that stand for a token, 0 to 1", filled)
+        yield self._counter("kv_copied_blocks", "Partly filled blocks copied for forks", load.num_copied_blocks)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1", usage)
         swapped = load.num_used_host_blocks / load.num_total_host_blocks if load.num_total_host_blocks else 0.0
         yield self._gauge("kv_swap_usage_perc", "Share of KV blocks in host memory that hold a copy, 0 to 1", swapped)

@@ -112,6 +112,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 tenant=add.tenant,
                 weight=add.weight or 1.0,
                 speculation=speculation,
+                forks=add.forks or len(add.stream_ids) > 1,
             )
         )
     return requests

@@ -141,6 +141,15 @@ CHOICES = Capability(
     sampling=frozenset({"n", "best_of"}),
     took_place=lambda answer: len({tuple(ids) for ids in (answer.token_ids, *answer.others)}) == WIDTH,
 )
+COPY_ON_WRITE = Capability(
+    name="copy-on-write",
+    promise=Promise.SAME,
+    asks={"n": WIDTH},
+    needs={"temperature": TEMPERATURE, "seed": 6},
+    is_above_engine=True,
+    is_on_gpu=False,
+    took_place=lambda answer: answer.num_copied_blocks > 0,
+)
 BEAMS = Capability(
     name="beams",
     promise=Promise.OWN,
@@ -254,6 +263,7 @@ CAPABILITIES = (
     SEEDS,
     PENALTIES,
     LOG_PROBABILITIES,
+    COPY_ON_WRITE,
     CHOICES,
     BEAMS,
     STOP_STRINGS,

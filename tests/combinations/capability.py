@@ -51,6 +51,8 @@ class Answer:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_swapped_in: int = 0
+    num_copied_blocks: int = 0
+    """Partly filled blocks that were copied for sequences that begin alike."""
     num_from_disk: int = 0
     """Of the cached tokens."""
     num_tokens_before_loss: int = 0
@@ -122,6 +124,8 @@ class Capability:
     """The simulated executor does it."""
     is_slow_on_cpu: bool = False
     """Through all stages on a CPU it takes a model whose prompts take longer than the random one's: the simulated."""
+    is_on_gpu: bool = True
+    """A GPU does it."""
     refused_on_cpu: Refused | None = None
     """Where a CPU does not serve it: its cells run on the simulated executor if they can, else they are this."""
     beside: Mapping[str, Beside] = field(default_factory=dict)

@@ -27,7 +27,7 @@ SYSTEM = (
 )
 QUESTION = "Tell me of the longest night."
 OTHER_QUESTION = "What do the birds eat in winter?"
-COMPANY_QUESTION = "Which boats came last spring?"
+COMPANY_QUESTION = "Which of the boats came here last spring?"
 CROWD: Fields = {"max_tokens": 32, "n": 7, "temperature": 1.0, "seed": 7, "speculative": "off"}
 """Several choices share their prompt's blocks and grow together: whichever of the two requests comes first, both begin,
 and blocks run out before the other one ends."""
@@ -228,6 +228,7 @@ class ClusterWorld:
             num_steps=explained["choices"][0].get("engine", {}).get("steps") or (0 if beside else steps),
             num_cached_tokens=explained["cached_tokens"],
             num_preemptions=total("num_preemptions_total"),
+            num_copied_blocks=total("kv_copied_blocks_total"),
             num_from_disk=explained["cached_by_tier"].get("disk", 0),
             num_swapped_in=total("kv_swap_in_tokens_total"),
             num_replicas=len(set(served_by)),

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headwater.services.models.manifest import ModelManifest
 from tests.combinations.asked import MAX_MODEL_LEN
 from tests.combinations.capabilities import CAPABILITIES
@@ -100,6 +102,8 @@ class Systems:
 
     def check(self, cell: Cell) -> str:
         """Runs a cell where it belongs. Returns what was seen."""
+        if not self._is_cpu and not all(each.is_on_gpu for each in cell.both):
+            pytest.skip("no GPU does it")
         family = SIMULATED if self._is_cpu and cell.is_simulated_on_cpu else DEVICE
         note = " (simulated executor)" if family == SIMULATED else ""
         refused = cell.refused_on_cpu if self._is_cpu else None

@@ -67,6 +67,8 @@ class CheckedExecutor:
         self._readers: deque[dict[int, set[int]]] = deque()
         # By row: blocks that plans said it writes.
         self._writable: dict[int, set[int]] = {}
+        self._copied: dict[int, int] = {}
+        """By row: the block that began as a copy in this plan."""
 
     @property
     def kv_blocks(self) -> UInt64Array:
@@ -76,6 +78,10 @@ class CheckedExecutor:
     @property
     def swapper(self) -> Swapper | None:
         return self._executor.swapper
+
+    @property
+    def copies_blocks(self) -> bool:
+        return self._executor.copies_blocks
 
     @property
     def can_draft(self) -> bool:
@@ -131,6 +137,12 @@ class CheckedExecutor:
             is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
             assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
             self._blocks[int(row)][int(idx)] = int(block)
+        self._copied = {}
+        for source, target in plan.copied_blocks.tolist():
+            [place] = np.flatnonzero(plan.block_ids == target).tolist()
+            self._copied[int(plan.block_rows[place])] = int(plan.block_indices[place])
+            assert source not in plan.block_ids, "copied from what the plan gives away"
+            assert all(writer != source for writer in plan.copied_blocks[:, 1].tolist())
         written = set(plan.written_blocks(BLOCK_SIZE).tolist())
         for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
             self._writable.setdefault(row, set()).update({block} & written)
@@ -243,7 +255,7 @@ class CheckedExecutor:
         assert start == self._computed.get(row, start), "no gap, nothing twice"
         assert start < end <= self._known[row], "only known tokens are computed"
         if row not in self._computed:
-            assert start % BLOCK_SIZE == 0
+            assert start % BLOCK_SIZE == 0 or self._copied.get(row) == start // BLOCK_SIZE, "begun within a block"
         self._computed[row] = end
         if samples:
             assert end == self._known[row]
@@ -484,6 +496,7 @@ class Driver:
         for row, request in enumerate(scheduler.table.requests):
             if request is not None:
                 held.update(scheduler.table.blocks_of(row))
+        held.update(scheduler.forks.held_blocks)
         for load in scheduler.loads._open.values():
             held.update(load.held + load.blocks)
         assert [held[block] for block in range(self.config.num_blocks)] == scheduler.pool.ref_counts

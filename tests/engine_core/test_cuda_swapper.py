@@ -147,3 +147,19 @@ def test_the_time_of_a_block_is_that_of_the_bus(cache: torch.Tensor, swapper: Cu
     wait(swapper, 1)
     assert torch.equal(cache[:, :, 5], cache[:, :, 4])
     swapper.close()
+
+
+def test_a_slot_can_be_read_once_its_block_has_left(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+    before = cache.clone()
+    swapper.swap(out([4, 9], [10, 11]))
+    for _ in range(10_000):
+        if swapper.num_saved == 2:
+            break
+    assert swapper.num_saved == 2
+    taken = swapper.slots[10].copy()
+    cache.zero_()
+    swapper.slots[20] = taken
+    swapper.swap(back([20], [1]))
+    wait(swapper, 1)
+    assert torch.equal(cache[:, :, 1], before[:, :, 4])
+    swapper.close()

@@ -109,6 +109,7 @@ def requests(draw: st.DrawFn, shortest_lead: int = 0) -> NewRequest:
         virtual_time=draw(st.sampled_from([0.0, 1.5])),
         tenant=draw(st.sampled_from(["", "", "a", "b"])),
         weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+        forks=draw(st.booleans()),
     )
 
 
@@ -180,6 +181,8 @@ def check_rounds(
     for each in rounds:
         for new in each.adds:
             driver.add(replace(new, key=len(driver.streams)))
+            if new.forks:
+                driver.add(replace(new, key=len(driver.streams), choice_index=2, output_ids=[]))
         for _ in range(each.num_steps):
             driver.step()
         for choice in each.cancels:
@@ -196,6 +199,7 @@ def check_rounds(
     event(f"grammars: {any(stream.new.has_grammar for stream in driver.streams.values())}")
     event(f"swapped in: {driver.engine.load().num_swapped_in > 0}")
     event(f"preempted: {driver.engine.load().num_preemptions > 0}")
+    event(f"copied: {driver.engine.load().num_copied_blocks > 0}")
     event(f"steps in flight: {driver.executor.max_in_flight}")
     return driver
 

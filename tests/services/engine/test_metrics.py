@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headwater.engine_core.rank_facts import RankFigures
-from headwater.engine_core.step_output import EngineLoad
+from headwater.engine_core.step_output import DiskUse, EngineLoad
 from headwater.services.engine.metrics import EngineCollector
 
 
@@ -71,3 +71,25 @@ def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ran
         'headwater_rank_wait_seconds_total{model_name="m",rank="1"} 0.5',
     ]
     assert shown(EngineLoad(), "headwater_rank") == []
+
+
+def test_metrics_say_how_much_of_the_used_blocks_stands_for_tokens() -> None:
+    load = EngineLoad(num_used_blocks=10, num_wasted_slots=32, num_copied_blocks=3)
+    assert shown(load, "headwater_kv_cache_utilisation") == ['headwater_kv_cache_utilisation{model_name="m"} 0.95']
+    assert shown(EngineLoad(), "headwater_kv_cache_utilisation") == [
+        'headwater_kv_cache_utilisation{model_name="m"} 1.0'
+    ]
+    assert 'headwater_kv_copied_blocks_total{model_name="m"} 3.0' in shown(load, "headwater_kv_copied")
+
+
+def test_hits_are_told_by_tier_and_the_disk_only_where_there_is_one() -> None:
+    load = EngineLoad(prefix_hits=100, hits_by_tier={"host": 20, "disk": 30})
+    assert shown(load, "headwater_prefix_cache_hits_by_tier_total") == [
+        'headwater_prefix_cache_hits_by_tier_total{model_name="m",tier="device"} 50.0',
+        'headwater_prefix_cache_hits_by_tier_total{model_name="m",tier="host"} 20.0',
+        'headwater_prefix_cache_hits_by_tier_total{model_name="m",tier="disk"} 30.0',
+    ]
+    assert shown(load, "headwater_kv_disk") == []
+    disk = DiskUse(num_blocks=5, num_bytes=250, max_bytes=1000, failure="it is full")
+    assert 'headwater_kv_disk_on{model_name="m"} 0.0' in shown(EngineLoad(disk=disk), "headwater_kv_disk")
+    assert 'headwater_kv_disk_usage_perc{model_name="m"} 0.25' in shown(EngineLoad(disk=disk), "headwater_kv_disk")
