@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..config import ConfigError
-from .block_record import HEADER_LEN, BlockId, header_of, is_whole, read_header
+from . import block_record
+from .block_record import HEADER_LEN, BlockId, header_of, read_header
 from .block_source import Owner
 from .prefix_hash import HASH_LEN
 
@@ -97,8 +98,7 @@ class BlockFiles:
                 is_read = file.readinto(header) == HEADER_LEN and _read_whole(file, into) and not file.read(1)
         except FileNotFoundError:
             return False
-        found = read_header(header) if is_read else None
-        return found is not None and self._is_ours(found[0], namespace, block_hash) and is_whole(header, into)
+        return is_read and block_record.is_block(header, into, self.key, namespace, block_hash)
 
     def drop(self, namespace: bytes, block_hash: bytes) -> None:
         self._path(namespace, block_hash).unlink(missing_ok=True)
@@ -135,9 +135,6 @@ class BlockFiles:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    def _is_ours(self, block: BlockId, namespace: bytes, block_hash: bytes) -> bool:
-        return (block.key, block.namespace, block.block_hash) == (self.key, namespace, block_hash)
 
     def _path(self, namespace: bytes, block_hash: bytes) -> Path:
         return self.folder / namespace.hex() / block_hash.hex()

@@ -52,11 +52,17 @@ def read_header(header: Buffer) -> tuple[BlockId, int] | None:
     return BlockId(key, namespace, block_hash, b"" if parent == bytes(HASH_LEN) else parent), num_bytes
 
 
-def is_whole(header: Buffer, payload: Buffer) -> bool:
-    """Whether these bytes are the ones that the header was made for, and it is unchanged."""
+def is_block(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+    """Whether these bytes are that block's, whole and unchanged."""
     found = read_header(header)
     if found is None or found[1] != len(payload):
         return False
+    block = found[0]
+    return (block.key, block.namespace, block.block_hash) == (key, namespace, block_hash) and is_whole(header, payload)
+
+
+def is_whole(header: Buffer, payload: Buffer) -> bool:
+    """Whether these bytes are the ones that the header was made for, and it is unchanged."""
     return bytes(header[_FIELDS.size :]) == _checksum(header[: _FIELDS.size], payload)
 
 

@@ -139,7 +139,7 @@ class LyingSource(ScriptedSource):
             # What is on its way is not yet what it will be.
             self._kv_blocks[list(ticket.blocks)] = GARBAGE
         due = [ticket for ticket, polls_left in self._polls_left.items() if polls_left < 0]
-        self._rng.shuffle(due)  # type: ignore[arg-type]  # a list will do
+        self._rng.shuffle(due)
         for ticket in due:
             del self._polls_left[ticket]
             self._end_by_lot(ticket)

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from headwater.engine_core.kv import block_record
+from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.block_record import Buffer, read_header
+from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
+from headwater.engine_core.scheduling.forks import Forks
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from tests.simulation.tier_faults import run_seed
+
+MOST_SEEDS = 600
+"""Within which a planted fault has to show."""
+
+
+@pytest.fixture(autouse=True)
+def _silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Disks are given up all the time."""
+    caplog.set_level(logging.CRITICAL)
+
+
+def check_seeds(seeds: range) -> Counter[str]:
+    """What the seeds met with, added up."""
+    seen = Counter[str]()
+    for seed in seeds:
+        try:
+            outcome = run_seed(seed)
+        except AssertionError as broken:
+            pytest.fail(f"`python -m tests.simulation.tier_faults --first {seed}` repeats it: {broken}")
+        seen.update(outcome.num_hits)
+        seen["damaged"] += outcome.num_damaged
+        seen["given up"] += outcome.is_disk_off
+        seen["preempted"] += outcome.num_preemptions
+        seen["copied"] += outcome.num_copied_blocks
+    return seen
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(first: int) -> None:
+    seen = check_seeds(range(first, first + 500))
+    assert min(seen[name] for name in ("host", "disk", "elsewhere", "damaged", "given up", "preempted", "copied")) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_nor_in_fifty_thousand_seeds() -> None:
+    check_seeds(range(2000, 52_000))
+
+
+def test_a_seed_takes_the_same_steps_every_time() -> None:
+    assert run_seed(17) == run_seed(17)
+
+
+def leak(patch: pytest.MonkeyPatch) -> None:
+    release = BlockPool.release
+    patch.setattr(BlockPool, "release", lambda pool, blocks: release(pool, blocks[: max(len(blocks) - 1, 1)]))
+
+
+def double_free(patch: pytest.MonkeyPatch) -> None:
+    end = BlockLoads._end
+
+    def twice(loads: BlockLoads, ended: LoadEnd) -> SettledLoad:
+        settled = end(loads, ended)
+        loads._pool.release(ended.ticket.blocks)
+        return settled
+
+    patch.setattr(BlockLoads, "_end", twice)
+
+
+def stale_hash(patch: pytest.MonkeyPatch) -> None:
+    """What a source says that it loaded is taken for what was asked."""
+    patch.setattr(LoadEnd, "num_usable", property(lambda end: len(end.hashes) if end.outcome is Outcome.LOADED else 0))
+
+
+def stale_file(patch: pytest.MonkeyPatch) -> None:
+    """A file of another block is taken for the one of its name."""
+    real = block_record.is_block
+
+    def any_hash(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+        found = read_header(header)
+        return found is not None and real(header, payload, key, found[0].namespace, found[0].block_hash)
+
+    patch.setattr(block_record, "is_block", any_hash)
+
+
+def wrong_generation(patch: pytest.MonkeyPatch) -> None:
+    """A file of other weights or another version is taken for one of these."""
+    real = block_record.is_block
+
+    def any_key(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+        found = read_header(header)
+        return found is not None and real(header, payload, found[0].key, namespace, block_hash)
+
+    patch.setattr(block_record, "is_block", any_key)
+
+
+def torn_copy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(block_record, "is_whole", lambda header, payload: True)
+
+
+def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
+    """Who waited for a load hears nothing of its end."""
+
+    def forget(queue: WaitingQueue, ticket: Ticket) -> Sequence[RequestState]:
+        queue._awaiting.pop(ticket, None)
+        return []
+
+    patch.setattr(WaitingQueue, "load_ended", forget)
+
+
+def lost_wake_up_of_forks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Forks, "begin_step", lambda forks: (forks._fresh.clear(), forks._whole.clear()))
+
+
+def early_copy(patch: pytest.MonkeyPatch) -> None:
+    """A block is copied in the step that fills it."""
+    note = Forks.note_whole
+
+    def at_once(forks: Forks, request: RequestState) -> None:
+        note(forks, request)
+        forks._fresh.clear()
+        forks._whole.clear()
+        forks._waiting.leader_advanced(request, 1 << 30)
+
+    patch.setattr(Forks, "note_whole", at_once)
+
+
+def copy_without_hold(patch: pytest.MonkeyPatch) -> None:
+    """A block that a step in flight copies is free for others at once."""
+    take = Forks.take
+
+    def unheld(forks: Forks, *args: object) -> object:
+        partial = take(forks, *args)  # type: ignore[arg-type]  # as it was called
+        if partial.num_tokens:
+            forks._pool.release([forks._copied[-1][1]])
+        return partial
+
+    patch.setattr(Forks, "take", unheld)
+
+
+PLANTED = [
+    leak,
+    double_free,
+    stale_hash,
+    stale_file,
+    wrong_generation,
+    torn_copy,
+    lost_wake_up,
+    lost_wake_up_of_forks,
+    early_copy,
+    copy_without_hold,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_planted_fault_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(map(breaks, range(MOST_SEEDS)))
+
+
+def breaks(seed: int) -> bool:
+    try:
+        run_seed(seed)
+    except AssertionError:
+        return True
+    return False

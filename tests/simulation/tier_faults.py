@@ -1,0 +1,267 @@
+"""Seeded faults at every seam of an engine's tiers: copies that are late, lost, torn, stale or doubled, a disk that is
+full or breaks, a source that lies. Every answer is what it is alone, no block is lost, and nobody waits for ever.
+
+`python -m tests.simulation.tier_faults --seeds 10000`; one seed takes the same steps every time: `… --first 17`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Annotated
+from unittest.mock import patch
+
+import typer
+
+from headwater.bench.program import run_program
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel, UInt64Array, expected_tokens
+from headwater.engine_core.kv import disk_blocks
+from headwater.engine_core.kv.disk_blocks import DiskBlocks
+from headwater.engine_core.kv.lanes import Job
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import StepOutput
+from tests.engine_core.lying_source import LyingSource
+from tests.simulation.files_twin import FilesTwin
+
+BLOCK_SIZE, MAX_MODEL_LEN = 16, 96
+MODEL = SimulatedModel(vocab_size=50, first_token_id=3)
+LEADS = [[(start + 7 * i) % 50 for i in range(80)] for start in range(2)]
+NAMESPACES = (b"a" * 16, b"b" * 16)
+MOST_STEPS = 400
+"""A seed takes some 25."""
+
+
+class FaultyLane:
+    """Runs waiting jobs some time: in order, or in any."""
+
+    def __init__(self, rng: random.Random, *, in_order: bool) -> None:
+        self._rng, self._in_order = rng, in_order
+        self._jobs: list[Job] = []
+
+    def submit(self, job: Job) -> None:
+        self._jobs.append(job)
+
+    def run(self, most: int) -> None:
+        for _ in range(min(most, len(self._jobs))):
+            self._jobs.pop(0 if self._in_order else self._rng.randrange(len(self._jobs)))()
+
+
+@dataclass(slots=True)
+class Answer:
+    new: NewRequest
+    tokens: list[int] = field(default_factory=list)
+    is_cancelled: bool = False
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a seed saw."""
+
+    num_steps: int = 0
+    num_hits: Counter[str] = field(default_factory=Counter)
+    num_preemptions: int = 0
+    num_copied_blocks: int = 0
+    num_faults: int = 0
+    num_damaged: int = 0
+    is_disk_off: bool = False
+
+
+@lru_cache(maxsize=4096)
+def _expected(lead: int, length: int, seed: int, choice_index: int, max_tokens: int) -> list[int]:
+    sampling = SamplingParams(seed=seed, max_tokens=max_tokens)
+    return expected_tokens(
+        MODEL, LEADS[lead][:length], sampling, choice_index=choice_index, max_model_len=MAX_MODEL_LEN
+    )
+
+
+class Run:
+    """One seed: an engine with all tiers, its requests, and what befalls them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.config = EngineConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3]),
+            num_host_blocks=rng.choice([0, 0, 0, 12]),
+            num_staged_blocks=rng.choice([2, 5, 12]),
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=rng.choice([1, 3, 6]),
+            spare_rows=rng.choice([0, 2]),
+            max_num_batched_tokens=rng.choice([20, 60, 200]),
+            async_depth=rng.randint(1, 4),
+        )
+        timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
+        self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
+        self.files = FilesTwin(rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6]))
+        self.num_steps = 0
+        self.peer = self._peer(self.executor._kv.reshape(-1, BLOCK_SIZE)) if rng.random() < 0.5 else None
+        self.writes, self.reads = FaultyLane(rng, in_order=True), FaultyLane(rng, in_order=False)
+        with patch.object(disk_blocks, "ThreadLane", side_effect=[self.writes, self.reads]):
+            self.engine = Engine(
+                self.config,
+                self.executor,
+                clock=lambda: float(self.num_steps),
+                disk_files=self.files,
+                sources=() if self.peer is None else (self.peer,),
+            )
+        self.answers: dict[int, Answer] = {}
+        self.told = set[bytes]()
+        self.hits = Counter[str]()
+
+    def _peer(self, kv_blocks: UInt64Array) -> LyingSource:
+        most_polls = self.rng.choice([0, 3, 40])
+        return LyingSource(kv_blocks, self.rng.randrange(1000), most_polls=most_polls, is_local=False)
+
+    @property
+    def disk(self) -> DiskBlocks:
+        assert self.engine._tiers.disk is not None
+        return self.engine._tiers.disk
+
+    def run(self) -> Outcome:
+        for _ in range(3):
+            self._add_some()
+            for _ in range(self.rng.choice([0, 4, 9])):
+                if self._has_work:
+                    self._step()
+            self._harm()
+        while self._has_work:
+            assert self.num_steps < MOST_STEPS, f"nobody goes on: {self._waiting()}"
+            self._step()
+        self._check_end()
+        load = self.engine.load()
+        return Outcome(
+            num_steps=self.num_steps,
+            num_hits=self.hits,
+            num_preemptions=load.num_preemptions,
+            num_copied_blocks=load.num_copied_blocks,
+            num_faults=self.files.num_faults,
+            num_damaged=self.disk.use.num_damaged,
+            is_disk_off=bool(self.disk.use.failure),
+        )
+
+    @property
+    def _has_work(self) -> bool:
+        return self.engine.has_work() or self.engine.has_background_work
+
+    def _add_some(self) -> None:
+        for _ in range(self.rng.randint(1, 2)):
+            lead, length = self.rng.randrange(len(LEADS)), self.rng.choice([9, 50, 64, 79])
+            sampling = SamplingParams(seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 1, 2, 9]))
+            count = self.rng.choice([1, 1, 1, 3])
+            for choice_index in range(count):
+                key = len(self.answers)
+                new = NewRequest(
+                    key=key,
+                    prompt_ids=LEADS[lead][:length],
+                    output_ids=[],
+                    sampling=sampling,
+                    choice_index=choice_index,
+                    namespace=NAMESPACES[self.rng.random() < 0.2] if count == 1 else NAMESPACES[0],
+                    tenant="t",
+                    forks=count > 1,
+                )
+                self.answers[key] = Answer(new)
+                self.engine.add(new)
+
+    def _harm(self) -> None:
+        for _ in range(self.rng.choice([0, 2])):
+            self.files.spoil()
+        if self.rng.random() < 0.2:
+            key = self.rng.randrange(len(self.answers))
+            self.answers[key].is_cancelled |= not self.answers[key].has_ended
+            self.engine.cancel(key)
+        chance = self.rng.random()
+        self.files.is_full |= chance < 0.05
+        self.files.is_broken |= 0.05 < chance < 0.1
+
+    def _step(self) -> None:
+        self.num_steps += 1
+        # Late at first, but every job has its turn.
+        self.writes.run(self.rng.choice([0, 30, 30]))
+        self.reads.run(self.rng.choice([0, 1, 30]))
+        if (output := self.engine.step()) is not None:
+            self._hear(output)
+        if self.num_steps % 5 == 0:
+            self._check_blocks()
+
+    def _hear(self, output: StepOutput) -> None:
+        tokens = iter(output.token_ids)
+        for key, first, count in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+            answer = self.answers[key]
+            assert first == len(answer.tokens), "a token twice, or none"
+            answer.tokens += [next(tokens) for _ in range(count)]
+        for started in output.starts:
+            self.hits.update(started.cached_by_tier)
+        for finished in output.finishes:
+            assert not self.answers[finished.key].has_ended, "two ends"
+            self.answers[finished.key].has_ended = True
+        if (events := output.cache_events) is not None:
+            assert self.told >= set(events.removed), "told lost, and was not told stored"
+            self.told -= set(events.removed)
+            for chain in events.stored:
+                assert self.told.isdisjoint(chain.hashes), "told stored twice"
+                self.told.update(chain.hashes)
+
+    def _check_blocks(self) -> None:
+        """Blocks are held by rows, by loads and by copies in flight, and by nobody else; slots by the disk's saves and
+        loads."""
+        scheduler = self.engine._scheduler
+        held = Counter(scheduler.forks.held_blocks)
+        for row, request in enumerate(scheduler.table.requests):
+            if request is not None:
+                held.update(scheduler.table.blocks_of(row))
+        for load in scheduler.loads._open.values():
+            held.update(load.held + load.blocks)
+        counts = scheduler.pool.ref_counts
+        assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
+        assert len(set(self.disk._free_slots)) == len(self.disk._free_slots), "a slot is free twice"
+
+    def _check_end(self) -> None:
+        self._check_blocks()
+        for key, answer in self.answers.items():
+            new = answer.new
+            lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
+            seed, most = new.sampling.seed, new.sampling.max_tokens
+            known = _expected(lead, len(new.prompt_ids), seed, new.choice_index, most)
+            assert answer.has_ended, f"request {key} has no end"
+            assert answer.tokens == (known[: len(answer.tokens)] if answer.is_cancelled else known), f"request {key}"
+        load = self.engine.load()
+        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), "blocks are left"
+        assert len(self.disk._free_slots) == self.config.num_staged_blocks, "slots are left"
+        assert set(self.engine.cached_block_hashes()) == self.told, "the index was told something else"
+
+    def _waiting(self) -> list[int]:
+        return [key for key, answer in self.answers.items() if not answer.has_ended]
+
+
+def run_seed(seed: int) -> Outcome:
+    """Raises `AssertionError`."""
+    return Run(seed).run()
+
+
+def main(
+    seeds: Annotated[int, typer.Option(help="how many")] = 2000,
+    first: Annotated[int, typer.Option(help="the first of them")] = 0,
+) -> None:
+    """Run seeds one after another; the first that breaks ends it."""
+    logging.disable(logging.ERROR)
+    began = time.process_time()
+    for seed in range(first, first + seeds):
+        try:
+            run_seed(seed)
+        except AssertionError as broken:
+            raise SystemExit(f"seed {seed}: {broken}") from broken
+    print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core")
+
+
+if __name__ == "__main__":
+    run_program(main)
