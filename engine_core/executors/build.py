@@ -158,9 +158,9 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
             raise ConfigError(name, size, f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
     for name, size in sizes.items():
-        for drafter in ("draft_model", "draft_heads"):
-            if size > 1 and (folder := getattr(options, drafter)) is not None:
-                raise ConfigError(drafter, str(folder), f"none with {name} {size}")
+        for other in ("draft_model", "draft_heads", "kv_disk_dir"):
+            if size > 1 and (folder := getattr(options, other)) is not None:
+                raise ConfigError(other, str(folder), f"none with {name} {size}")
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:

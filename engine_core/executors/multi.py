@@ -40,6 +40,7 @@ class MultiExecutor:
 
     swapper = None
     """No rank has blocks in host memory."""
+    copies_blocks = True
 
     def __init__(self, ranks: Ranks, hello: Hello) -> None:
         self.ranks, self._speaker = ranks, ranks.layout.speaker

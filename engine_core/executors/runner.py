@@ -99,8 +99,7 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         plan, guesser = at_known_positions(plan, self._num_known), self._guesser
-        self._update_table(plan)
-        self._copy_blocks(plan.copied_blocks)
+        self._prepare_rows(plan)
         if guesser is not None:
             plan = with_at_most(plan, guesser.most)
             self._guess(plan, guesser)
@@ -208,6 +207,11 @@ class Runner:
             count, ends = plan.num_drafts, plan.starts + plan.counts
             rows, at = np.repeat(plan.rows, count), np.repeat(ends - count, count) + places(count)
             self._token_ids[_index(rows), _index(at)] = torch.from_numpy(plan.draft_ids)
+
+    def _prepare_rows(self, plan: StepPlan) -> None:
+        """Does what a plan wants done before anything is computed."""
+        self._update_table(plan)
+        self._copy_blocks(plan.copied_blocks)
 
     def _copy_blocks(self, pairs: Int32Array) -> None:
         for cache in self.kv_caches if len(pairs) else ():

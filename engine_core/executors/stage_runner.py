@@ -83,7 +83,7 @@ class StageRunner(Runner):
     def run(self, plan: StepPlan) -> StepResult:
         self._settle(plan)
         plan = at_known_positions(plan, self._num_known)
-        self._update_table(plan)
+        self._prepare_rows(plan)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
         send_stream(self._writer, self._decoder.forward(batch, self._kv_cache))
         if plan.samples.any():

@@ -30,6 +30,7 @@ STEP_COLUMNS: dict[str, type] = {
     "num_drafts": np.int32,
     "draft_ids": np.int32,
     "follows": np.bool_,
+    "copied_blocks": np.int32,
 }
 LISTS = ("released", "prompt_logprob_rows", "pooled_rows")
 STEP_TYPES = (*STEP_COLUMNS.values(), *(np.int32 for _ in LISTS), np.int32, np.uint8)
@@ -70,6 +71,7 @@ def decode_step(message: bytes) -> StepPlan:
     (_, step, shares), arrays = unpack(message, STEP_TYPES)
     count = len(STEP_COLUMNS)
     columns: dict[str, Any] = dict(zip(STEP_COLUMNS, arrays[:count], strict=True))
+    columns["copied_blocks"] = columns["copied_blocks"].reshape(-1, 2)
     for name, values in zip(LISTS, arrays[count : count + len(LISTS)], strict=True):
         assert values is not None
         columns[name] = values.tolist()

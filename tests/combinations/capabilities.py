@@ -95,7 +95,11 @@ DISK = Capability(
     settings=frozenset({"kv_disk_memory"}),
     is_slow_on_cpu=True,
     took_place=lambda answer: 0 < answer.num_from_disk <= answer.num_cached_tokens,
-    beside={"host memory": Aside(because="what lies in both comes from memory")},
+    beside={
+        "host memory": Aside(because="what lies in both comes from memory"),
+        "tensor parallel": Refused(field="kv_disk_dir", says="allowed: none with tensor_parallel_size 2"),
+        "pipeline parallel": Refused(field="kv_disk_dir", says="allowed: none with pipeline_parallel_size 2"),
+    },
 )
 FP8_KV = Capability(
     name="fp8 KV",

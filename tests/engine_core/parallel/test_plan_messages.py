@@ -71,6 +71,7 @@ def test_a_step_arrives_as_it_was_sent() -> None:
         step(shares=False, row_steps=ints(1, 2, 3), released=[7, 8], prompt_logprob_rows=[1], pooled_rows=[2]),
         step(num_drafts=ints(0, 2, 1), draft_ids=ints(5, 6, 7), follows=np.array([False, True, False])),
         step(num_drafts=ints(0, 0, 0), draft_ids=ints(), block_rows=ints(4, 4), block_indices=ints(0, 1)),
+        step(copied_blocks=ints(5, 6, 7, 8).reshape(2, 2)),
     ]
     for plan in plans:
         message = encode_step(plan)
