@@ -73,3 +73,11 @@ class W8A8Linear(Int8Linear):
     values: ClassVar = W8A8
     rounds_tokens: ClassVar = True
     suffixes = (W8A8, SCALES, ZEROS)
+
+    @classmethod
+    def cut_inputs(
+        cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
+    ) -> dict[str, torch.Tensor]:
+        """Refused: a token's scale is that of all its inputs, and a rank has a part of them."""
+        allowed = "1 with weights whose tokens are rounded to 8 bits"
+        raise ConfigError("tensor_parallel_size", num_inputs // len(inputs), allowed)
