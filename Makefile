@@ -17,7 +17,7 @@ SOURCES := gateway services engine_core kernels bench
 PROTOS := $(wildcard proto/*.proto)
 LOCKS := $(wildcard deploy/locks/*.txt)
 
-.PHONY: help up test test-long check proto docs lock bench fmt clean types
+.PHONY: help up test test-long check proto docs lock sbom bench fmt clean types
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s $$'\t'
@@ -46,6 +46,9 @@ docs: $(DEV_VENV)/.docs ## build the documentation as a site, in site/; a link t
 
 lock: ## resolve deploy/locks after a change of pyproject.toml (UPGRADE=1: to the newest releases)
 	deploy/make_locks.sh $(PYTHON) $(if $(UPGRADE),--upgrade)
+
+sbom: $(DEV_VENV)/.dev ## bills of materials of the images (CycloneDX), into build/sbom
+	deploy/sbom.sh $(DEV_BIN)/python build/sbom
 
 bench: $(DEV_VENV)/.dev ## measure what docs/benchmarks.md records for this machine
 	$(DEV_BIN)/headwater bench --help

@@ -53,7 +53,12 @@ TWO_MODELS = [
 ]
 VALUE_SETS: dict[str, dict[str, Any]] = {
     "as it comes": {},
-    "two models": {"engines": TWO_MODELS, "models": {"huggingFaceSecret": "hub"}, "kernelCache": {"shared": False}},
+    "two models": {
+        "engines": TWO_MODELS,
+        "images": {"registry": "registry.example"},
+        "models": {"huggingFaceSecret": "hub"},
+        "kernelCache": {"shared": False},
+    },
     "servers and secrets of others": {
         "nats": {"url": "tls://nats.example:4222"},
         "valkey": {"url": "rediss://redis.example:6379"},
@@ -305,6 +310,20 @@ def test_values_that_cannot_be_are_refused_by_name() -> None:
     for words, (_, said) in zip(refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True):
         assert isinstance(words, str)
         assert said in words
+
+
+def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]) -> None:
+    images = {
+        stage_name: pod["containers"][0]["image"]
+        for workload, pod in pods(installs["two models"])
+        if (stage_name := workload["metadata"]["name"]).startswith(("hw-engine", "hw-gateway", "hw-nats"))
+    }
+    assert images == {
+        "hw-gateway": "registry.example/headwater-front:0.1.0",
+        "hw-engine-small": "registry.example/headwater-engine-cpu:0.1.0",
+        "hw-engine-large": "registry.example/headwater-engine:0.1.0-cuda",
+        "hw-nats": "nats:2",
+    }
 
 
 def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:

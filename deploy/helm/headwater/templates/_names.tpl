@@ -18,7 +18,9 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 
 {{- /* (dict "root" $ "image" MAP) */ -}}
 {{- define "headwater.image" -}}
-image: {{ printf "%s:%s" .image.repository (.image.tag | default .root.Chart.AppVersion | toString) | quote }}
+{{- $registry := .root.Values.images.registry -}}
+{{- $prefix := and $registry (hasPrefix "headwater-" .image.repository) | empty | ternary "" (printf "%s/" $registry) -}}
+image: {{ printf "%s%s:%s" $prefix .image.repository (.image.tag | default .root.Chart.AppVersion | toString) | quote }}
 imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- end -}}
 
