@@ -28,12 +28,6 @@ class Refused(Exception):
     """Helm's own words."""
 
 
-def rendered(values: Values | None = None) -> list[Object]:
-    """Everything that a first install makes. Raises `Refused`."""
-    ((objects,),) = applied([[values or {}]])
-    return objects
-
-
 def applied(releases: list[list[Values]]) -> list[list[list[Object]]]:
     """What is there after each step of each release. Raises `Refused`."""
     told = refusals(releases)

@@ -19,7 +19,7 @@ from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import read_settings
 from headwater.services.stack.roles import NATS_RIGHTS, VALKEY_RIGHTS
-from tests.deploy.chart import CHART, applied, of_kind, refusals, rendered
+from tests.deploy.chart import CHART, applied, of_kind, refusals
 from tests.deploy.kube_api import Object
 
 pytest.importorskip("helm_sdkpy", reason="Helm's library is built for Linux on x86-64")
@@ -327,8 +327,12 @@ def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]
 
 
 def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
-    engine = {"name": "e", "model": "m", "minReplicas": 1, "maxReplicas": 1}
-    split = rendered({"engines": [engine | {"role": "prefill", "tensorParallelSize": 2}]})
-    (container,) = [container for stage, container, _ in stages(split) if stage == "engine"]
-    assert {"--role=prefill", "--tensor-parallel-size=2"} <= set(container["args"])
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    engine = {"name": "e", "model": "m", "device": "cuda", "tensorParallelSize": 2, "pipelineParallelSize": 2}
+    divided, prefilling = applied([[{"engines": [engine]}], [{"engines": [engine | {"role": "prefill", "gpus": 8}]}]])
+    (container,) = [container for stage, container, _ in stages(divided[0]) if stage == "engine"]
+    settings = read_settings(EngineSettings, container["args"], {})
+    assert (settings.tensor_parallel_size, settings.pipeline_parallel_size) == (2, 2)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
+    (container,) = [container for stage, container, _ in stages(prefilling[0]) if stage == "engine"]
+    assert "--role=prefill" in container["args"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
