@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.stack.line_file import LineRecord, StageRecord
+from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 
 from . import datasets, dummy_model
 from .latency_report import Objective, summarize
@@ -72,7 +72,7 @@ def main(
     raise typer.Exit(1 if any(row["failed"] for row in rows) else 0)
 
 
-def measure(cluster: LineRecord, load: ClusterLoad, workers: int) -> dict[str, Any]:
+def measure(cluster: ClusterRecord, load: ClusterLoad, workers: int) -> dict[str, Any]:
     """Measures a load after a warm-up of as many requests as run at once, up to some hundred."""
     shape = datasets.Shape(
         prompt_len=load.prompt_len, output_len=load.output_len, vocab_size=load.vocab_size, model=cluster.model
@@ -94,7 +94,7 @@ def measure(cluster: LineRecord, load: ClusterLoad, workers: int) -> dict[str, A
     return report
 
 
-def _cpu_seconds(cluster: LineRecord) -> dict[str, float]:
+def _cpu_seconds(cluster: ClusterRecord) -> dict[str, float]:
     """CPU seconds of every process of the cluster; an engine's core and its server count separately."""
     seconds = {}
     for stage in cluster.stages:

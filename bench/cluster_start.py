@@ -21,7 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.stack.line_file import LineRecord, StageRecord
+from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 
 from .own_cluster import own_cluster
 from .program import run_program
@@ -71,7 +71,7 @@ def measure(*flags: str) -> Start:
     return Start(ready=ready, first_token=first_token, answer=first_token - ready, stages=stages)
 
 
-def _first_piece(record: LineRecord) -> None:
+def _first_piece(record: ClusterRecord) -> None:
     body = {"model": record.model, "messages": [{"role": "user", "content": "What is a headwater?"}], "stream": True}
     with httpx.stream("POST", f"{record.rest}/v1/chat/completions", json=body, timeout=60) as reply:
         for line in reply.iter_lines():

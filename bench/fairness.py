@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 
 from .own_cluster import own_cluster
 from .program import run_program
@@ -67,7 +67,7 @@ class Shape:
 class Load:
     """Sends requests to a cluster in tenants' names."""
 
-    def __init__(self, cluster: LineRecord, client: httpx.AsyncClient, shape: Shape) -> None:
+    def __init__(self, cluster: ClusterRecord, client: httpx.AsyncClient, shape: Shape) -> None:
         self._cluster, self._client, self._shape = cluster, client, shape
         self.seen = Seen()
         self.since = 0.0
@@ -125,7 +125,7 @@ class Load:
                 group.create_task(self.send(tenant))
 
 
-async def run(cluster: LineRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:
+async def run(cluster: ClusterRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:
     """Runs `workers` of each normal tenant in closed loops, or, with a `rate`, at that rate; `abuse` workers of the
     abuser."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from headwater.services.stack.line_file import read_line
+from headwater.services.stack.cluster_record import read_cluster
 from headwater.services.stack.settings import default_state_dir
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -32,7 +32,7 @@ def find_server(base_url: str | None, model: str | None, api_key: str = "") -> t
 
 
 def _local_url() -> str:
-    line = read_line(Path(os.environ.get("HEADWATER_STATE_DIR") or default_state_dir()))
+    line = read_cluster(Path(os.environ.get("HEADWATER_STATE_DIR") or default_state_dir()))
     return line.rest if line is not None else DEFAULT_URL
 
 

@@ -16,7 +16,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 
 from .own_cluster import own_cluster
 from .program import run_program
@@ -25,7 +25,7 @@ from .sse_client import SseConnection
 RESAMPLES = 2000
 
 
-async def run(cluster: LineRecord, rounds: int, prompt_len: int) -> dict[str, list[float]]:
+async def run(cluster: ClusterRecord, rounds: int, prompt_len: int) -> dict[str, list[float]]:
     """Seconds to the first token by kind of prompt."""
     dice, connection = random.Random(0), await SseConnection.open(cluster.rest)
     found: dict[str, list[float]] = {"cold": [], "another's": [], "own": []}

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headwater.services.stack.line_file import LineRecord, read_line
+from headwater.services.stack.cluster_record import ClusterRecord, read_cluster
 
 LIMIT_SECONDS = 180.0
 _PREPARED = re.compile(r"^headwater_engine_prepared\{.*\} 1(\.0)?$", re.MULTILINE)
@@ -24,7 +24,7 @@ class StartFailed(Exception):
 
 
 @contextlib.contextmanager
-def own_cluster(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
+def own_cluster(flags: Sequence[str]) -> Iterator[tuple[ClusterRecord, Path]]:
     """Runs `headwater up` with these flags and its state folder for the length of a scope. Raises `StartFailed`."""
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as name:
         folder = Path(name)
@@ -38,7 +38,7 @@ def own_cluster(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
             cluster.wait()
 
 
-def wait_until_prepared(cluster: LineRecord, seconds: float) -> bool:
+def wait_until_prepared(cluster: ClusterRecord, seconds: float) -> bool:
     """Waits at most `seconds` until every engine has prepared the kernels of its steps; returns whether all have."""
     engines = [stage.addresses["metrics"] for stage in cluster.stages if stage.name.startswith("engine")]
     end = time.monotonic() + seconds
@@ -54,9 +54,9 @@ def _is_prepared(address: str) -> bool:
         return bool(_PREPARED.search(response.read().decode()))
 
 
-def _wait_for(folder: Path, cluster: subprocess.Popen[bytes]) -> LineRecord:
+def _wait_for(folder: Path, cluster: subprocess.Popen[bytes]) -> ClusterRecord:
     end = time.monotonic() + LIMIT_SECONDS
-    while (record := read_line(folder)) is None:
+    while (record := read_cluster(folder)) is None:
         if cluster.poll() is not None or time.monotonic() > end:
             raise StartFailed((folder / "up.log").read_text().strip())
         time.sleep(0.01)

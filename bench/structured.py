@@ -22,8 +22,8 @@ from rich.table import Table
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.events_pb2 import Incarnation
-from headwater.services.engine.core_link import CoreLink
-from headwater.services.engine.door import Door
+from headwater.services.engine.core_client import CoreClient
+from headwater.services.engine.engine_server import EngineServer
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.kv_events import KvEventLog
 from headwater.services.engine.settings import EngineSettings
@@ -69,8 +69,8 @@ class Measurement:
 class Client:
     """One session, in this process."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, server: EngineServer) -> None:
+        self._server = server
         self._next_id = 0
         self.num_accepted_tokens = 0
         """Number of accepted draft tokens of all answers."""
@@ -78,7 +78,7 @@ class Client:
     async def answer(self, adds: list[pb.Add]) -> tuple[float, dict[int, list[int]]]:
         """Seconds until all answers have ended, and the tokens of each."""
         tokens: dict[int, list[int]] = {}
-        with self._door.session() as session:
+        with self._server.session() as session:
             start = time.perf_counter()
             for add in adds:
                 self._next_id += 1
@@ -141,13 +141,13 @@ async def measure(
             for i in range(num_requests)
         ]
 
-    async with CoreLink.running(settings) as core:
+    async with CoreClient.running(settings) as core:
         compiler = GrammarCompiler(settings.model_folder)
-        door = Door(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler)
-        door.open(lambda batch: None)
-        client, answers, num_accepted = Client(door), list[list[int]](), 0
+        server = EngineServer(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler)
+        server.open(lambda batch: None)
+        client, answers, num_accepted = Client(server), list[list[int]](), 0
         speeds: dict[bool, list[float]] = {False: [], True: []}
-        async with owned_task(door.grammars.run(core.take_mask_reports())):
+        async with owned_task(server.grammars.run(core.take_mask_reports())):
             for number in range(rounds + 1):
                 for masked in (False, True):
                     before = client.num_accepted_tokens

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 from headwater.services.stack.profile import EngineProfile, Profile
 
 from . import arrivals, datasets
@@ -135,7 +135,7 @@ def _drawn(grid: list[Profile], count: int, rng: np.random.Generator) -> list[Pr
 
 
 @contextlib.contextmanager
-def _tuned_line(candidate: Profile, model: str, executor: str) -> Iterator[LineRecord]:
+def _tuned_line(candidate: Profile, model: str, executor: str) -> Iterator[ClusterRecord]:
     """A cluster with the candidate's settings, passed as a user would pass them."""
     with tempfile.TemporaryDirectory(prefix="headwater-profile-") as folder:
         path = Path(folder) / "profile.json"

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import typer
 
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 
 from .output_path import cpu_seconds
 from .own_cluster import own_cluster
@@ -40,7 +40,7 @@ LOOK_SECONDS = 3.0
 _TOKENS = re.compile(r"^headwater_generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 
 
-async def first_tokens(cluster: LineRecord, count: int) -> list[float]:
+async def first_tokens(cluster: ClusterRecord, count: int) -> list[float]:
     """Seconds to the first token of short chats, one after another."""
     connection = await SseConnection.open(cluster.rest)
     body = {"model": cluster.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
@@ -54,7 +54,7 @@ async def first_tokens(cluster: LineRecord, count: int) -> list[float]:
     return found
 
 
-def open_stream(cluster: LineRecord, max_tokens: int, buffer: int | None) -> socket.socket:
+def open_stream(cluster: ClusterRecord, max_tokens: int, buffer: int | None) -> socket.socket:
     """An open stream of which nothing is read yet; `buffer` bounds the bytes that the system takes of it."""
     url = urlsplit(cluster.rest)
     asked = {"model": cluster.model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
@@ -69,7 +69,7 @@ def open_stream(cluster: LineRecord, max_tokens: int, buffer: int | None) -> soc
 
 
 @contextlib.contextmanager
-def unread_streams(cluster: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
+def unread_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Iterator[None]:
     """Opens streams whose clients read nothing, for the length of a scope."""
     with contextlib.ExitStack() as scope:
         for _ in range(count):
@@ -78,7 +78,7 @@ def unread_streams(cluster: LineRecord, count: int, max_tokens: int) -> Iterator
 
 
 @contextlib.contextmanager
-def read_streams(cluster: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
+def read_streams(cluster: ClusterRecord, count: int, max_tokens: int) -> Iterator[None]:
     """Opens streams that a process of their own reads as fast as they come, for the length of a scope; they run when it
     begins."""
     before = num_tokens(cluster)
@@ -93,7 +93,7 @@ def read_streams(cluster: LineRecord, count: int, max_tokens: int) -> Iterator[N
         reader.join()
 
 
-def _read_all(cluster: LineRecord, count: int, max_tokens: int) -> None:
+def _read_all(cluster: ClusterRecord, count: int, max_tokens: int) -> None:
     ready = selectors.DefaultSelector()
     for _ in range(count):
         ready.register(open_stream(cluster, max_tokens, None), selectors.EVENT_READ)
@@ -103,14 +103,14 @@ def _read_all(cluster: LineRecord, count: int, max_tokens: int) -> None:
             key.fileobj.recv(1 << 18)
 
 
-def num_tokens(cluster: LineRecord) -> float:
+def num_tokens(cluster: ClusterRecord) -> float:
     """Number of tokens that the engine has computed."""
     [address] = [stage.addresses["metrics"] for stage in cluster.stages if stage.name.startswith("engine")]
     with urllib.request.urlopen(f"http://{address}/metrics") as response:
         return sum(map(float, _TOKENS.findall(response.read().decode())))
 
 
-def wait_for_standstill(cluster: LineRecord) -> None:
+def wait_for_standstill(cluster: ClusterRecord) -> None:
     """Waits until streams without a reader stand still. Raises `BadParameter` where they go on."""
     before, end = -1.0, time.monotonic() + STANDSTILL_SECONDS
     while (now := num_tokens(cluster)) != before:
@@ -120,7 +120,7 @@ def wait_for_standstill(cluster: LineRecord) -> None:
         time.sleep(LOOK_SECONDS)
 
 
-def cpu_shares(cluster: LineRecord, seconds: float) -> dict[str, float]:
+def cpu_shares(cluster: ClusterRecord, seconds: float) -> dict[str, float]:
     """The share of a core that each stage uses; an engine's core process is a stage of its own."""
     pids = {stage.name: stage.pid for stage in cluster.stages}
     for stage in cluster.stages:

@@ -34,10 +34,10 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
-    """One choice to compute, as it enters the engine. Crosses from door to core, so it holds plain data only."""
+    """One choice to compute, as it enters the engine. Crosses from server to core, so it holds plain data only."""
 
     key: int
-    """Names the choice between door and core; never reused within a core's life."""
+    """Names the choice between server and core; never reused within a core's life."""
     prompt_ids: list[int]
     output_ids: list[int]
     """Resume: what was already answered. The engine goes on after it and emits from index len(output_ids)."""

@@ -1,4 +1,4 @@
-"""What the engine says after a step, in columns. Crosses from the core to the door, so it holds plain data only."""
+"""What the engine says after a step, in columns. Crosses from the core to the server, so it holds plain data only."""
 
 from __future__ import annotations
 

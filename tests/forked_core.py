@@ -1,6 +1,6 @@
-"""The core of an engine that tests start, forked from its door: a new interpreter takes seconds to import torch.
+"""The core of an engine that tests start, forked from its server: a new interpreter takes seconds to import torch.
 
-A door that is a `ForkedStage` has inherited the libraries, and has no thread yet when it starts its core. Threads and
+A server that is a `ForkedStage` has inherited the libraries, and has no thread yet when it starts its core. Threads and
 environment that libraries read when they are imported are those of the tests.
 """
 
@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from headwater.services.engine import core_link, core_process
+from headwater.services.engine import core_client, core_process
 
 
 class ForkedCore:
-    """A child of this process, with those methods of `asyncio.subprocess.Process` that the door uses."""
+    """A child of this process, with those methods of `asyncio.subprocess.Process` that the server uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -47,20 +47,20 @@ class ForkedCore:
 async def start_forked_core(
     arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> ForkedCore:
-    """In place of `core_link.start_core`."""
-    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the door's other threads"
+    """In place of `core_client.start_core`."""
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the server's other threads"
     if (pid := os.fork()) == 0:
         _become_core(arguments, environment, descriptors)
     return ForkedCore(pid)
 
 
 def install() -> None:
-    """For the engine whose door this process is about to be."""
-    core_link.start_core = start_forked_core
+    """For the engine whose server this process is about to be."""
+    core_client.start_core = start_forked_core
 
 
 def _become_core(arguments: Sequence[str], environment: Mapping[str, str], descriptors: Sequence[int]) -> None:
-    """Runs the core's program and ends the process. What the door had is kept, but not its open files and its logs."""
+    """Runs the core's program and ends the process. What the server had is kept, but no open files and no logs."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)

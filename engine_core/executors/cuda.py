@@ -24,11 +24,11 @@ from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
 from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
 from .device_table import DeviceTable
-from .draw_inbox import DrawInbox, held_at
-from .flight import Flight
+from .draw_buffers import DrawBuffers, held_at
+from .in_flight_step import InFlightStep
 from .own_rows import OwnRows
 from .spread import spread_drafts, spread_draw
-from .step_inbox import StepInbox
+from .step_buffers import StepBuffers
 from .step_shapes import StepShape, StepShapes
 
 SCORED_AT_ONCE = 256
@@ -66,17 +66,17 @@ class CudaExecutor:
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
         self._shapes = StepShapes(config, platform, looks_at_all=looks_at_all)
-        self._inbox = StepInbox(config, self._shapes.max_tiles, device, num_parts)
-        self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._inbox, self._shapes)
+        self._buffers = StepBuffers(config, self._shapes.max_tiles, device, num_parts)
+        self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._buffers, self._shapes)
         self._decoder, self._graphs = decoder, self._model.graphs
         self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts)
         self._pools = Pools()
         self._num_prompt, self._num_prompt_logprobs = np.zeros((2, num_rows), np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
-        self._flights: deque[Flight] = deque()
-        self._draw_inbox = DrawInbox(config, decoder.config.vocab_size, device)
+        self._in_flight: deque[InFlightStep] = deque()
+        self._draw_inbox = DrawBuffers(config, decoder.config.vocab_size, device)
         self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
-        self._own_rows = OwnRows(config, self._table, self._inbox, num_parts)
+        self._own_rows = OwnRows(config, self._table, self._buffers, num_parts)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
@@ -142,44 +142,44 @@ class CudaExecutor:
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
                 self._num_prompt_logprobs[admitted.row] = admitted.sampling.num_prompt_logprobs or 0
-            flight = self._flight(plan.step, spread.output_indices[spread.samples], plan.row_steps)
+            in_flight = self._in_flight_step(plan.step, spread.output_indices[spread.samples], plan.row_steps)
             if plan.num_drafts is not None and plan.draft_ids is not None:
                 self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
             if own is not None:
-                flight.own = self._own_rows.gains(plan, self._part(plan.step))
+                in_flight.own = self._own_rows.gains(plan, self._part(plan.step))
             elif plan.num_drafts is not None and plan.draft_ids is not None:
-                flight.num_drafts = plan.num_drafts[plan.samples]
+                in_flight.num_drafts = plan.num_drafts[plan.samples]
                 sampled = np.repeat(plan.samples, plan.num_drafts)
-                flight.drafts = drafts_in_place(flight.num_drafts, plan.draft_ids[sampled])
-            self._take(spread, flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1])
+                in_flight.drafts = drafts_in_place(in_flight.num_drafts, plan.draft_ids[sampled])
+            self._take(spread, in_flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1])
             if self._guesser is not None and own is not None:
-                self._guesser.see(shape, self._inbox.steps[:, : own.shape[1]])
-            flight.done.record(self._stream)
+                self._guesser.see(shape, self._buffers.steps[:, : own.shape[1]])
+            in_flight.done.record(self._stream)
             self._graphs.capture_due()
             if self._guesser is not None:
                 self._guesser.capture_due()
-        self._flights.append(flight)
+        self._in_flight.append(in_flight)
         return plan.step
 
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
             spread = spread_draw(plan)
-            flight = self._flight(plan.step, spread.output_indices)
+            in_flight = self._in_flight_step(plan.step, spread.output_indices)
             if plan.num_drafts is not None:
-                flight.num_drafts, flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
+                in_flight.num_drafts, in_flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
             num_draws = self._shapes.num_rows(len(spread.rows))
             self._draw_inbox.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
             needs = self._sampler.needs(plan.rows)
             self._graphs.run_once((num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs))
             if needs.scores:
-                flight.scores = self._sampler.scores(plan.step, spread.rows)
-            flight.done.record(self._stream)
-        self._flights.append(flight)
+                in_flight.scores = self._sampler.scores(plan.step, spread.rows)
+            in_flight.done.record(self._stream)
+        self._in_flight.append(in_flight)
         return plan.step
 
     def _draw_masked(self, num_draws: int, needs: Needs) -> None:
-        """The draw that the inbox holds."""
+        """The draw that the buffers hold."""
         places, first_result = Places(*self._draw_inbox.draws(num_draws)), self._draw_inbox.first_result
         masks, held = self._draw_inbox.masks(num_draws)
         table = self._table
@@ -187,10 +187,14 @@ class CudaExecutor:
         where = places.rows, places.positions, places.output_indices
         store_tokens(*where, tokens, table.token_ids, self._results, first_result)
 
-    def _flight(self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None) -> Flight:
+    def _in_flight_step(
+        self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None
+    ) -> InFlightStep:
         part, num_steps = self._part(step), 1 if row_steps is None else int(row_steps.max())
         steps = (output_indices[:, None] + np.arange(num_steps)) % self._config.decode_steps
-        return Flight(step=step, tokens=self._results[part], steps=steps, row_steps=row_steps, done=self._done[part])
+        return InFlightStep(
+            step=step, tokens=self._results[part], steps=steps, row_steps=row_steps, done=self._done[part]
+        )
 
     def _part(self, step: int) -> int:
         return step % len(self._done)
@@ -199,13 +203,13 @@ class CudaExecutor:
         return self._part(step) * self._results.stride(0)
 
     def retire(self, handle: int) -> StepResult:
-        flight = self._flights.popleft()
-        assert flight.step == handle
-        return flight.result()
+        in_flight = self._in_flight.popleft()
+        assert in_flight.step == handle
+        return in_flight.result()
 
     def is_ready(self, handle: int) -> bool:
-        assert self._flights[0].step == handle
-        return bool(self._flights[0].done.query())  # type: ignore[no-untyped-call]  # torch ships it so
+        assert self._in_flight[0].step == handle
+        return bool(self._in_flight[0].done.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
     def warm_up(self) -> float:
         """What is captured has run."""
@@ -221,14 +225,14 @@ class CudaExecutor:
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
-        self._flights.clear()
+        self._in_flight.clear()
         self._draw_inbox.close()
         if self.swapper is not None:
             self.swapper.close()
 
     def _capture(self, shape: StepShape) -> None:
         num_draws = self._shapes.num_rows(shape.num_decodes or 1)
-        self._inbox.clear(shape, num_draws)
+        self._buffers.clear(shape, num_draws)
         hidden = self._model.prepare(shape)
         if shape.is_decode:
             if self._guesser is not None and not shape.shares:
@@ -255,28 +259,28 @@ class CudaExecutor:
         num_draws = int(plan.samples.sum())
         padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
         first_results = self._first_result(plan.step), self._own_rows.first_gain(self._part(plan.step))
-        sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, first_results, own)
+        sent = self._buffers.send(plan, shape, tiles, padded_draws, changes, first_results, own)
         if changes.size:
             self._table.apply(upload(changes, self._device) if sent is None else sent)
         num_rows = 0 if own is None else own.shape[1]
         if self._guesser is not None:
-            self._guesser.follow(whole, self._inbox.steps[:, :num_rows], self._inbox.words(shape).positions)
+            self._guesser.follow(whole, self._buffers.steps[:, :num_rows], self._buffers.words(shape).positions)
         if own is not None:
             self._graphs.run_once((shape, "drafts", num_rows), partial(self._own_rows.draft, shape, num_rows))
         return shape, self._model.hidden(shape)
 
     def _take(
-        self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor, *, num_own_rows: int
+        self, plan: StepPlan, in_flight: InFlightStep, shape: StepShape, hidden: torch.Tensor, *, num_own_rows: int
     ) -> None:
         """What the plan wants of its hidden states: scores, vectors, rows to hold, tokens."""
         for row in plan.prompt_logprob_rows:
-            self._score_prompt(plan, flight, hidden, row)
+            self._score_prompt(plan, in_flight, hidden, row)
         if plan.pooled_rows:
-            flight.vectors = self._pools.take(plan, hidden)
+            in_flight.vectors = self._pools.take(plan, hidden)
         if plan.holds.any():
             self._hold(plan, shape, hidden)
-        if len(flight.steps):
-            self._sample(plan, flight, shape, hidden, num_own_rows)
+        if len(in_flight.steps):
+            self._sample(plan, in_flight, shape, hidden, num_own_rows)
 
     def _hold(self, plan: StepPlan, shape: StepShape, hidden: torch.Tensor) -> None:
         """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by side."""
@@ -287,19 +291,21 @@ class CudaExecutor:
         self._held.index_copy_(0, to, hidden[at])
 
     def _sample(
-        self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor, num_own_rows: int
+        self, plan: StepPlan, in_flight: InFlightStep, shape: StepShape, hidden: torch.Tensor, num_own_rows: int
     ) -> None:
-        num_draws = len(flight.steps)
+        num_draws = len(in_flight.steps)
         padded_draws = self._shapes.num_rows(num_draws)
         samples_all = shape.is_decode and num_draws == len(plan.rows)
         needs = self._sampler.needs(plan.rows[plan.samples])
         if needs != PLAIN or not samples_all:
-            hidden = torch.index_select(hidden, 0, self._inbox.draws[3, :padded_draws], out=self._chosen[:padded_draws])
+            hidden = torch.index_select(
+                hidden, 0, self._buffers.draws[3, :padded_draws], out=self._chosen[:padded_draws]
+            )
         if needs != PLAIN:
             launch = partial(self._draw_special, padded_draws, needs, num_own_rows)
             self._graphs.run_once((padded_draws, needs, num_own_rows), launch)
             if needs.scores:
-                flight.scores = self._sampler.scores(plan.step, plan.rows[plan.samples])
+                in_flight.scores = self._sampler.scores(plan.step, plan.rows[plan.samples])
         elif num_own_rows:
             key = shape if samples_all else padded_draws, "own", num_own_rows
             self._graphs.run_once(key, partial(self._draw_own, hidden, num_own_rows))
@@ -312,17 +318,17 @@ class CudaExecutor:
             self._graphs.run_once(padded_draws, partial(self._draw, hidden))
 
     def _draw(self, hidden: torch.Tensor) -> None:
-        rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
+        rows, positions, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
         self._store(rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs))
 
     def _draw_own(self, hidden: torch.Tensor, num_rows: int) -> None:
         """Draws what a step samples in which the device drafts, and counts what stands."""
-        rows, _, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
+        rows, _, outputs, _ = self._buffers.draws[:, : len(hidden)].unbind()
         self._own_rows.store(self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results)
 
     def _draw_and_advance(self, shape: StepShape, hidden: torch.Tensor) -> None:
-        """Of a decode step that samples every row: leaves in the inbox the step after it."""
-        words, table, outputs = self._inbox.words(shape), self._table, self._inbox.draws[2, : len(hidden)]
+        """Of a decode step that samples every row: leaves in the buffers the step after it."""
+        words, table, outputs = self._buffers.words(shape), self._table, self._buffers.draws[2, : len(hidden)]
         tokens = self._sampler.draw(hidden, table.params, words.rows, outputs)
         store_tokens_and_advance(
             words.rows,
@@ -331,14 +337,14 @@ class CudaExecutor:
             tokens,
             table.token_ids,
             self._results,
-            self._inbox.first_result,
+            self._buffers.first_result,
             table.params,
             words.seq_lens,
         )
 
     def _draw_special(self, num_draws: int, needs: Needs, num_own_rows: int) -> None:
         """Draws from the hidden states that are chosen, with what the rows need."""
-        places, table = Places(*self._inbox.draws[:3, :num_draws].unbind()), self._table
+        places, table = Places(*self._buffers.draws[:3, :num_draws].unbind()), self._table
         hidden = self._chosen[:num_draws]
         tokens = self._sampler.draw_special(hidden, table.params, table.token_ids, places, needs)
         if num_own_rows:
@@ -350,9 +356,9 @@ class CudaExecutor:
         self._sampler.rehearse(self._table.params, self._table.token_ids)
 
     def _store(self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor) -> None:
-        store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, self._inbox.first_result)
+        store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, self._buffers.first_result)
 
-    def _score_prompt(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor, row: int) -> None:
+    def _score_prompt(self, plan: StepPlan, in_flight: InFlightStep, hidden: torch.Tensor, row: int) -> None:
         i = int(np.flatnonzero(plan.rows == row)[0])
         start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
@@ -363,4 +369,4 @@ class CudaExecutor:
         for at in range(0, count, SCORED_AT_ONCE):
             end = min(at + SCORED_AT_ONCE, count)
             parts.append(score(self._decoder.logits(hidden[first + at : first + end]), next_ids[at:end], num_top))
-        flight.prompt_scores[row] = parts, num_top
+        in_flight.prompt_scores[row] = parts, num_top

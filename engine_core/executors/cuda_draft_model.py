@@ -67,15 +67,15 @@ class CudaDraftModel:
             self._model.try_out(shape)
         for shape in shapes:
             if shape.is_decode:
-                self._steps.inbox.clear(shape, shape.num_tokens)
+                self._steps.buffers.clear(shape, shape.num_tokens)
                 self._passes(shape, 1, PLAIN)
         self._steps.shift(shapes[-1], 1)
-        padding = self._steps.inbox.draws[:2, :1]
+        padding = self._steps.buffers.draws[:2, :1]
         store_guesses(padding[0], padding[1], self._sampler.tokens[:1], self._table.token_ids, self._sampler.vocab_size)
 
     def prepare(self, shape: StepShape) -> None:
         num_draws = shape.num_decodes
-        self._steps.inbox.clear(shape, num_draws)
+        self._steps.buffers.clear(shape, num_draws)
         self._model.prepare(shape)
         self._model.graphs.run_once((num_draws, PLAIN), partial(self._draw_first, num_draws, PLAIN))
         for num_passes in PASSES:
@@ -111,12 +111,12 @@ class CudaDraftModel:
         shape, num_draws = self._steps.send(self._spread(rows, outputs, caught), is_shifted=is_shifted)
         hidden = self._model.hidden(shape)
         if num_draws:
-            torch.index_select(hidden, 0, self._steps.inbox.draws[3, :num_draws], out=self._chosen[:num_draws])
+            torch.index_select(hidden, 0, self._steps.buffers.draws[3, :num_draws], out=self._chosen[:num_draws])
             needs = self._steps.needs(rows[caught.is_guessed])
             self._model.graphs.run_once((num_draws, needs), partial(self._draw_first, num_draws, needs))
 
     def _draw_first(self, num_draws: int, needs: Needs) -> None:
-        rows, positions, outputs, _ = self._steps.inbox.draws[:, :num_draws].unbind()
+        rows, positions, outputs, _ = self._steps.buffers.draws[:, :num_draws].unbind()
         tokens = self._draw(self._chosen[:num_draws], Places(rows, positions, outputs), needs)
         store_guesses(rows, positions, tokens, self._table.token_ids, self._sampler.vocab_size)
 
@@ -134,7 +134,11 @@ class CudaDraftModel:
                 left -= num_passes
 
     def _passes(self, shape: StepShape, num_passes: int, needs: Needs) -> None:
-        words, table, (_, _, outputs, num_left) = self._steps.inbox.words(shape), self._table, self._steps.inbox.draws
+        words, table, (_, _, outputs, num_left) = (
+            self._steps.buffers.words(shape),
+            self._table,
+            self._steps.buffers.draws,
+        )
         n = shape.num_tokens
         for _ in range(num_passes):
             hidden = self._model.forward(shape)

@@ -16,7 +16,7 @@ from ..executor import BoolArray, Int32Array, StepPlan
 from .device_model import Shown
 from .device_sampler import DeviceSampler, Needs
 from .device_table import NO_CHANGES, DeviceTable
-from .step_inbox import StepInbox
+from .step_buffers import StepBuffers
 from .step_shapes import StepShape, StepShapes
 
 SENDS_A_STEP = 2
@@ -52,14 +52,14 @@ class CudaGuesser(Protocol):
 
 
 class GuessingSteps:
-    """Steps of what guesses, in an inbox of their own; rows whose positions the device alone knows are moved there."""
+    """Steps of what guesses, in buffers of their own; rows whose positions the device alone knows are moved there."""
 
     def __init__(
         self, config: EngineConfig, shapes: StepShapes, sampler: DeviceSampler, table: DeviceTable, num_parts: int
     ) -> None:
         """`num_parts`: steps of the served model that may be in flight."""
         device = table.token_ids.device
-        self.shapes, self.inbox = shapes, StepInbox(config, shapes.max_tiles, device, SENDS_A_STEP * num_parts)
+        self.shapes, self.buffers = shapes, StepBuffers(config, shapes.max_tiles, device, SENDS_A_STEP * num_parts)
         self._sampler, self._table = sampler, table
         self._shifts = torch.zeros(config.num_rows, dtype=torch.int32, device=device)
         self._num_sends = 0
@@ -74,14 +74,14 @@ class GuessingSteps:
         num_draws = self.shapes.num_rows(count) if count else 0
         self._num_sends += 1
         step = replace(step, step=self._num_sends)
-        self.inbox.send(step, shape, tiles, num_draws, NO_CHANGES, (0, 0), num_left=num_left)
+        self.buffers.send(step, shape, tiles, num_draws, NO_CHANGES, (0, 0), num_left=num_left)
         if is_shifted:
             self.shift(shape, num_draws)
         return shape, num_draws
 
     def shift(self, shape: StepShape, num_draws: int) -> None:
-        words = self.inbox.words(shape)
-        draws = self.inbox.draws[:, :num_draws]
+        words = self.buffers.words(shape)
+        draws = self.buffers.draws[:, :num_draws]
         shift_words(self._shifts, StepWords(words.rows, words.positions, words.seq_lens, None, draws))
 
     def needs(self, rows: Int32Array) -> Needs:

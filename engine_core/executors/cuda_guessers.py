@@ -18,7 +18,7 @@ from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
 from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
-from .step_inbox import StepInbox
+from .step_buffers import StepBuffers
 from .step_shapes import StepShapes
 
 
@@ -41,7 +41,7 @@ def by_model(decoder: Model, platform: CudaPlatform, config: EngineConfig, kv_ca
         table, limits = drafted.table, guessing_config(config)
         sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype)
         steps = GuessingSteps(limits, StepShapes(limits, platform), sampler, table, drafted.num_parts)
-        model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.inbox, steps.shapes)
+        model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes)
         return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
 
     return make
@@ -55,14 +55,14 @@ def by_chain(
         sampler = drafted.sampler.beside(served.lm_head, served.dtype)
         steps = GuessingSteps(config, StepShapes(config, platform), sampler, table, drafted.num_parts)
 
-        def pairs(num_tokens: int, inbox: StepInbox, shapes: StepShapes) -> Pairs:
+        def pairs(num_tokens: int, buffers: StepBuffers, shapes: StepShapes) -> Pairs:
             size = num_tokens, heads.config.hidden_size
             features = torch.zeros(size, dtype=served.dtype, device=platform.device)
-            given = platform, config, kv_cache, table, inbox, shapes
+            given = platform, config, kv_cache, table, buffers, shapes
             return Pairs(DeviceModel(PairedModel(heads, features), *given, is_paired=True), features)
 
-        read = pairs(max(model.shapes.most_tokens, config.max_positions), model.inbox, model.shapes)
-        guess = pairs(config.max_positions, steps.inbox, steps.shapes)
+        read = pairs(max(model.shapes.most_tokens, config.max_positions), model.buffers, model.shapes)
+        guess = pairs(config.max_positions, steps.buffers, steps.shapes)
         return CudaChainHeads(heads, read, guess, steps, sampler, config, table)
 
     return make

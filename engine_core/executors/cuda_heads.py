@@ -86,16 +86,16 @@ class CudaHeads(ABC):
 
     @abstractmethod
     def _guess(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
-        """Launches up to so many guesses of each row that the inbox holds."""
+        """Launches up to so many guesses of each row that the buffers hold."""
 
     def _choose(self, shape: StepShape) -> torch.Tensor:
-        """The states of the rows that the inbox holds, [num_tokens, H]."""
-        rows = self._steps.inbox.draws[0, : shape.num_tokens].clamp(min=0)
+        """The states of the rows that the buffers hold, [num_tokens, H]."""
+        rows = self._steps.buffers.draws[0, : shape.num_tokens].clamp(min=0)
         return torch.index_select(self._states, 0, rows, out=self._chosen[: shape.num_tokens])
 
     def _draw(self, shape: StepShape, logits: torch.Tensor, needs: Needs, *, behind: int, advance: int) -> None:
         """Draws a guess for each row, so many places behind its position, and moves on."""
-        words, (_, _, outputs, num_left) = self._steps.inbox.words(shape), self._steps.inbox.draws
+        words, (_, _, outputs, num_left) = self._steps.buffers.words(shape), self._steps.buffers.draws
         n, table = shape.num_tokens, self._table
         places = Places(words.rows, words.positions, outputs[:n])
         tokens = self._sampler.draw_from(logits, table.params, table.token_ids, places, needs)
@@ -128,7 +128,7 @@ class CudaChainHeads(CudaHeads):
         config: EngineConfig,
         table: DeviceTable,
     ) -> None:
-        """`read` computes the pairs of the served model's steps, whose inbox it has, `guess` those of guesses."""
+        """`read` computes the pairs of the served model's steps, whose buffers it has, `guess` those of guesses."""
         super().__init__(steps, sampler, config, table, heads.config.hidden_size)
         self._heads, self._read, self._guessing = heads, read.model, guess.model
         self._read_features, self._features = read.features, guess.features
@@ -154,15 +154,15 @@ class CudaChainHeads(CudaHeads):
         for shape in self._read.shapes.for_each_kernel():
             inputs = torch.zeros(shape.num_tokens, size, dtype=self._chosen.dtype, device=device)
             self.show(inputs, dict.fromkeys(self.layers, inputs))
-            self._read_pairs(shape, self._read.inbox.steps[:, :1])
+            self._read_pairs(shape, self._read.buffers.steps[:, :1])
         for shape in self._decodes():
-            self._steps.inbox.clear(shape, shape.num_tokens)
+            self._steps.buffers.clear(shape, shape.num_tokens)
             self._first(shape, PLAIN)
             self._passes(shape, PLAIN, 1)
         self._steps.shift(shape, 1)
 
     def prepare(self, shape: StepShape) -> None:
-        self._steps.inbox.clear(shape, shape.num_tokens)
+        self._steps.buffers.clear(shape, shape.num_tokens)
         self._launch(shape, PLAIN, 1 + sum(PASSES))
 
     def capture_due(self) -> None:
@@ -170,7 +170,7 @@ class CudaChainHeads(CudaHeads):
 
     def _read_pairs(self, shape: StepShape, steps: torch.Tensor) -> None:
         hidden = self._read.forward(shape)
-        words = self._read.inbox.words(shape)
+        words = self._read.buffers.words(shape)
         keep_states(steps, self._table.known, words.positions, hidden, self._states)
 
     def _guess(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:
@@ -229,20 +229,20 @@ class CudaParallelHeads(CudaHeads):
 
     def launch_likely(self) -> None:
         for shape in self._decodes():
-            self._steps.inbox.clear(shape, shape.num_tokens)
+            self._steps.buffers.clear(shape, shape.num_tokens)
             self._all(shape, PLAIN, 1)
-        self._keep(shape, self._served.inbox.steps[:, :1])
+        self._keep(shape, self._served.buffers.steps[:, :1])
         self._steps.shift(shape, 1)
 
     def prepare(self, shape: StepShape) -> None:
-        self._steps.inbox.clear(shape, shape.num_tokens)
+        self._steps.buffers.clear(shape, shape.num_tokens)
         self._guess(shape, PLAIN, self._heads.num_heads)
 
     def capture_due(self) -> None:
         """Nothing: each launch is captured with its first run."""
 
     def _keep(self, shape: StepShape, steps: torch.Tensor) -> None:
-        words = self._served.inbox.words(shape)
+        words = self._served.buffers.words(shape)
         keep_states(steps, self._table.known, words.positions, self._final, self._states)
 
     def _guess(self, shape: StepShape, needs: Needs, num_guesses: int) -> None:

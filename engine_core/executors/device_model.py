@@ -1,5 +1,5 @@
-"""A model on a GPU, with its KV cache and the step that its inbox holds. Knows the launches of a step's layers, nothing
-about what is sampled."""
+"""A model on a GPU, with its KV cache and the step that its buffers hold. Knows the launches of a step's layers; knows
+nothing about what is sampled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..models.model import LastTokens, LayerInputs
 from ..platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from .cuda_graphs import Graphs
 from .device_table import DeviceTable
-from .step_inbox import StepInbox
+from .step_buffers import StepBuffers
 from .step_shapes import StepShape, StepShapes
 
 _UNUSED: Int32Array = np.empty(0, np.int32)
@@ -60,21 +60,21 @@ class DeviceModel:
         config: EngineConfig,
         kv_cache: torch.Tensor,
         table: DeviceTable,
-        inbox: StepInbox,
+        buffers: StepBuffers,
         shapes: StepShapes,
         *,
         is_paired: bool = False,
     ) -> None:
         """`is_paired`: the token of a position is the one behind it."""
         self.decoder, self.platform, self.kv_cache = decoder, platform, kv_cache
-        self.graphs, self.inbox, self.shapes = Graphs(), inbox, shapes
+        self.graphs, self.buffers, self.shapes = Graphs(), buffers, shapes
         self._table, self._block_size = table, config.block_size
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
-        """Launches the step of this shape that the inbox holds. Returns its hidden states, [num_tokens, H] or
+        """Launches the step of this shape that the buffers hold. Returns its hidden states, [num_tokens, H] or
         [num_ends, H]."""
         launch = partial(self.forward, shape)
         if shape.is_decode:
@@ -91,7 +91,7 @@ class DeviceModel:
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """As `hidden`, without a graph."""
-        words, table = self.inbox.words(shape), self._table
+        words, table = self.buffers.words(shape), self._table
         device = self.platform.device
         token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=device)
         slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=device)

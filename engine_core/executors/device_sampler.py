@@ -171,7 +171,7 @@ class DeviceSampler:
         head, device = self._lm_head.linear, self._device
         for num_rows in REHEARSED_ROWS:
             raw = self._lm_head(torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device))[:1]
-        # Apart as far as in an inbox: kernels are compiled for how pointers are aligned.
+        # Apart as far as in buffers: kernels are compiled for how pointers are aligned.
         padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
         padding[0].fill_(-1)
         places = Places(*padding[:, :1])

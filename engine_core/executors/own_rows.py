@@ -15,7 +15,7 @@ from ..config import EngineConfig
 from ..executor import BoolArray, Int32Array, StepPlan
 from ..sampling.verification import NO_TOKEN, positions_of
 from .device_table import DeviceTable
-from .step_inbox import StepInbox
+from .step_buffers import StepBuffers
 from .step_shapes import StepShape
 
 
@@ -42,12 +42,12 @@ class OwnGains:
 
 
 class OwnRows:
-    def __init__(self, config: EngineConfig, table: DeviceTable, inbox: StepInbox, num_parts: int) -> None:
+    def __init__(self, config: EngineConfig, table: DeviceTable, buffers: StepBuffers, num_parts: int) -> None:
         """`num_parts`: steps whose results may be unread at the same time."""
         self.are_guessed = False
         """Whether a model has written the drafts before; otherwise they are looked up."""
-        device = inbox.steps.device
-        self._table, self._inbox = table, inbox
+        device = buffers.steps.device
+        self._table, self._buffers = table, buffers
         self._most_rows = config.max_num_seqs
         self._scratch = match_scratch(config.max_num_seqs, device)
         self._num_drafts = torch.zeros(config.max_num_seqs, dtype=torch.int32, device=device)
@@ -76,10 +76,10 @@ class OwnRows:
         return columns
 
     def draft(self, shape: StepShape, num_rows: int) -> None:
-        """Launches what comes before the step of this shape that the inbox holds."""
-        words = self._inbox.words(shape)
+        """Launches what comes before the step of this shape that the buffers hold."""
+        words = self._buffers.words(shape)
         draft_rows(
-            self._inbox.steps[:, :num_rows],
+            self._buffers.steps[:, :num_rows],
             self._table.known,
             self._table.token_ids,
             StepWords(
@@ -87,7 +87,7 @@ class OwnRows:
                 words.positions,
                 words.seq_lens,
                 words.end_lens if shape.num_ends else None,
-                self._inbox.draws,
+                self._buffers.draws,
             ),
             self._scratch,
             self._num_drafts,
@@ -97,13 +97,13 @@ class OwnRows:
     def store(self, token_ids: torch.Tensor, num_rows: int, results: torch.Tensor) -> None:
         """Launches what comes behind its draws."""
         store_drafted(
-            self._inbox.steps[:, :num_rows],
+            self._buffers.steps[:, :num_rows],
             self._table.known,
             self._table.token_ids,
-            self._inbox.draws,
+            self._buffers.draws,
             self._num_drafts,
             token_ids,
             results,
             self._gains,
-            self._inbox.first_results,
+            self._buffers.first_results,
         )

@@ -21,7 +21,7 @@ from ..sampling.verification import by_entry, gained, positions_of
 from .batch import make_batch, num_sampled
 from .own_drafts import at_known_positions, with_at_most
 from .own_guesser import Computed, OwnGuesser
-from .rehearsal import rehearsal
+from .warmup_plans import warmup_plans
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
@@ -83,7 +83,7 @@ class Runner:
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
         at their pace."""
-        first, *plans = rehearsal(self._config, self._decoder.config.vocab_size)
+        first, *plans = warmup_plans(self._config, self._decoder.config.vocab_size)
         assert isinstance(first, StepPlan)
         self.run(first)
         # The first touches what the others find.

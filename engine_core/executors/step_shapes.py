@@ -45,7 +45,7 @@ class StepShape:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the columns of `step_inbox.Words`."""
+        """Of the columns of `step_buffers.Words`."""
         tokens, decodes, chunks, ends = self.num_tokens, self.num_decodes, self.num_chunks, self.num_ends
         return tokens, tokens, decodes, decodes, chunks, chunks, chunks + 1, ends, ends, ends, 2 * self.num_tiles
 

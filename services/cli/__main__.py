@@ -26,13 +26,13 @@ from ..models.wheel_model import WheelModelError
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError
+from ..stack.cluster_record import read_cluster
 from ..stack.embedded import EmbeddedServerError
-from ..stack.line_file import read_line
-from ..stack.line_token import line_key
 from ..stack.local_stack import StackError
 from ..stack.plan import gpu_flags
 from ..stack.settings import StackSettings, default_state_dir
 from ..stack.stage_process import StageDied
+from ..stack.token_file import key_of_cluster
 from . import chat as chat_room
 from . import doctor as examination
 from . import status as cluster
@@ -117,7 +117,7 @@ def chat(
     state_dir: StateDir,
 ) -> None:
     """Talk to a model in the terminal, streamed, with history."""
-    line = read_line(state_dir)
+    line = read_cluster(state_dir)
     url = base_url or (f"{line.rest}/v1" if line is not None else "http://127.0.0.1:8000/v1")
     options = {"temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in options.items() if value is not None}
@@ -198,13 +198,13 @@ def status(
     state_dir: StateDir,
 ) -> None:
     """Show every process of the cluster, and how busy the engines are."""
-    line = read_line(state_dir)
+    line = read_cluster(state_dir)
     url = nats_url or (line.nats_url if line is not None else None)
     if url is None:
         raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
     try:
         rest = line.rest if line is not None else ""
-        members = cluster.seen(url, line_key(state_dir, os.environ), Console() if watch else None, rest)
+        members = cluster.seen(url, key_of_cluster(state_dir, os.environ), Console() if watch else None, rest)
     except cluster.NobodyThere:
         # The line goes on without, which its gateway can tell.
         raise cluster.NobodyThere(

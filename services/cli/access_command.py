@@ -9,7 +9,7 @@ import typer
 
 from ..runtime.cluster_key import make_token_file
 from ..stack.access import PASSWORDS_FILE, Passwords, ServerAccess
-from ..stack.line_token import TOKEN, TOKEN_FILE
+from ..stack.token_file import TOKEN, TOKEN_FILE
 
 
 def access(

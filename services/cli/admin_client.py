@@ -12,7 +12,7 @@ import httpx
 import typer
 
 from ..runtime.owner_file import read_secrets
-from ..stack.line_file import read_line
+from ..stack.cluster_record import read_cluster
 
 CALL_SECONDS = 30.0
 
@@ -40,7 +40,7 @@ def open_gateway(
     key = _admin_key(key_file)
     if needs_key and not key:
         raise AdminError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
-    line = read_line(Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir()))
+    line = read_cluster(Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir()))
     url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:

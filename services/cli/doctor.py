@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores
 from ..runtime.pip_line import pip_line
-from ..stack.line_file import LineRecord, read_line
+from ..stack.cluster_record import ClusterRecord, read_cluster
 
 MIN_PYTHON = (3, 11)
 MIN_FREE_DISK = 4 << 30
@@ -41,7 +41,7 @@ def examine(*, cache_dir: Path, state_dir: Path, ports: tuple[int, ...]) -> list
     looks: list[Callable[[], Finding]] = [_python, _torch, _triton, _nats, _valkey, _cores, _gpu, _memory]
     findings = [look() for look in looks]
     findings += [_folder("cache folder", cache_dir), _folder("state folder", state_dir)]
-    own = _ports_of(read_line(state_dir))
+    own = _ports_of(read_cluster(state_dir))
     return findings + [_port(port, port in own) for port in dict.fromkeys((*ports, *own))]
 
 
@@ -109,7 +109,7 @@ def _folder(what: str, folder: Path) -> Finding:
     return Finding(what, f"{folder} ({free / 2**30:.0f} GiB free)", remedy)
 
 
-def _ports_of(line: LineRecord | None) -> list[int]:
+def _ports_of(line: ClusterRecord | None) -> list[int]:
     """Public ports of the deployment that runs with the state folder."""
     if line is None:
         return []

@@ -25,7 +25,7 @@ from ..models.manifest import ModelManifest
 from ..runtime.owner_file import own_folder
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
-from ..stack.line_file import LineRecord
+from ..stack.cluster_record import ClusterRecord
 from ..stack.local_stack import LocalStack, StackError
 from ..stack.settings import StackSettings
 
@@ -109,7 +109,7 @@ def _own_state_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: float) -> None:
+def _tell(console: Console, line: ClusterRecord, settings: StackSettings, seconds: float) -> None:
     rules = settings.rules
     number = (
         str(rules.max_replicas)

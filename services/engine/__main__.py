@@ -1,4 +1,4 @@
-"""The engine service: a replica of a model. This process is the door; it starts the core that computes."""
+"""The engine service: a replica of a model. This process is the server; it starts the core that computes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ..runtime.settings import SettingError, read_settings
 from ..runtime.stage_security import stages_secured
 from ..runtime.tasks import owned_task
 from ..runtime.tracing import tracing_to
-from .core_link import CoreFailed, CoreLink
-from .door import Door
+from .core_client import CoreClient, CoreFailed
+from .engine_server import EngineServer
 from .facts import EngineFacts
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
@@ -39,8 +39,8 @@ async def serve(settings: EngineSettings) -> None:
         ModelManifest.read(settings.model_folder)
         if settings.draft_model is not None:
             check_draft_model(settings.model_folder, settings.draft_model)
-    async with lifetime("engine") as life, CoreLink.running(settings) as core:
-        # The core takes longer to start: what the door needs is read meanwhile.
+    async with lifetime("engine") as life, CoreClient.running(settings) as core:
+        # The core takes longer to start: what the server needs is read meanwhile.
         with contextlib.closing(GrammarCompiler(settings.model_folder)) as compiler:
             await _first_of(core.settled, life.stopping)
             if not life.stopping.is_set():
@@ -48,29 +48,31 @@ async def serve(settings: EngineSettings) -> None:
 
 
 async def _serve_core(
-    settings: EngineSettings, core: CoreLink, ready: Ready, compiler: GrammarCompiler, life: Lifetime
+    settings: EngineSettings, core: CoreClient, ready: Ready, compiler: GrammarCompiler, life: Lifetime
 ) -> None:
     replica = Replica(settings, ready)
     with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
-        door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, compiler, tracing)
+        server = EngineServer(core, ready, KvEventLog(replica.incarnation), replica.model.name, compiler, tracing)
         await compiler.read()
-        await _serve_door(settings, core, door, replica, life)
+        await _serve_clients(settings, core, server, replica, life)
 
 
-async def _serve_door(settings: EngineSettings, core: CoreLink, door: Door, replica: Replica, life: Lifetime) -> None:
-    servicer = EngineServicer(door, replica)
+async def _serve_clients(
+    settings: EngineSettings, core: CoreClient, server: EngineServer, replica: Replica, life: Lifetime
+) -> None:
+    servicer = EngineServicer(server, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)
     replica.address = settings.advertise or listener.address
     await listener.start()
     try:
-        with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):
+        with metrics_served(settings.host, settings.metrics_port) as metrics, collected(server, replica.model.name):
             async with (
-                owned_task(door.sweep()) as sweep,
-                owned_task(door.grammars.run(core.take_mask_reports())) as masks,
+                owned_task(server.sweep()) as sweep,
+                owned_task(server.grammars.run(core.take_mask_reports())) as masks,
             ):
-                async with EngineFacts.published(settings, replica, door) as facts:
-                    door.open(facts.tell)
+                async with EngineFacts.published(settings, replica, server) as facts:
+                    server.open(facts.tell)
                     life.announce(grpc=listener.address, **metrics)
                     # Nobody else ends what starves or waits for a mask: without these two, another engine is better.
                     await _first_of(life.stopping, core.gone, servicer.drain_wanted, _ended(sweep), _ended(masks))

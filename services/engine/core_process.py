@@ -1,7 +1,7 @@
 """The core: the process that steps the engine, launches the device and does nothing else.
 
 Commands come in and reports go out through shared-memory rings; it sleeps on the command ring when there is no work
-and ends when the door is gone. Knows nothing about sessions, gRPC, NATS or Redis.
+and ends when the server is gone. Knows nothing about sessions, gRPC, NATS or Redis.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def run(
     mask_reports: RingWriter,
     rank_reports: RankReports | None = None,
 ) -> None:
-    """Steps until the door closes the command ring."""
+    """Steps until the server closes the command ring."""
     is_prepared, is_idle, num_commands = False, False, 0
     with contextlib.suppress(PeerGone):
         while True:
@@ -137,10 +137,10 @@ def _apply(engine: Engine, command: Command) -> None:
 def main() -> None:
     ends = msgspec.json.decode(sys.argv[1], type=Ends)
     settings = read_settings(EngineSettings, sys.argv[2:], env={})
-    # The door decides when to stop; a terminal's or a supervisor's signal to the group reaches it too.
+    # The server decides when to stop; a terminal's or a supervisor's signal to the group reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    threading.Thread(target=_die_with_the_door, args=(ends.lifeline,), daemon=True).start()
+    threading.Thread(target=_die_with_the_server, args=(ends.lifeline,), daemon=True).start()
     commands, reports, mask_reports = RingReader(ends.commands), RingWriter(ends.reports), RingWriter(ends.mask_reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
@@ -170,7 +170,7 @@ def main() -> None:
 
 
 class SpokenProgress:
-    """Tells the door of a phase's beginning, of each tenth of it and of its end."""
+    """Tells the server of a phase's beginning, of each tenth of it and of its end."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports
@@ -240,12 +240,12 @@ def _ready(
 
 
 def _end_with_the_rank(lost: RankLost) -> None:
-    """At once, also while nothing is computed: the door and the supervisor see this end as they see any other."""
+    """At once, also while nothing is computed: the server and the supervisor see this end as they see any other."""
     logging.getLogger(__name__).error("%s", lost)
     os._exit(1)
 
 
-def _die_with_the_door(lifeline: int) -> None:
+def _die_with_the_server(lifeline: int) -> None:
     """At once, also while the model loads or a step computes."""
     os.read(lifeline, 1)
     os._exit(1)

@@ -19,7 +19,7 @@ from ..runtime.heartbeat import Heartbeat
 from ..runtime.member import ReplicaLoad
 from ..runtime.store import Store
 from ..runtime.tasks import owned_task
-from .door import Door
+from .engine_server import EngineServer
 from .replica import Replica
 from .settings import EngineSettings
 from .tenant_sweep import TenantSweep
@@ -35,14 +35,18 @@ _MAX_WAITING_BATCHES = 4096
 class EngineFacts:
     """Publishes what the engine says; without NATS or Redis nobody hears it, and nothing else changes."""
 
-    def __init__(self, bus: Bus, index: IndexWriter, replica: Replica, door: Door, credits: WaitingCredits) -> None:
-        self._bus, self._index, self._replica, self._door, self._credits = bus, index, replica, door, credits
+    def __init__(
+        self, bus: Bus, index: IndexWriter, replica: Replica, server: EngineServer, credits: WaitingCredits
+    ) -> None:
+        self._bus, self._index, self._replica, self._server, self._credits = bus, index, replica, server, credits
         self._batches: deque[KvEventBatch] = deque(maxlen=_MAX_WAITING_BATCHES)
         self._batch_waits = asyncio.Event()
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def published(cls, settings: EngineSettings, replica: Replica, door: Door) -> AsyncIterator[EngineFacts]:
+    async def published(
+        cls, settings: EngineSettings, replica: Replica, server: EngineServer
+    ) -> AsyncIterator[EngineFacts]:
         """A member of the cluster for the length of a scope; leaving it leaves the membership, then the index.
 
         Raises `ModelRefused` when the cluster serves the model differently.
@@ -51,7 +55,7 @@ class EngineFacts:
             replica_id=replica.replica_id,
             epoch=replica.epoch,
             address=replica.address,
-            capacity=door.load().num_total_blocks,
+            capacity=server.load().num_total_blocks,
         )
         async with (
             Bus.open(settings.nats_url or None) as bus,
@@ -60,17 +64,17 @@ class EngineFacts:
             WaitingCredits(time.monotonic).running(bus, replica.model.key) as credits,
             TenantSweep.running(bus, settings.kv_disk_dir),
         ):
-            facts = cls(bus, index, replica, door, credits)
+            facts = cls(bus, index, replica, server, credits)
             async with (
                 owned_task(facts._publish_batches()),
                 owned_task(facts._publish_load()),
-                Heartbeat.running(bus, lambda: replica.describe(facts.load(), door.without)),
+                Heartbeat.running(bus, lambda: replica.describe(facts.load(), server.without)),
             ):
                 yield facts
 
     def load(self) -> ReplicaLoad:
         """With what each gateway may have waiting here."""
-        load = self._door.load()
+        load = self._server.load()
         return dataclasses.replace(load, waiting_credits=self._credits.shares(load.prefill_tps))
 
     def tell(self, batch: KvEventBatch) -> None:
@@ -90,7 +94,7 @@ class EngineFacts:
             await self._batch_waits.wait()
 
     async def _publish_load(self) -> None:
-        replica, load_changed = self._replica, self._door.load_changed
+        replica, load_changed = self._replica, self._server.load_changed
         subject = subjects.load(replica.model.key, replica.replica_id)
         while True:
             load = self.load().to_pb(replica.replica_id, replica.epoch)

@@ -1,4 +1,4 @@
-"""The door's own account of what the core caches: batches of events for others, a mirror for snapshots.
+"""The server's own account of what the core caches: batches of events for others, a mirror for snapshots.
 
 The step thread is never asked. Knows nothing about how batches travel.
 """

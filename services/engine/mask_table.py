@@ -1,4 +1,4 @@
-"""The masks of a core's rows, in memory that the door writes and the core reads."""
+"""The masks of a core's rows, in memory that the server writes and the core reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the door and the core say to each other, as they cross the ring."""
+"""What the server and the core say to each other, as they cross the ring."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Ends(msgspec.Struct):
     masks: int
     """Memory of the mask table."""
     lifeline: int
-    """Reaches end of file when the door is gone."""
+    """Reaches end of file when the server is gone."""
 
 
 _encoder = msgspec.msgpack.Encoder()

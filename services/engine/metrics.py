@@ -1,4 +1,4 @@
-"""What an engine tells Prometheus; names and meanings follow vLLM's. Read from the door when somebody scrapes."""
+"""What an engine tells Prometheus; names and meanings follow vLLM's. Read from the server when somebody scrapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STEP_TOKENS = Histogram(
 
 
 class Measured(Protocol):
-    """What is read of the door."""
+    """What is read of the server."""
 
     num_prompt_tokens: int
 
@@ -65,25 +65,25 @@ class Measured(Protocol):
 
 
 class EngineCollector(Collector):
-    def __init__(self, door: Measured, model_name: str) -> None:
-        self._door, self._model_name = door, model_name
+    def __init__(self, server: Measured, model_name: str) -> None:
+        self._server, self._model_name = server, model_name
 
     def collect(self) -> Iterable[Metric]:
-        load = self._door.totals
+        load = self._server.totals
         usage = load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0
         yield self._gauge("num_requests_running", "Requests being computed", load.num_running)
         yield self._gauge("num_requests_waiting", "Requests not yet started", load.num_waiting)
         config = InfoMetricFamily("headwater_cache_config", "What the KV cache is")
-        config.add_metric([], {"model_name": self._model_name, **self._door.cache_config})
+        config.add_metric([], {"model_name": self._model_name, **self._server.cache_config})
         yield config
-        used_slots = load.num_used_blocks * int(self._door.cache_config["block_size"])
+        used_slots = load.num_used_blocks * int(self._server.cache_config["block_size"])
         filled = 1 - load.num_wasted_slots / used_slots if used_slots else 1.0
         yield self._gauge("kv_cache_utilisation", "Share of used blocks' slots that stand for a token, 0 to 1", filled)
         yield self._counter("kv_copied_blocks", "Partly filled blocks copied for forks", load.num_copied_blocks)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1", usage)
         swapped = load.num_used_host_blocks / load.num_total_host_blocks if load.num_total_host_blocks else 0.0
         yield self._gauge("kv_swap_usage_perc", "Share of KV blocks in host memory that hold a copy, 0 to 1", swapped)
-        is_prepared = float(self._door.is_prepared)
+        is_prepared = float(self._server.is_prepared)
         yield self._gauge("engine_prepared", "1 once no step waits for kernels or graphs that it needs", is_prepared)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", load.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits)
@@ -91,7 +91,7 @@ class EngineCollector(Collector):
         yield self._counter("kv_swap_in_tokens", "Tokens that came back from host memory", load.num_swapped_in)
         yield from self._tiers(load)
         yield from self._speculation(load)
-        yield from self._ranks(self._door.rank_figures)
+        yield from self._ranks(self._server.rank_figures)
         yield self._counter("num_preemptions", "Requests that gave up their blocks", load.num_preemptions)
         resumed = {
             "kept": load.num_resumed_kept,
@@ -99,12 +99,12 @@ class EngineCollector(Collector):
             "computed": load.num_resumed_computed,
         }
         yield self._labelled("resumed_tokens", "Tokens of preempted requests that run again, by way", "way", resumed)
-        yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._door.num_prompt_tokens)
+        yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._server.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
         finished = CounterMetricFamily(
             "headwater_request_success", "Streams that ended, by reason", labels=["model_name", "finished_reason"]
         )
-        for reason, count in self._door.num_finished.items():
+        for reason, count in self._server.num_finished.items():
             finished.add_metric([self._model_name, reason], count)
         yield finished
 
@@ -174,9 +174,9 @@ class EngineCollector(Collector):
 
 
 @contextlib.contextmanager
-def collected(door: Measured, model_name: str) -> Iterator[None]:
-    """Shows the door to whoever scrapes this process, for the length of a scope."""
-    collector = EngineCollector(door, model_name)
+def collected(server: Measured, model_name: str) -> Iterator[None]:
+    """Shows the server to whoever scrapes this process, for the length of a scope."""
+    collector = EngineCollector(server, model_name)
     REGISTRY.register(collector)
     try:
         yield

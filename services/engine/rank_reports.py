@@ -1,4 +1,4 @@
-"""What the ranks of a core have done, told to the door now and then. Knows no metrics."""
+"""What the ranks of a core have done, told to the server now and then. Knows no metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's gRPC methods. Knows the wire; the work is the door's."""
+"""The engine's gRPC methods. Knows the wire; the work is the server's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grpc
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc, events_pb2
 
-from .door import Door
+from .engine_server import EngineServer
 from .replica import Replica
 
 _PART_HASHES = 8192
@@ -20,8 +20,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class EngineServicer(engine_pb2_grpc.EngineServicer):
-    def __init__(self, door: Door, replica: Replica) -> None:
-        self._door, self._replica = door, replica
+    def __init__(self, server: EngineServer, replica: Replica) -> None:
+        self._server, self._replica = server, replica
         self.drain_wanted = asyncio.Event()
         """A client asked for it; whoever runs the service then calls `drain`."""
         self._drain_seconds: float | None = None
@@ -29,10 +29,10 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
 
     async def drain(self, seconds: float) -> None:
         """Lets what runs end within `seconds`, or within what a client asked for, and answers that client."""
-        self._drained.set_result(await self._door.drain(self._drain_seconds or seconds))
+        self._drained.set_result(await self._server.drain(self._drain_seconds or seconds))
 
     async def Session(self, frames: AsyncIterator[pb.ClientFrame], context: Context) -> AsyncIterator[pb.EngineFrame]:
-        with self._door.session() as session:
+        with self._server.session() as session:
             # A connection that breaks while a frame is being written does not resume this generator.
             context.add_done_callback(lambda _: session.abandon())  # type: ignore[arg-type]
             async for frame in session.run(frames):
@@ -42,7 +42,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         epoch = self._replica.epoch
         if request.epoch != epoch:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"epoch is {request.epoch}; this incarnation's: {epoch}")
-        batches = self._door.events.since(request.after_seq)
+        batches = self._server.events.since(request.after_seq)
         if batches is None:
             text = f"the batches after {request.after_seq} are not kept; take a snapshot"
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
@@ -50,7 +50,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
             yield batch
 
     async def KvSnapshot(self, request: pb.KvSnapshotRequest, context: Context) -> AsyncIterator[pb.KvSnapshotPart]:
-        seq, hashes = self._door.events.snapshot()
+        seq, hashes = self._server.events.snapshot()
         for start in range(0, max(len(hashes), 1), _PART_HASHES):
             yield pb.KvSnapshotPart(
                 incarnation=self._replica.incarnation,
@@ -67,4 +67,4 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return pb.DrainReply(num_finished=num_finished, num_cancelled=num_cancelled)
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
-        return self._replica.describe(self._door.load(), self._door.without).to_pb()
+        return self._replica.describe(self._server.load(), self._server.without).to_pb()

@@ -20,7 +20,7 @@ from headwater.proto import engine_pb2 as pb
 
 from ..runtime.errors import BadRequest, HeadwaterError, Unavailable
 from ..runtime.session.answering import AnsweringEnd
-from ..runtime.session.attempt_fence import Fence, Prompt
+from ..runtime.session.attempt_fence import AttemptFence, Prompt
 from ..runtime.tracing import Tracing
 from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frames, step_frames
 from .messages import Ask, Cancel, Command, Credit, Stall
@@ -30,13 +30,13 @@ from .stream import CAUSES, DRAINING, LIVE, MISSING, SLOW_READER_SECONDS, STALLE
 
 
 class Host(Protocol):
-    """What a session needs of the door."""
+    """What a session needs of the server."""
 
     limits: Limits
     tracing: Tracing
     keys: Iterator[int]
-    """Names of choices between door and core, never the same twice."""
-    fence: Fence
+    """Names of choices between server and core, never the same twice."""
+    fence: AttemptFence
 
     def refusal(self) -> Unavailable | None:
         """Why no new request is taken now, if so."""

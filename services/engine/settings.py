@@ -1,4 +1,4 @@
-"""Settings of the engine service; the door hands them to the core as flags."""
+"""Settings of the engine service; the server hands them to the core as flags."""
 
 from __future__ import annotations
 

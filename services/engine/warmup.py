@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..runtime.settings import read_settings
-from .core_link import core_environment
+from .core_client import core_environment
 from .settings import EngineSettings
 
 READY = "HEADWATER_WARMUP_READY"

@@ -23,16 +23,16 @@ from ..runtime.owner_file import own_folder
 from ..runtime.progress import Report
 from ..runtime.tls import own_gateway_context
 from .access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
+from .cluster_record import ClusterRecord, StageRecord, remove_cluster
 from .embedded import EmbeddedServer, start_nats, start_valkey
 from .held_port import HeldPort, check_free
-from .line_file import LineRecord, StageRecord, remove_line
-from .line_token import TOKEN, TOKEN_PATH, line_key, prepare_token, tenants_are_signed, token_env
-from .model_desk import ModelDesk
+from .model_manager import ModelManager
 from .plan import StackPlan
 from .readiness import until_ready
 from .roles import Role
 from .settings import STACK_VARIABLES, StackSettings
 from .stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
+from .token_file import TOKEN, TOKEN_PATH, key_of_cluster, prepare_token, tenants_are_signed, token_env
 
 SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"
@@ -58,7 +58,7 @@ class LocalStack:
         self.settings = settings
         self.hurry = asyncio.Event()
         """Set: whoever still drains is killed."""
-        self.record: LineRecord | None = None
+        self.record: ClusterRecord | None = None
         """Since the line is ready."""
         self._model_folder, self._served_name = model_folder, served_name
         self._say = say
@@ -66,7 +66,7 @@ class LocalStack:
         self._servers: dict[str, KeptStage] = {}
         self._gateways: list[KeptStage] = []
         self._held: list[HeldPort] = []
-        self._desk = ModelDesk(
+        self._manager = ModelManager(
             settings,
             self._pipe,
             self._stage,
@@ -97,7 +97,7 @@ class LocalStack:
         )
         await self._start_stages(plan, report)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        self.record = LineRecord(
+        self.record = ClusterRecord(
             pid=os.getpid(),
             model=self._served_name,
             rest=f"{'https' if settings.tls_cert_file else 'http'}://{host}:{port}",
@@ -114,17 +114,17 @@ class LocalStack:
     async def run(self) -> None:
         """Keeps every process running, starts and stops replicas, loads and unloads models; ends when cancelled."""
         assert self.record is not None
-        with using(line_key(self.settings.state_dir, self._env)):
+        with using(key_of_cluster(self.settings.state_dir, self._env)):
             async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
                 for stage in [*self._servers.values(), *self._gateways]:
                     stage.guard(tasks)
-                await self._desk.run(bus, tasks)
+                await self._manager.run(bus, tasks)
 
     async def stop(self) -> None:
         """Gateways drain first, then what stands behind them ends, all at once, the servers last."""
-        remove_line(self.settings.state_dir)
+        remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
-        await self._end([stage for line in self._desk.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
+        await self._end([stage for line in self._manager.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
         # Passwords of servers that are gone.
         shutil.rmtree(self.settings.state_dir / ACCESS_FOLDER, ignore_errors=True)
@@ -151,7 +151,7 @@ class LocalStack:
     @property
     def _groups(self) -> dict[str, list[KeptStage]]:
         """By kind, in the order of starting."""
-        lines = self._desk.lines()
+        lines = self._manager.lines()
         return {
             **{name: [server] for name, server in self._servers.items()},
             "engine": [stage for line in lines for stage in line.engines.values()],
@@ -185,13 +185,13 @@ class LocalStack:
 
     async def _start_stages(self, plan: StackPlan, report: Report) -> None:
         """All at once: gateways find the stages behind them by their heartbeats."""
-        first = self._desk.first(plan)
+        first = self._manager.first(plan)
         self._gateways = [
             self._stage(f"gateway-{i}", "headwater.gateway", partial(self._gateway_flags, plan, i), plan.gateway_env())
             for i in range(self.settings.gateways)
         ]
         await begin_all([*first.stages(), *self._gateways], report)
-        self._desk.serve(first)
+        self._manager.serve(first)
 
     def _stage(
         self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
@@ -221,7 +221,7 @@ class LocalStack:
             kind: [stage.addresses["grpc"] for stage in group if "grpc" in stage.addresses]
             for kind, group in self._groups.items()
         }
-        if len(self._desk.lines()) > 1:
+        if len(self._manager.lines()) > 1:
             # An address does not say whose tokenizer an output processor has: heartbeats do.
             del known["output-processor"]
         return plan.gateway(idx, known)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from ..runtime.hardware import gpu_names, num_cores, resolve_device
 from .access import ServerAccess
-from .line_token import has_unsigned_tenants
 from .profile import Profile
 from .roles import Role
 from .settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
+from .token_file import has_unsigned_tenants
 
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64

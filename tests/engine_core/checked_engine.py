@@ -397,7 +397,7 @@ class Driver:
         self.engine.stall(key)
 
     def fill_masks(self, *, at_once: bool = False) -> None:
-        """As the door would: also for requests that have ended, and again what is there."""
+        """As the server would: also for requests that have ended, and again what is there."""
         filled = []
         for row, want in self.wanted.items():
             tokens = self.streams[want.key].tokens

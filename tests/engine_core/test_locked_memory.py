@@ -11,7 +11,7 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors import locked_memory
-from headwater.engine_core.executors.draw_inbox import DrawInbox
+from headwater.engine_core.executors.draw_buffers import DrawBuffers
 from headwater.engine_core.executors.locked_memory import LockedMemory
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)
@@ -82,13 +82,13 @@ def test_memory_that_cannot_be_unlocked_is_said(runtime: Runtime) -> None:
 
 def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
     first, second = np.zeros((1, 4, 3), np.int32), np.zeros((1, 4, 3), np.int32)
-    inbox = DrawInbox(CONFIG, 96, torch.device("cpu"))
-    inbox._is_gpu = True
-    inbox._source(first)
-    inbox._source(first)
+    buffers = DrawBuffers(CONFIG, 96, torch.device("cpu"))
+    buffers._is_gpu = True
+    buffers._source(first)
+    buffers._source(first)
     assert list(runtime.locked) == [first.ctypes.data]
-    inbox._source(second)
+    buffers._source(second)
     assert list(runtime.locked) == [second.ctypes.data]
-    del inbox
+    del buffers
     gc.collect()
     assert not runtime.locked

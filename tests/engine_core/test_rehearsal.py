@@ -9,7 +9,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.rehearsal import rehearsal
+from headwater.engine_core.executors.warmup_plans import warmup_plans
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
 
@@ -43,7 +43,7 @@ def test_it_keeps_within_an_engines_limits_and_to_the_scratch_block(
         num_blocks=300, max_model_len=max_model_len, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget
     )
     seated: set[int] = set()
-    for plan in rehearsal(config, vocab_size=100):
+    for plan in warmup_plans(config, vocab_size=100):
         assert plan.rows.max() < max_num_seqs
         if isinstance(plan, StepPlan):
             seated = seated - set(plan.released) | {each.row for each in plan.admitted}

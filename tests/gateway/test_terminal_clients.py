@@ -14,7 +14,7 @@ from headwater.services.cli.answer_stream import ChatError
 from headwater.services.cli.chat import Chat, converse, first_model
 from headwater.services.cli.tenant_client import TenantClient, tenants_table
 from headwater.services.cli.tenant_commands import warn_of_unknown
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway
 
@@ -57,7 +57,7 @@ def test_a_benchmark_finds_the_deployment_of_this_machine(
     gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADWATER_STATE_DIR", str(tmp_path))
-    record = LineRecord(
+    record = ClusterRecord(
         pid=gateway.stage.process.pid, model="", rest=gateway.rest, grpc="", nats_url="", redis_url="", stages=()
     )
     record.write(tmp_path)

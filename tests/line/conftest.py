@@ -23,8 +23,8 @@ from headwater.kernels.cpu.compiled import DTYPES
 from headwater.services.cli import status
 from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime.hardware import resolve_dtype
-from headwater.services.stack.line_file import LineRecord, read_line
-from headwater.services.stack.line_token import line_key
+from headwater.services.stack.cluster_record import ClusterRecord, read_cluster
+from headwater.services.stack.token_file import key_of_cluster
 from tests.polling import holds_within
 
 MODEL = "smollm2-135m-instruct"
@@ -51,12 +51,12 @@ class Line:
                 start_new_session=True,
             )
         self.client = httpx.Client(timeout=60)
-        self.wait_for(lambda: read_line(folder) is not None, 120, "the line is not ready")
+        self.wait_for(lambda: read_cluster(folder) is not None, 120, "the line is not ready")
         self.client.base_url = httpx.URL(self.record.rest)
 
     @property
-    def record(self) -> LineRecord:
-        record = read_line(self.state_dir)
+    def record(self) -> ClusterRecord:
+        record = read_cluster(self.state_dir)
         assert record is not None, self.log.read_text()
         return record
 
@@ -121,7 +121,7 @@ class Line:
 
     def loads(self) -> dict[str, dict[str, Any]]:
         """What each engine says of its load, by replica."""
-        members = status.as_json(status.seen(self.record.nats_url, line_key(self.state_dir, os.environ), None))
+        members = status.as_json(status.seen(self.record.nats_url, key_of_cluster(self.state_dir, os.environ), None))
         return {each["replica_id"]: each for each in members if each["kind"] == "engine"}
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:

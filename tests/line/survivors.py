@@ -15,7 +15,7 @@ import grpc
 import httpx
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Tell me of a river, a mill and the miller's three sons."}]
@@ -99,7 +99,7 @@ def _nameless(calls: dict[int, dict[str, str]]) -> list[tuple[str, str]]:
 class Reader:
     """Reads one answer in a thread of its own."""
 
-    def __init__(self, line: LineRecord, body: dict[str, Any]) -> None:
+    def __init__(self, line: ClusterRecord, body: dict[str, Any]) -> None:
         self.reading = Reading()
         self._line, self._body = line, body
         self._news = threading.Condition()
@@ -233,7 +233,7 @@ class WholeReader(Reader):
 
     path: str
 
-    def __init__(self, line: LineRecord, body: dict[str, Any]) -> None:
+    def __init__(self, line: ClusterRecord, body: dict[str, Any]) -> None:
         super().__init__(line, body)
         self._enough = threading.Event()
 
@@ -315,7 +315,7 @@ KINDS: dict[str, tuple[type[Reader], dict[str, Any]]] = {
 STREAMED = [kind for kind, (reader, _) in KINDS.items() if not issubclass(reader, WholeReader)]
 
 
-def reader_of(line: LineRecord, kind: str, max_tokens: int) -> Reader:
+def reader_of(line: ClusterRecord, kind: str, max_tokens: int) -> Reader:
     """Of a streamed answer of so many tokens."""
     reader, body = KINDS[kind]
     return reader(line, ({"max_tokens": max_tokens} if kind in STREAMED else {}) | body)

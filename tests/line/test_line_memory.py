@@ -10,8 +10,8 @@ import pytest
 from tests.line.conftest import KV_CACHE_BYTES
 
 BOUND = KV_CACHE_BYTES + (448 << 20)
-"""Of a replica's door and core together. Measured beside the cache: 362 MiB of a new line (door 91, torch 150, weights
-in the layout of its library 90), 388 MiB of one that has answered other tests, grammars among them."""
+"""Of a replica's server and core together. Measured beside the cache: 362 MiB of a new cluster (server 91, torch 150,
+weights in the layout of its library 90), 388 MiB of one that has answered other tests, grammars among them."""
 
 
 def private_bytes(pid: int) -> int:

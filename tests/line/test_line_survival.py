@@ -24,7 +24,7 @@ Deaths = Mapping[int, tuple[str, signal.Signals]]
 SHORT, LONG = 36, 70
 """Tokens of an answer."""
 CORE = "'s core"
-"""Of an engine: the process that its door starts."""
+"""Of an engine: the process that its server starts."""
 VICTIMS = ("engine-0", "engine-1", "output-processor-0", "output-processor-1", "processor-0")
 
 

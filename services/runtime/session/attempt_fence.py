@@ -18,9 +18,9 @@ class _Latest:
     """Functions that end its choices, by key."""
 
 
-class Fence:
-    """Fence of all prompts. A gateway that has given an attempt up may be unable to cancel it: its next attempt ends
-    it."""
+class AttemptFence:
+    """Latest attempts of all prompts. A gateway that has given an attempt up may be unable to cancel it: its next
+    attempt ends it."""
 
     def __init__(self) -> None:
         self._latest: dict[Prompt, _Latest] = {}

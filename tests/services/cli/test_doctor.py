@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headwater.services.cli.doctor import examine
 from headwater.services.runtime.pip_line import pip_line
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 
 
 def test_what_is_installed_here_is_found_and_nothing_blocks_the_line(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_the_ports_of_the_deployment_that_runs_here_are_no_problem(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         addresses = {"rest": f"http://127.0.0.1:{port}", "grpc": "127.0.0.1:1", "nats_url": "", "redis_url": ""}
-        LineRecord(pid=os.getpid(), model="m", stages=(), **addresses).write(tmp_path)
+        ClusterRecord(pid=os.getpid(), model="m", stages=(), **addresses).write(tmp_path)
         findings = examine(cache_dir=tmp_path, state_dir=tmp_path, ports=(port,))
     ports = {each.what: (each.found, each.remedy) for each in findings if each.what.startswith("port")}
     assert ports == {

@@ -30,7 +30,7 @@ FLAGS = ("--executor=simulated", "--served-model-name=simulated", "--max-model-l
 
 
 class EngineProcess:
-    """A door and its core. `address` is where the door answers."""
+    """A server and its core. `address` is where the server answers."""
 
     def __init__(self, *flags: str, start: Callable[..., Any] = ForkedStage) -> None:
         ready_read, ready_write = os.pipe()

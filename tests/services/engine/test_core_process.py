@@ -39,7 +39,7 @@ MODEL = SimulatedModel(vocab_size=1000)
 
 
 class Core:
-    """A running loop, seen from the door."""
+    """A running loop, seen from the server."""
 
     def __init__(self) -> None:
         command_writer, command_reader = create_ring(1 << 16)
@@ -150,7 +150,7 @@ def test_whoever_fills_masks_hears_of_nothing_but_masks_wanted_and_tokens_drawn_
         drawn = next(mask_steps).output
         assert (drawn.keys, drawn.is_drawn) == ([2], True)
         tokens += drawn.token_ids
-    # The door hears of everything, as if nobody else did.
+    # The server hears of everything, as if nobody else did.
     told: dict[int, list[int]] = {1: [], 2: []}
     for step in core.steps():
         for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR
-from headwater.services.engine.core_link import CoreFailed, CoreLink
+from headwater.services.engine.core_client import CoreClient, CoreFailed
 from headwater.services.engine.core_watch import PATIENCE, CoreWatch
 from headwater.services.engine.messages import Cancel, Idle, Ready
 from headwater.services.engine.settings import EngineSettings
@@ -58,7 +58,7 @@ def test_a_start_may_be_silent_for_longer_and_no_limit_is_for_ever() -> None:
 
 
 async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes_a_word() -> None:
-    link = CoreLink(hang_limit=5)
+    link = CoreClient(hang_limit=5)
     link._take(Ready("", "", 0, "", 16, 1, 1, 1, 1, longest_step=0))
     link._take(Idle(EngineLoad(), num_commands=0))
     assert not link._watch.is_hung_after(6)
@@ -84,7 +84,7 @@ async def test_an_engine_whose_core_hangs_ends_its_streams_and_itself() -> None:
 
 async def test_a_core_that_hangs_while_it_starts_has_failed() -> None:
     settings = EngineSettings(executor="simulated", served_model_name="some", hang_limit=0.1)
-    async with CoreLink.running(settings) as core:
+    async with CoreClient.running(settings) as core:
         os.kill(core.pid, signal.SIGSTOP)
         with pytest.raises(CoreFailed):
             await asyncio.wait_for(core.ready(), 30)

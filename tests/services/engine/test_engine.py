@@ -1,4 +1,4 @@
-"""The engine service over real gRPC, as door and core processes with the simulated executor."""
+"""The engine service over real gRPC, as server and core processes with the simulated executor."""
 
 from __future__ import annotations
 
@@ -317,7 +317,7 @@ async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_i
         await client.read_tokens(0, 1)
         os.kill(engine.core_pid, signal.SIGSTOP)
         try:
-            # More than the ring and the door's backlog hold.
+            # More than the ring and the server's backlog hold.
             for i in range(1, 3000, 10):
                 await client.send(*(add(j, prompt(j, 4000)) for j in range(i, i + 10)))
                 assert (await client.load(timeout=20)).num_running == 1

@@ -1,4 +1,5 @@
-"""How an engine ends: drained, without its core, or without its door. Nothing outlives it; each stream is told why."""
+"""How an engine ends: drained, without its core, or without its server. Nothing outlives it, and each stream ends
+with the reason."""
 
 from __future__ import annotations
 

@@ -11,14 +11,14 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.services.engine.__main__ import serve
-from headwater.services.engine.grammar_desk import GrammarDesk
+from headwater.services.engine.grammar_queue import GrammarQueue
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command
 from headwater.services.engine.settings import EngineSettings
 
 
-@pytest.mark.parametrize("task", ["door.Door.sweep", "masks.MaskWriter.run"])
+@pytest.mark.parametrize("task", ["engine_server.EngineServer.sweep", "masks.MaskWriter.run"])
 async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
     monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
@@ -39,14 +39,14 @@ async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(monk
     sent: list[Command] = []
     writer = MaskWriter(np.zeros((1, 1, 1), np.int32), sent.append, lambda _: None)
     compiler = GrammarCompiler(None)
-    desk = GrammarDesk(compiler, writer, send=sent.append, say=said.put_nowait)
+    queue = GrammarQueue(compiler, writer, send=sent.append, say=said.put_nowait)
     request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True)
-    desk.enter(request, b"a grammar")
+    queue.enter(request, b"a grammar")
     async with asyncio.timeout(20):
         finishes = (await said.get()).finishes
     error = "the grammar cannot be compiled: LookupError('a bug')"
     assert finishes == [Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error=error)]
-    assert not desk.has(1)
+    assert not queue.has(1)
     assert not sent
     writer.close()
     compiler.close()

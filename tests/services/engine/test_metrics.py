@@ -9,7 +9,7 @@ from headwater.engine_core.step_output import DiskUse, EngineLoad
 from headwater.services.engine.metrics import EngineCollector
 
 
-class Door:
+class EngineServer:
     """What a collector reads of one."""
 
     num_prompt_tokens = 0
@@ -24,7 +24,7 @@ class Door:
 
 def shown(load: EngineLoad, prefix: str = "headwater_spec_") -> list[str]:
     registry = CollectorRegistry()
-    registry.register(EngineCollector(Door(load), "m"))
+    registry.register(EngineCollector(EngineServer(load), "m"))
     return [line for line in generate_latest(registry).decode().splitlines() if line.startswith(prefix)]
 
 
@@ -57,10 +57,10 @@ def test_metrics_say_what_the_kv_cache_is() -> None:
 
 
 def test_the_ranks_of_an_engine_are_counted_one_by_one_and_an_engine_without_ranks_has_none() -> None:
-    door = Door(EngineLoad())
-    door.rank_figures = [RankFigures(7, 1.5, 0.25), RankFigures(6, 1.25, 0.5)]
+    server = EngineServer(EngineLoad())
+    server.rank_figures = [RankFigures(7, 1.5, 0.25), RankFigures(6, 1.25, 0.5)]
     registry = CollectorRegistry()
-    registry.register(EngineCollector(door, "m"))
+    registry.register(EngineCollector(server, "m"))
     lines = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("headwater_rank")]
     assert lines == [
         'headwater_rank_plans_total{model_name="m",rank="0"} 7.0',

@@ -14,7 +14,7 @@ from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
 from headwater.services.runtime.errors import Unavailable
-from headwater.services.runtime.session.attempt_fence import Fence
+from headwater.services.runtime.session.attempt_fence import AttemptFence
 from headwater.services.runtime.tracing import NO_TRACING, NoSpan, NoTracing, Tracing
 from tests.services.engine.engine_process import add
 
@@ -27,7 +27,7 @@ class Recorder:
         self.tracing: Tracing = NO_TRACING
         self.keys: Iterator[int] = itertools.count(1)
         self.commands: list[Command] = []
-        self.fence = Fence()
+        self.fence = AttemptFence()
 
     def refusal(self) -> Unavailable | None:
         return None

@@ -1,4 +1,4 @@
-"""An engine in this process that follows grammars as the door does, for the tests beside."""
+"""An engine in this process that follows grammars as the server does, for the tests beside."""
 
 from __future__ import annotations
 

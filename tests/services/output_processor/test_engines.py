@@ -1,4 +1,4 @@
-"""The output processor before a real engine service: door, core and simulated executor in processes of their own."""
+"""The output processor before a real engine service: server, core and simulated executor in processes of their own."""
 
 from __future__ import annotations
 

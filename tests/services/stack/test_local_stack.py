@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 from headwater.services.stack.local_stack import LocalStack
 from tests.services.stack.test_plan import plan
 
@@ -13,7 +13,7 @@ def test_a_line_goes_on_where_its_record_cannot_be_written(tmp_path: Path) -> No
     """As on a full disk: a death that is told of then must still be followed by a new life."""
     said: list[str] = []
     stack = LocalStack(plan(state_dir=tmp_path / "gone").settings, tmp_path, "m", say=said.append)
-    stack.record = LineRecord(pid=1, model="m", rest="", grpc="", nats_url="", redis_url="", stages=())
+    stack.record = ClusterRecord(pid=1, model="m", rest="", grpc="", nats_url="", redis_url="", stages=())
     stack._say_and_record("engine-0 ended with status -9")
     assert said[0] == "engine-0 ended with status -9"
     assert said[1].startswith("the line's record is out of date: [Errno 2]")

@@ -21,11 +21,11 @@ from headwater.services.runtime.owner_file import own_folder
 from headwater.services.runtime.progress import silent
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
-from headwater.services.stack.line_token import line_key, prepare_token
 from headwater.services.stack.local_stack import LocalStack
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe
+from headwater.services.stack.token_file import key_of_cluster, prepare_token
 from tests.simulation.cluster.relay import NatsRelay, Relay
 
 HOST = "127.0.0.1"
@@ -153,7 +153,7 @@ class Cluster:
             own_folder(state_dir)
             prepare_token(state_dir, os.environ)
             # Clients of the stages prove themselves as stages do to each other.
-            life.enter_context(cluster_key.using(line_key(state_dir, os.environ)))
+            life.enter_context(cluster_key.using(key_of_cluster(state_dir, os.environ)))
             relays = {name: await life.enter_async_context(Relay().running()) for name in shape.relayed()}
             servers = await _start_servers(folder, life)
             urls = {f"{name}_url": f"{name}://{each.relay.address}" for name, each in servers.items()}

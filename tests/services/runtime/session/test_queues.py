@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.proto.engine_pb2 import AddPart, Cancel, ClientFrame
-from headwater.services.runtime.session.attempt_fence import Fence
+from headwater.services.runtime.session.attempt_fence import AttemptFence
 from headwater.services.runtime.session.chunk_lane import ChunkLane
 from headwater.services.runtime.session.controls import MAX_ITEMS, Controls
 from headwater.services.runtime.session.joined import num_joined
@@ -98,7 +98,7 @@ def test_a_chunk_does_not_go_twice_while_frames_wait() -> None:
 
 
 def test_a_later_attempt_ends_an_earlier_one_and_refuses_it_from_then_on() -> None:
-    fence, ended = Fence(), []
+    fence, ended = AttemptFence(), []
     fence.enter(("r", 0), 1, 10, lambda: ended.append(10))
     fence.enter(("r", 0), 1, 11, lambda: ended.append(11))
     fence.enter(("r", 1), 1, 12, lambda: ended.append(12))

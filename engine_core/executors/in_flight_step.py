@@ -16,7 +16,7 @@ from .score_table import SampledScores
 
 
 @dataclass(slots=True, kw_only=True)
-class Flight:
+class InFlightStep:
     """A step that is launched."""
 
     step: int

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.step_inbox import NUM_UPDATES, StepInbox
+from headwater.engine_core.executors.step_buffers import NUM_UPDATES, StepBuffers
 from headwater.engine_core.executors.step_shapes import FEW, NO_TILES, StepShapes
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=100, max_num_batched_tokens=4096)
@@ -103,18 +103,18 @@ def test_a_step_with_prompt_tokens_is_padded_where_launches_would_show(
 
 
 def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
-    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
+    buffers = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
     plan = step((5, 40, 1), (2, 7, 1), (9, 100, 20), (4, 0, 3), (8, 6, 1), samples=[True, True, False, True, True])
     shape, tiles = SHAPES.of(plan)
     for number in (1, 2, 3, 4, 5, 6):
-        updates = inbox.send(
+        updates = buffers.send(
             step((1, 1, 1), step=number), *SHAPES.of(step((1, 1, 1))), 1, np.empty((2, 0), np.int32), 0
         )
         assert updates is None
-    sent = inbox.send(plan, shape, tiles, 16, np.array([[3, 4, 5], [7, 8, 9]], np.int32), 640)
+    sent = buffers.send(plan, shape, tiles, 16, np.array([[3, 4, 5], [7, 8, 9]], np.int32), 640)
     assert sent is not None
     assert sent.tolist() == [[3, 4, 5], [7, 8, 9]]
-    words = inbox.words(shape)
+    words = buffers.words(shape)
     assert words.rows.tolist() == [5, 2] + [9] * 20 + [4] * 3 + [8] + [-1] * (shape.num_tokens - 26)
     assert words.positions[:26].tolist() == [40, 7, *range(100, 120), 0, 1, 2, 6]
     assert words.seq_lens.tolist() == [41, 8] + [0] * (shape.num_decodes - 2)
@@ -124,25 +124,25 @@ def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
     assert words.query_starts[:4].tolist() == [2, 22, 25, 26]
     assert words.tiles.view(-1, 2)[: len(tiles)].tolist() == tiles.tolist()
     assert (words.tiles[tiles.size :] == -1).all()
-    rows, positions, outputs, at = inbox.draws[:, :5].tolist()
+    rows, positions, outputs, at = buffers.draws[:, :5].tolist()
     assert rows == [5, 2, 4, 8, -1]
     assert positions[:4] == [40, 7, 2, 6]
     assert outputs[:4] == [50, 20, 40, 80]
     assert at[:4] == [0, 1, 24, 25]
-    assert int(inbox.first_result) == 640
+    assert int(buffers.first_result) == 640
 
 
 def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked_at() -> None:
-    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
+    buffers = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
     plan = step((5, 40, 1), (9, 100, 300), (4, 0, 3), (8, 6, 1), samples=[True, False, False, True])
     plan = replace(plan, holds=np.array([False, False, True, False]))
     shape, tiles = SHAPES.of(plan)
-    inbox.send(plan, shape, tiles, 4, np.empty((2, 0), np.int32), 0)
-    words = inbox.words(shape)
+    buffers.send(plan, shape, tiles, 4, np.empty((2, 0), np.int32), 0)
+    words = buffers.words(shape)
     assert words.end_tokens.tolist() == [0, 300, 303, 304] + [0] * (shape.num_ends - 4)
     assert words.end_lens.tolist() == [41, 0, 3, 7] + [0] * (shape.num_ends - 4)
     assert words.end_rows[:4].tolist() == [5, 9, 4, 8]
-    assert inbox.draws[3, :2].tolist() == [0, 3]
+    assert buffers.draws[3, :2].tolist() == [0, 3]
     assert shape.last_states(plan).tolist() == [0, 1, 2, 3]
     for rows in ({"prompt_logprob_rows": [4]}, {"pooled_rows": [4]}):
         whole, _ = SHAPES.of(replace(plan, **rows))
@@ -151,7 +151,7 @@ def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked
 
 
 def test_more_changes_than_there_is_room_for_travel_by_themselves() -> None:
-    inbox, plan = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5), step((1, 1, 1))
+    buffers, plan = StepBuffers(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5), step((1, 1, 1))
     shape, tiles = SHAPES.of(plan)
-    assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES), np.int32), 0) is not None
-    assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES + 1), np.int32), 0) is None
+    assert buffers.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES), np.int32), 0) is not None
+    assert buffers.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES + 1), np.int32), 0) is None

@@ -17,7 +17,7 @@ from .masks import MaskWriter
 from .messages import Add, Command
 
 
-class GrammarDesk:
+class GrammarQueue:
     """`send` takes what the core shall hear, `say` what sessions shall hear of requests that never come so far."""
 
     def __init__(

@@ -46,7 +46,7 @@ class StageMaker(Protocol):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class ModelLine:
+class ModelStages:
     """`name` is what clients ask for."""
 
     name: str

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-LINE_FILE = "line.json"
+CLUSTER_FILE = "line.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class StageRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineRecord:
+class ClusterRecord:
     """A line that is ready."""
 
     pid: int
@@ -39,19 +39,19 @@ class LineRecord:
 
     def write(self, state_dir: Path) -> None:
         """Readers see the old record or the new one, never half of one."""
-        partial = state_dir / f".{LINE_FILE}"
+        partial = state_dir / f".{CLUSTER_FILE}"
         # Addresses may hold passwords.
         partial.touch(mode=0o600)
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
-        partial.rename(state_dir / LINE_FILE)
+        partial.rename(state_dir / CLUSTER_FILE)
 
 
-def read_line(state_dir: Path) -> LineRecord | None:
+def read_cluster(state_dir: Path) -> ClusterRecord | None:
     """None when no line runs with this state folder."""
-    path = state_dir / LINE_FILE
+    path = state_dir / CLUSTER_FILE
     if not path.exists():
         return None
-    record = msgspec.json.decode(path.read_bytes(), type=LineRecord)
+    record = msgspec.json.decode(path.read_bytes(), type=ClusterRecord)
     return record if _is_running(record.pid) else None
 
 
@@ -66,5 +66,5 @@ def _is_running(pid: int) -> bool:
     return True
 
 
-def remove_line(state_dir: Path) -> None:
-    (state_dir / LINE_FILE).unlink(missing_ok=True)
+def remove_cluster(state_dir: Path) -> None:
+    (state_dir / CLUSTER_FILE).unlink(missing_ok=True)

@@ -6,7 +6,7 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan
-from headwater.engine_core.executors.draw_inbox import DrawInbox
+from headwater.engine_core.executors.draw_buffers import DrawBuffers
 from headwater.engine_core.executors.spread import spread_draw
 from headwater.engine_core.ragged import places, run_lengths
 
@@ -42,11 +42,11 @@ def plan(num_drafts: dict[int, int], masks: np.ndarray) -> DrawPlan:
 )
 def test_every_position_of_a_draw_comes_with_its_own_mask_and_state(num_drafts: dict[int, int]) -> None:
     table = np.arange(8 * 40 * 3, dtype=np.int32).reshape(8, 40, 3)
-    inbox = DrawInbox(CONFIG, VOCAB_SIZE, torch.device("cpu"))
-    inbox.send(3, spread_draw(plan(num_drafts, table)), table, CONFIG.max_positions, 77)
+    buffers = DrawBuffers(CONFIG, VOCAB_SIZE, torch.device("cpu"))
+    buffers.send(3, spread_draw(plan(num_drafts, table)), table, CONFIG.max_positions, 77)
     drawn = [(row, place) for row, count in sorted(num_drafts.items()) for place in range(count + 1)]
-    rows, positions, outputs = (each.tolist() for each in inbox.draws(CONFIG.max_positions))
-    masks, held = inbox.masks(CONFIG.max_positions)
+    rows, positions, outputs = (each.tolist() for each in buffers.draws(CONFIG.max_positions))
+    masks, held = buffers.masks(CONFIG.max_positions)
     assert rows[: len(drawn)] == [row for row, _ in drawn]
     assert positions[: len(drawn)] == [10 * row + place - 1 for row, place in drawn]
     assert outputs[: len(drawn)] == [row + 5 + place for row, place in drawn]
@@ -54,8 +54,8 @@ def test_every_position_of_a_draw_comes_with_its_own_mask_and_state(num_drafts: 
     assert set(rows[len(drawn) :]) <= {-1}
     # The states of one place lie as rows do, and none lies where another does.
     assert held[: len(drawn)].tolist() == [place * 40 + row for row, place in drawn]
-    assert inbox.first_result.tolist() == [77]
-    inbox.close()
+    assert buffers.first_result.tolist() == [77]
+    buffers.close()
 
 
 def test_rows_that_stand_side_by_side_are_places_of_one() -> None:

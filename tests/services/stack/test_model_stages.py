@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.stack.model_line import ModelLine
+from headwater.services.stack.model_stages import ModelStages
 from headwater.services.stack.scaling import Scaler, ScaleRules
 from headwater.services.stack.stage_process import KeptStage, StageProcess, SupervisorPipe
 from tests.services.stack.test_plan import plan
@@ -59,7 +59,7 @@ LATE_READY = (
 async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(tmp_path: Path, moment: str) -> None:
     pipe = SupervisorPipe()
     stages = Stages(tmp_path, pipe, LATE_READY if moment == "ready too late" else NEVER_READY)
-    line = ModelLine(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
+    line = ModelStages(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
     line.plan = plan(executor="simulated")
     # The group ends when nobody keeps the replica running any more.
     async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:

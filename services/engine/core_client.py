@@ -1,4 +1,4 @@
-"""The door's end of the core: starts the process, sends commands, hears reports, learns of its death."""
+"""The server's end of the core: starts the process, sends commands, hears reports, learns of its death."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def start_core(
     )
 
 
-class CoreLink:
+class CoreClient:
     """Commands are sent in order and never wait: what the ring has no room for waits here."""
 
     def __init__(self, hang_limit: float = 0.0) -> None:
@@ -101,7 +101,7 @@ class CoreLink:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreLink]:
+    async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreClient]:
         """A core for the length of a scope."""
         # Not the same for all: engines that stand still by one cause are not killed at once, and the first may end it.
         link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
@@ -170,7 +170,7 @@ class CoreLink:
             masks=self._mask_memory,
             lifeline=lifeline,
         )
-        # NOTE: the door does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
+        # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
         self._process = await start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
             environment=core_environment(settings.threads),

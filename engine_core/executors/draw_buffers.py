@@ -18,7 +18,7 @@ _MOST_GAPS = 4
 """Rows of the table that are copied for one that is drawn: one copy of a stretch takes less than one of each row."""
 
 
-class DrawInbox:
+class DrawBuffers:
     """One buffer on the device, and a pinned one for each draw in flight."""
 
     def __init__(self, config: EngineConfig, vocab_size: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""What is asked of a line about its models, whatever it is, leaves the desk in its place."""
+"""What is asked of a line about its models, whatever it is, leaves the manager in its place."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.services.stack.test_model_line import NEVER_READY, Stages
 
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.progress import silent
-from headwater.services.stack.model_desk import ModelDesk
+from headwater.services.stack.model_manager import ModelManager
 from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.stage_process import SupervisorPipe, begin_all
-from tests.services.stack.test_model_line import NEVER_READY, Stages
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
 
@@ -30,10 +30,10 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
     )
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
-    desk = ModelDesk(stack.settings, pipe, stages.make, hurry=asyncio.Event(), say=lambda _: None)
-    first = desk.first(stack)
+    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), say=lambda _: None)
+    first = manager.first(stack)
     await begin_all(first.stages(), silent)
-    desk.serve(first)
+    manager.serve(first)
 
     async with Bus.open(nats_url) as bus, asyncio.timeout(30):
 
@@ -45,7 +45,7 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
 
         async def run() -> None:
             async with asyncio.TaskGroup() as tasks:
-                await desk.run(bus, tasks)
+                await manager.run(bus, tasks)
 
         running = asyncio.ensure_future(run())
         long, unknown = "x" * 5000, "~nobody.here/model"

@@ -27,9 +27,9 @@ from ..runtime.membership import Members
 from ..runtime.settings import SettingError
 from ..runtime.tasks import owned_task
 from .embedded import EmbeddedServerError
-from .model_line import ModelLine, StageMaker, State, prefix_of
 from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
+from .model_stages import ModelStages, StageMaker, State, prefix_of
 from .plan import StackPlan
 from .remembered_models import RememberedModels
 from .scaling import Scaler, ScaleRules, Sight
@@ -55,7 +55,7 @@ class Refused(Exception):
         self.code = code
 
 
-class ModelDesk:
+class ModelManager:
     """Use `run`; what it starts, `stages` knows."""
 
     def __init__(
@@ -70,7 +70,7 @@ class ModelDesk:
         self._settings, self._supervisor, self._make_stage = settings, supervisor, make_stage
         self._hurry, self._say = hurry, say
         self._plan: StackPlan | None = None
-        self._lines: dict[str, ModelLine] = {}
+        self._lines: dict[str, ModelStages] = {}
         self._places: set[int] = set()
         self._demand: dict[tuple[str, str], tuple[int, float]] = {}
         """By model and gateway: how many wait, and when that was heard."""
@@ -78,20 +78,20 @@ class ModelDesk:
         self._remembered = RememberedModels(settings.state_dir)
         self._now = time.monotonic
 
-    def first(self, plan: StackPlan) -> ModelLine:
+    def first(self, plan: StackPlan) -> ModelStages:
         """The model that the line starts with; whoever asks for it begins its stages and calls `serve`."""
         self._plan = plan
         line = self._add(plan.served_name, self._settings.rules)
         line.make_first_stages(plan)
         return line
 
-    def serve(self, line: ModelLine) -> None:
+    def serve(self, line: ModelStages) -> None:
         """Its first stages are ready."""
         line.state, line.progress = State.SERVING, None
         line.scaler = Scaler(line.rules, self._now())
         self._changed.set()
 
-    def lines(self) -> list[ModelLine]:
+    def lines(self) -> list[ModelStages]:
         return list(self._lines.values())
 
     async def run(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
@@ -121,8 +121,8 @@ class ModelDesk:
         assert self._plan is not None
         return self._plan.supervisor_id
 
-    def _add(self, name: str, rules: ScaleRules) -> ModelLine:
-        line = ModelLine(
+    def _add(self, name: str, rules: ScaleRules) -> ModelStages:
+        line = ModelStages(
             name=name,
             rules=rules,
             scaler=Scaler(rules, self._now()),
@@ -143,7 +143,7 @@ class ModelDesk:
                     await self._changed.wait()
             self._changed.clear()
 
-    def _scale_one(self, line: ModelLine, members: Members, tasks: asyncio.TaskGroup) -> None:
+    def _scale_one(self, line: ModelStages, members: Members, tasks: asyncio.TaskGroup) -> None:
         now = self._now()
         if line.is_waiting_to_retry(now):
             return
@@ -158,7 +158,7 @@ class ModelDesk:
             self._say(f"{line.name}: stopping {line.engines[number].name}, it is not needed")
             tasks.create_task(self._retire(line, number))
 
-    def _look(self, line: ModelLine, members: Members, now: float) -> Sight:
+    def _look(self, line: ModelStages, members: Members, now: float) -> Sight:
         loads = [
             (each.replica_id, each.load)
             for number in line.engines
@@ -175,7 +175,7 @@ class ModelDesk:
             is_starting=not all(stage.addresses for stage in line.engines.values()),
         )
 
-    def _member(self, line: ModelLine, number: int, members: Members) -> Any:
+    def _member(self, line: ModelStages, number: int, members: Members) -> Any:
         return members.get(Kind.ENGINE, line.replica_id(number))
 
     def _num_waiting(self, model: str, now: float) -> int:
@@ -227,7 +227,7 @@ class ModelDesk:
             await bus.publish(subjects.catalogue(self._id), self._catalogue())
             await bus.publish(call.reply, msgspec.json.encode(answer))
 
-    def _asked(self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup) -> list[ModelLine]:
+    def _asked(self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup) -> list[ModelStages]:
         """What a request is about, begun and not ended. Raises `Refused`."""
         match request.do:
             case "list":
@@ -240,7 +240,7 @@ class ModelDesk:
                 return [self._unload(request.model, members, tasks)]
         raise Refused("invalid_value", f"do is {request.do!r}; allowed: list, load, scale, unload")
 
-    def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelLine:
+    def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelStages:
         with _refusing():
             name = request.served_model_name or name_of(request.model)
             rules = self._rules(request)
@@ -252,7 +252,7 @@ class ModelDesk:
         self._changed.set()
         return line
 
-    def _rescale(self, request: ModelRequest) -> ModelLine:
+    def _rescale(self, request: ModelRequest) -> ModelStages:
         """Other bounds for a model's replicas; what is not given stays as it is. Kept with what is loaded again."""
         line = self._lines.get(request.model)
         if line is None:
@@ -284,7 +284,7 @@ class ModelDesk:
         least = request.min_replicas if request.min_replicas is not None else min(ours.min_replicas, most)
         return replace(ours, min_replicas=least, max_replicas=most)
 
-    async def _carry_load(self, line: ModelLine, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
+    async def _carry_load(self, line: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
         assert self._plan is not None
         self._say(f"{line.name}: loading")
         try:
@@ -320,7 +320,7 @@ class ModelDesk:
         self._remembered.add(line.name, request)
         self._say(f"{line.name}: serving")
 
-    def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelLine:
+    def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelStages:
         line = self._lines.get(name)
         if line is None:
             raise Refused("model_not_found", f"the model {name!r} does not exist")
@@ -333,7 +333,7 @@ class ModelDesk:
             self._changed.set()
         return line
 
-    async def _carry_unload(self, line: ModelLine, before: asyncio.Task[None] | None, members: Members) -> None:
+    async def _carry_unload(self, line: ModelStages, before: asyncio.Task[None] | None, members: Members) -> None:
         """Gateways refuse new requests by the catalogue; those that run end first, then the replicas leave."""
         self._say(f"{line.name}: unloading")
         if before is not None:
@@ -347,12 +347,12 @@ class ModelDesk:
         del self._lines[line.name]
         self._say(f"{line.name}: unloaded")
 
-    async def _retire(self, line: ModelLine, number: int) -> None:
+    async def _retire(self, line: ModelStages, number: int) -> None:
         name = line.engines[number].name
         await line.retire_engine(number, self._hurry)
         self._say(f"{name} has left")
 
-    async def _end(self, line: ModelLine) -> None:
+    async def _end(self, line: ModelStages) -> None:
         """The replicas first: until they are gone their requests need text."""
         await asyncio.gather(*(self._retire(line, number) for number in list(line.engines)))
         await _all(stage.stop(STOP_SECONDS, self._hurry) for stage in [*line.processors, *line.output_processors])

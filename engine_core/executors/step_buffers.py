@@ -46,7 +46,7 @@ class Words:
     """[2 tiles]"""
 
 
-class StepInbox:
+class StepBuffers:
     """One buffer on the device, and a pinned one for each step that is on its way."""
 
     def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device, num_sends: int) -> None:

@@ -36,7 +36,7 @@ def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
     return {} if env.get(TOKEN) or env.get(TOKEN_PATH) else {TOKEN_PATH: str(state_dir / TOKEN_FILE)}
 
 
-def line_key(state_dir: Path, env: Mapping[str, str]) -> ClusterKey | None:
+def key_of_cluster(state_dir: Path, env: Mapping[str, str]) -> ClusterKey | None:
     """The key of the line with that state folder; None where there is none. Raises `SettingError`, `OSError`."""
     token, path = env.get(TOKEN, ""), env.get(TOKEN_PATH, "")
     own = state_dir / TOKEN_FILE

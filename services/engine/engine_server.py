@@ -1,4 +1,4 @@
-"""The door: joins sessions and the core. Steps go out to the sessions they speak of, commands go in.
+"""The server: joins sessions and the core. Steps go out to the sessions they speak of, commands go in.
 
 Knows nothing about the wire below a session, nor where facts are published.
 """
@@ -20,10 +20,10 @@ from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
 from ..runtime.member import ReplicaLoad
-from ..runtime.session.attempt_fence import Fence
+from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
-from .core_link import CoreLink
-from .grammar_desk import GrammarDesk
+from .core_client import CoreClient
+from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
@@ -38,12 +38,12 @@ _CONFIRM_SECONDS = 2.0
 """What the core is given to end what a drain cancels."""
 
 
-class Door:
+class EngineServer:
     """Every session of one core; is a session's `Host`."""
 
     def __init__(
         self,
-        core: CoreLink,
+        core: CoreClient,
         ready: Ready,
         events: KvEventLog,
         model_name: str,
@@ -58,7 +58,7 @@ class Door:
             drafters=ready.drafters,
         )
         self.keys: Iterator[int] = itertools.count(1)
-        self.fence = Fence()
+        self.fence = AttemptFence()
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
@@ -80,7 +80,7 @@ class Door:
         self._step = 0
         self._load = EngineLoad(num_total_blocks=ready.num_blocks)
         writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
-        self.grammars = GrammarDesk(compiler, writer, send=core.send, say=self._say)
+        self.grammars = GrammarQueue(compiler, writer, send=core.send, say=self._say)
         core.connect(self._hear, self._hear_end)
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
@@ -175,7 +175,7 @@ class Door:
 
     @property
     def is_prepared(self) -> bool:
-        """See `CoreLink.is_prepared`."""
+        """See `CoreClient.is_prepared`."""
         return self._core.is_prepared
 
     async def sweep(self) -> None:
