@@ -22,7 +22,7 @@ LOCKS := $(wildcard deploy/locks/*.txt)
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s $$'\t'
 
-up: $(VENV)/.run ## install what is missing and run the whole line on this machine (PORT, GRPC_PORT, REPLICAS, MODEL)
+up: $(VENV)/.run ## install what is missing and run the whole cluster on this machine (PORT, GRPC_PORT, REPLICAS, MODEL)
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
 test: $(DEV_VENV)/.clients types ## run the tests (those marked `long` excepted)

@@ -107,7 +107,7 @@ def up(settings: StackSettings) -> None:
 def chat(
     *,
     base_url: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="An OpenAI-compatible API; default: the local line.")
+        str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="An OpenAI-compatible API; default: the local one.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
@@ -191,7 +191,7 @@ def warmup(
 def status(
     *,
     nats_url: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_NATS_URL", help="Default: that of the local line.")
+        str | None, typer.Option(envvar="HEADWATER_NATS_URL", help="Default: that of the local cluster.")
     ] = None,
     watch: Annotated[bool, typer.Option(help="Stay and refresh.")] = False,
     as_json: AsJson = False,
@@ -201,12 +201,12 @@ def status(
     line = read_cluster(state_dir)
     url = nats_url or (line.nats_url if line is not None else None)
     if url is None:
-        raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
+        raise StackError(f"no cluster runs with the state folder {state_dir}; name one, or give --nats-url")
     try:
         rest = line.rest if line is not None else ""
         members = cluster.seen(url, key_of_cluster(state_dir, os.environ), Console() if watch else None, rest)
     except cluster.NobodyThere:
-        # The line goes on without, which its gateway can tell.
+        # The cluster goes on without, which its gateway can tell.
         raise cluster.NobodyThere(
             url, asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
         ) from None

@@ -17,7 +17,7 @@ from ..stack.cluster_record import read_cluster
 CALL_SECONDS = 30.0
 
 BaseUrl = Annotated[
-    str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="The gateway's REST address; default: the local line.")
+    str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="The gateway's REST address; default: the local one.")
 ]
 AdminKeyFile = Annotated[
     Path | None,
@@ -36,7 +36,7 @@ class AdminError(Exception):
 def open_gateway(
     state_dir: Callable[[], Path], base_url: str | None, key_file: Path | None, *, needs_key: bool
 ) -> Iterator[httpx.Client]:
-    """The gateway that `base_url` names, else the local line's. Raises `AdminError`: no key, or nobody answers."""
+    """The gateway that `base_url` names, else the local cluster's. Raises `AdminError`: no key, or nobody answers."""
     key = _admin_key(key_file)
     if needs_key and not key:
         raise AdminError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
@@ -47,7 +47,7 @@ def open_gateway(
         with httpx.Client(base_url=url, headers=headers, timeout=CALL_SECONDS) as client:
             yield client
     except httpx.ConnectError:
-        raise AdminError(f"nobody answers at {url}; start a line with `headwater up`, or give --base-url") from None
+        raise AdminError(f"nobody answers at {url}; start a cluster with `headwater up`, or give --base-url") from None
 
 
 def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def served_models(client: httpx.Client) -> list[str]:
         reply = client.get("models")
     except httpx.ConnectError:
         raise ChatError(
-            f"nobody answers at {client.base_url}; start a line with `headwater up`, or give --base-url"
+            f"nobody answers at {client.base_url}; start a cluster with `headwater up`, or give --base-url"
         ) from None
     if reply.is_error:
         raise ChatError(sentence_of(reply))

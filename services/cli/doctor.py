@@ -94,7 +94,7 @@ def _memory() -> Finding:
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return Finding("memory", "unknown on this system")
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    remedy = "the demo line wants 3 GB; try --replicas 1" if total < MIN_MEMORY else ""
+    remedy = "the demo cluster wants 3 GB; try --replicas 1" if total < MIN_MEMORY else ""
     return Finding("memory", f"{total / 2**30:.1f} GiB", remedy)
 
 

@@ -1,4 +1,4 @@
-"""`headwater models`: loads and unloads models on a running line over its gateway, and waits until that is done."""
+"""`headwater models`: loads and unloads models on a running cluster over its gateway, and waits until that is done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .plain_table import plain_table
 
 POLL_SECONDS = 0.2
 Model = Annotated[
-    str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file, on the line's machine.")
+    str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file, on the cluster's machine.")
 ]
 Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
 
@@ -79,8 +79,8 @@ def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any
 
 
 def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
-    """`state_dir` says where the local line writes its addresses."""
-    app = typer.Typer(no_args_is_help=True, help="Models of a running line: load another one, unload one, list them.")
+    """`state_dir` says where the local cluster writes its addresses."""
+    app = typer.Typer(no_args_is_help=True, help="Models of a running cluster: load, unload and list them.")
 
     @contextlib.contextmanager
     def connected(base_url: str | None, key_file: Path | None) -> Iterator[ModelClient]:
@@ -104,7 +104,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     ) -> None:
         """Load a model beside those that are served; returns when requests for it are taken.
 
-        Without numbers it follows the line's: one engine where these are fixed.
+        Without numbers it follows the cluster's: one engine where these are fixed.
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= _bounds(replicas, min_replicas, max_replicas)
@@ -141,7 +141,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @app.command("list")
     def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Every model of the line, and how far it is."""
+        """Every model of the cluster, and how far it is."""
         with connected(base_url, admin_key_file) as client:
             models = client.all()
         if as_json:
@@ -163,7 +163,7 @@ def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str,
 
 
 def _absolute(model: str) -> str:
-    """A path means the same to the line, which runs in another folder."""
+    """A path means the same to the cluster, which runs in another folder."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model
 

@@ -30,7 +30,7 @@ class NobodyThere(Exception):
     """The bus could not be reached; `gateway` is what a gateway says meanwhile, where one answers."""
 
     def __init__(self, nats_url: str, gateway: str = "") -> None:
-        super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the line up?'}")
+        super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the cluster up?'}")
 
 
 def seen(nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = "") -> list[Member]:
@@ -53,7 +53,7 @@ async def listen(nats_url: str) -> list[Member]:
 
 
 async def ask_gateway(rest: str) -> str:
-    """What the gateway at a base address says of itself: the line goes on without NATS. Empty: it does not answer."""
+    """What the gateway at a base address says of itself: the cluster goes on without NATS. Empty: no answer."""
     # Nothing is told that a certificate would have to protect.
     async with httpx.AsyncClient(base_url=rest, timeout=ASK_SECONDS, verify=False) as client:
         try:

@@ -1,4 +1,4 @@
-"""`headwater tenant`: manages the tenants of a line over its gateway, with an administrator's key."""
+"""`headwater tenant`: manages the tenants of a cluster over its gateway, with an administrator's key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
 from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
-Weight = Annotated[float | None, typer.Option(help="Share of the line, relative to other tenants'.")]
+Weight = Annotated[float | None, typer.Option(help="Share of the cluster, relative to other tenants'.")]
 Tier = Annotated[int | None, typer.Option(help="Strict priority: lower goes first.")]
 Shared = Annotated[
     bool | None, typer.Option("--shared-cache/--own-cache", help="Share cached prefixes with others that do.")
@@ -51,7 +51,7 @@ BudgetPeriod = Annotated[Period | None, typer.Option(help="A calendar period of 
 
 
 def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
-    """`state_dir` says where the local line writes its addresses."""
+    """`state_dir` says where the local cluster writes its addresses."""
     app = typer.Typer(no_args_is_help=True, help="Tenants: who may call, within which limits, and what they used.")
 
     @contextlib.contextmanager

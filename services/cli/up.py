@@ -1,4 +1,4 @@
-"""`headwater up` in a terminal: the model first, then the line, then what to do with it, until Ctrl-C."""
+"""`headwater up` in a terminal: the model first, then the cluster, then what to do with it, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ INTERRUPTED = 130
 
 
 def up(settings: StackSettings, console: Console) -> int:
-    """Runs until a signal; the exit status. Raises what pulling a model and starting a line raise."""
+    """Runs until a signal; the exit status. Raises what pulling a model and starting a cluster raise."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
     with _own_state_folder(settings.state_dir):
@@ -99,13 +99,14 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 @contextlib.contextmanager
 def _own_state_folder(folder: Path) -> Iterator[None]:
-    """One line a state folder; the lock goes with this process, however that ends."""
+    """One cluster a state folder; the lock goes with this process, however that ends."""
     own_folder(folder)
     with (folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise StackError(f"a line runs with the state folder {folder}; choose another with --state-dir") from None
+            allowed = "choose another with --state-dir"
+            raise StackError(f"a cluster runs with the state folder {folder}; {allowed}") from None
         yield
 
 

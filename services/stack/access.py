@@ -1,4 +1,4 @@
-"""Passwords of a line's NATS and Redis, one a role, and the files that hold them: theirs alone to read.
+"""Passwords of a cluster's NATS and Redis, one a role, and the files that hold them: theirs alone to read.
 
 A folder: `nats/nats.conf` and `redis/users.acl` for the servers, `ROLE/stage.env` with what a stage of that role is
 told. Knows nothing about running servers.

@@ -1,5 +1,7 @@
-"""`line.json` in the state folder: where a running line answers and which processes it has. Gone when the line is, and
-not believed when the line was killed."""
+"""`line.json` in the state folder: where a running cluster answers and which processes it has.
+
+It is gone when the cluster is, and not believed when the cluster was killed.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class StageRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRecord:
-    """A line that is ready."""
+    """A cluster that is ready."""
 
     pid: int
     """Of the supervisor."""
@@ -47,7 +49,7 @@ class ClusterRecord:
 
 
 def read_cluster(state_dir: Path) -> ClusterRecord | None:
-    """None when no line runs with this state folder."""
+    """None when no cluster runs with this state folder."""
     path = state_dir / CLUSTER_FILE
     if not path.exists():
         return None

@@ -1,4 +1,4 @@
-"""A port that a line keeps for its gateways, from before the first begins until the last has ended.
+"""A port that a cluster keeps for its gateways, from before the first begins until the last has ended.
 
 Knows nothing about who listens there.
 """

@@ -1,4 +1,4 @@
-"""The whole line on one machine: starts every stage, keeps it running, ends it in order. No orchestrator, no more."""
+"""The whole cluster on one machine: starts every stage, keeps it running, ends it in order. It is no orchestrator."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from .token_file import TOKEN, TOKEN_PATH, key_of_cluster, prepare_token, tenant
 
 SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"
-"""In the state folder: who may use this line's servers."""
+"""In the state folder: who may use this cluster's servers."""
 READY_LIMIT = 120.0
 
 
 class StackError(Exception):
-    """The line cannot start, and what to do about it."""
+    """The cluster cannot start, and what to do about it."""
 
 
 class LocalStack:
@@ -59,7 +59,7 @@ class LocalStack:
         self.hurry = asyncio.Event()
         """Set: whoever still drains is killed."""
         self.record: ClusterRecord | None = None
-        """Since the line is ready."""
+        """Since the cluster is ready."""
         self._model_folder, self._served_name = model_folder, served_name
         self._say = say
         self._pipe = SupervisorPipe()
@@ -164,7 +164,7 @@ class LocalStack:
         return [stage for group in self._groups.values() for stage in group]
 
     async def _start_servers(self, report: Report) -> ServerAccess:
-        """NATS and Valkey of its own, where no outside ones are named, with passwords for this life of the line."""
+        """NATS and Valkey of its own, where no outside ones are named, with passwords for this life of the cluster."""
         settings, folder, passwords = self.settings, self.settings.state_dir / ACCESS_FOLDER, Passwords.new()
         passwords.write_servers(folder)
         if settings.nats_url is None:
@@ -227,7 +227,7 @@ class LocalStack:
         return plan.gateway(idx, known)
 
     async def _wait_until_ready(self, rest: str, report: Report) -> None:
-        """A gateway's /ready speaks for the line: it knows a processor, an output processor and an engine."""
+        """A gateway's /ready speaks for the cluster: it knows a processor, an output processor and an engine."""
         what = "joining the stages"
         report(what, 0, 1)
         settings = self.settings
@@ -241,20 +241,20 @@ class LocalStack:
             except httpx.TransportError as refusal:
                 if settings.tls_client_ca_file is None:
                     raise StackError(f"the gateway does not answer: {refusal}; logs: {self._logs}") from None
-                self._say("the gateway's own certificate is none of a client: whether the line is ready is not known")
+                self._say("the gateway's own certificate is none of a client: whether the cluster is ready is unknown")
             except TimeoutError:
-                raise StackError(f"the line is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
+                raise StackError(f"the cluster is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
         report(what, 1, 1)
 
     def _say_and_record(self, what: str) -> None:
-        """A process died, came or left, or a model did, after the line was ready."""
+        """A process died, came or left, or a model did, after the cluster was ready."""
         if self.record is not None:
             self._say(what)
             try:
                 self._write_record()
             except OSError as fault:
                 # A full disk, say: no reason to give up what runs, or to leave what died as it is.
-                self._say(f"the line's record is out of date: {fault}")
+                self._say(f"the cluster's record is out of date: {fault}")
 
     def _write_record(self) -> None:
         assert self.record is not None

@@ -79,7 +79,7 @@ class ModelManager:
         self._now = time.monotonic
 
     def first(self, plan: StackPlan) -> ModelStages:
-        """The model that the line starts with; whoever asks for it begins its stages and calls `serve`."""
+        """The model that the cluster starts with; whoever asks for it begins its stages and calls `serve`."""
         self._plan = plan
         line = self._add(plan.served_name, self._settings.rules)
         line.make_first_stages(plan)
@@ -267,8 +267,8 @@ class ModelManager:
         return line
 
     def _load_again(self, tasks: asyncio.TaskGroup) -> None:
-        """What was loaded on the line before and never unloaded. One that fails stays remembered: it may only be out of
-        reach for now."""
+        """Loads what was loaded on the cluster before and never unloaded. A model that fails stays known: it may only
+        be out of reach for now."""
         for request in self._remembered:
             try:
                 self._load(request, tasks)
@@ -276,7 +276,7 @@ class ModelManager:
                 self._say(f"{request.served_model_name or request.model} is not loaded again: {refusal}")
 
     def _rules(self, request: ModelRequest) -> ScaleRules:
-        """Without a number a model follows the line's rules, or has one replica where the line's number is fixed."""
+        """Rules of a model: without a number those of the cluster, or one replica where the cluster's is fixed."""
         ours = self._settings.rules
         if request.max_replicas is None and request.min_replicas is None:
             return ours if self._settings.scales_by_demand else replace(ours, min_replicas=1, max_replicas=1)

@@ -14,4 +14,4 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     min_replicas: int | None = None
     max_replicas: int | None = None
     escape_special_tokens: bool = False
-    """Of a load: special tokens in conversations are text, also where the line's default is otherwise."""
+    """Of a load: special tokens in conversations are text, also where the cluster's default is otherwise."""

@@ -36,7 +36,7 @@ class StackPlan:
     master_key: str
     """Separates tenants' caches; the same for every gateway, restarted ones included."""
     prefix: str = ""
-    """Of the names of a model's stages, where the line serves several."""
+    """Of the names of a model's stages, where the cluster serves several."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""

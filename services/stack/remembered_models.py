@@ -1,4 +1,4 @@
-"""The models that were loaded on a line, in its state folder, for the next line there. Loads nothing itself."""
+"""The models that were loaded on a cluster, in its state folder, for the next cluster there. Loads nothing itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RememberedModels:
             self._write()
 
     def _read(self) -> dict[str, ModelRequest]:
-        """A file that cannot be read costs the models in it, not the line."""
+        """A file that cannot be read costs the models in it, not the cluster."""
         if not self._path.exists():
             return {}
         try:

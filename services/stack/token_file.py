@@ -1,4 +1,4 @@
-"""The cluster token of a line: the one that the environment names, else one that lies in the state folder."""
+"""The token of a cluster: the one that the environment names, else one that lies in the state folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKEN, TOKEN_PATH = "HEADWATER_CLUSTER_TOKEN", "HEADWATER_CLUSTER_TOKEN_FILE"
 
 
 def prepare_token(state_dir: Path, env: Mapping[str, str]) -> None:
-    """Draws a token for the line with that state folder, unless it has one or the environment names another."""
+    """Draws a token for the cluster with that state folder, unless it has one or the environment names another."""
     if (state_dir / TOKEN_FILE).exists() or not token_env(state_dir, env):
         return
     if (state_dir / "nats").exists():
@@ -37,7 +37,7 @@ def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def key_of_cluster(state_dir: Path, env: Mapping[str, str]) -> ClusterKey | None:
-    """The key of the line with that state folder; None where there is none. Raises `SettingError`, `OSError`."""
+    """The key of the cluster with that state folder; None where there is none. Raises `SettingError`, `OSError`."""
     token, path = env.get(TOKEN, ""), env.get(TOKEN_PATH, "")
     own = state_dir / TOKEN_FILE
     return read_cluster_key(token, path or (str(own) if own.exists() else ""))

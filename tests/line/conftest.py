@@ -51,7 +51,7 @@ class Line:
                 start_new_session=True,
             )
         self.client = httpx.Client(timeout=60)
-        self.wait_for(lambda: read_cluster(folder) is not None, 120, "the line is not ready")
+        self.wait_for(lambda: read_cluster(folder) is not None, 120, "the cluster is not ready")
         self.client.base_url = httpx.URL(self.record.rest)
 
     @property

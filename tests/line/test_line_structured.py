@@ -1,4 +1,4 @@
-"""Structured output through a running line: every way to ask for it, seen by its effect."""
+"""Structured output through a running cluster: every way to ask for it, seen by its effect."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--host", "0.0.0.0"), "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file"),
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
-        (("status", "--state-dir", "/no/folder"), "no line runs with the state folder /no/folder"),
+        (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
         (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a line"),
         (("tenant", "list", "--admin-key-file", "/no/file"), "No such file or directory: '/no/file'"),
         (("models", "list", "--base-url", "http://127.0.0.1:1"), "nobody answers at http://127.0.0.1:1; start a line"),

@@ -60,7 +60,7 @@ async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
 
 async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus_module, "OPEN_SECONDS", 0.1)
-    with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the line up"):
+    with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the cluster up"):
         await listen("nats://127.0.0.1:1")
     assert await ask_gateway("http://127.0.0.1:1") == ""
 
