@@ -45,7 +45,8 @@ class Dispatcher:
         """Turns of the choices. Set when the generation runs."""
         self._ended: asyncio.Future[None] | None = None
         self._dispatch: Dispatch | None = None
-        self._has_started = False
+        self._started_attempt: int | None = None
+        """The attempt in which the prompt began to be computed."""
         self._faults = FaultHistory(cluster, generation)
         self._open_at: tuple[OutputSession, Decision] | None = None
         """Output session and decision of the attempt, once its first streams are open."""
@@ -92,14 +93,15 @@ class Dispatcher:
     # Events of streams; see `StreamEvents`.
 
     def started(self, start: engine_pb2.Start) -> None:
-        """Notes that the prompt is being computed. The choices share one prompt: the first report counts, and of
-        several attempts the first one."""
-        if not self._is_news(start) or self._has_started:
+        """Notes that the prompt is being computed. The choices share one prompt: the report of the one that computes it
+        counts, which found least of it cached, and of several attempts the first one."""
+        is_news, generation = self._is_news(start), self._generation
+        if is_news and self._started_attempt is None:
+            self._started_attempt = generation.attempt
+            self._turns.started()
+        elif generation.attempt != self._started_attempt or start.cached_tokens >= generation.cached_tokens:
             return
-        self._has_started = True
-        self._generation.cached_tokens = start.cached_tokens
-        self._generation.cached_by_tier = dict(start.cached_by_tier)
-        self._turns.started()
+        generation.cached_tokens, generation.cached_by_tier = start.cached_tokens, dict(start.cached_by_tier)
 
     def first_token(self, now: float) -> None:
         timeline = self._generation.timeline

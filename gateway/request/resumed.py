@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Awaitable, Callable
+from operator import attrgetter
 from typing import TypeVar
 
 from headwater.proto import engine_pb2, output_processor_pb2
@@ -17,9 +18,10 @@ from headwater.services.runtime import errors
 from ..stages.output_session import OutputSession
 from ..stages.stream_context import Found, StreamNotKept
 from ..tenancy.caller import Caller
-from .choice import Choice
+from .choice import Choice, Sink
 from .cluster import Cluster
 from .dispatch import Dispatcher
+from .generation import Generation
 from .prompt_turns import PromptTurns
 from .release import release
 from .stream_failure import StreamLost
@@ -76,6 +78,11 @@ class ResumedDispatcher(Dispatcher):
 
     _attached: output_processor_pb2.Attached | None = None
 
+    def __init__(self, cluster: Cluster, generation: Generation, sink: Sink) -> None:
+        super().__init__(cluster, generation, sink)
+        self._first_starts: dict[int, engine_pb2.Start] = {}
+        """First report of each stream that was found, by stream id."""
+
     async def run(self, turns: PromptTurns[Choice]) -> None:
         self._turns = turns
         found = self._generation.found
@@ -119,6 +126,12 @@ class ResumedDispatcher(Dispatcher):
         """Counts nothing: the first gateway has counted the first token."""
 
     def started(self, start: engine_pb2.Start) -> None:
-        if self._generation.timeline.attempts:
+        generation = self._generation
+        if generation.timeline.attempts:
             super().started(start)
-        self._generation.cached_tokens = self._generation.cached_tokens or start.cached_tokens
+        elif start.stream_id not in self._first_starts:
+            self._first_starts[start.stream_id] = start
+        if self._first_starts:
+            # As in the attempt that began it: the choice that computed the prompt counts.
+            first = min(self._first_starts.values(), key=attrgetter("cached_tokens"))
+            generation.cached_tokens, generation.cached_by_tier = first.cached_tokens, dict(first.cached_by_tier)
