@@ -58,7 +58,7 @@ class EngineFacts:
             capacity=server.load().num_total_blocks,
         )
         async with (
-            Bus.open(settings.nats_url or None) as bus,
+            Bus.open(settings.nats_url or None, inboxes=subjects.ENGINE_INBOXES) as bus,
             Store.open(settings.redis_url or None) as store,
             IndexWriter(store, replica.model, owner).running() as index,
             WaitingCredits(time.monotonic).running(bus, replica.model.key) as credits,

@@ -21,7 +21,7 @@ from nats.aio.subscription import Subscription as ServerSubscription
 from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
-from . import cluster_key
+from . import cluster_key, subjects
 from .refusals import Refusals
 from .seal import Sealer, SealReader
 from .tasks import end, log_failure
@@ -110,8 +110,9 @@ class Bus:
     ...
     """
 
-    def __init__(self, url: str | None) -> None:
-        self.url = url
+    def __init__(self, url: str | None, inboxes: str = subjects.INBOXES) -> None:
+        """`inboxes` is the subject below which answers to this process's requests come."""
+        self.url, self._inboxes = url, inboxes
         self.connected = False
         """Set while the server answers and knows every subscription: a message that is published now arrives."""
         self._key, self._refusals = cluster_key.current(), Refusals("message")
@@ -126,9 +127,11 @@ class Bus:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str | None, *, wait_seconds: float | None = None) -> AsyncIterator[Bus]:
+    async def open(
+        cls, url: str | None, *, wait_seconds: float | None = None, inboxes: str = subjects.INBOXES
+    ) -> AsyncIterator[Bus]:
         """Scope of a bus; waits `wait_seconds` for the server and goes on without it."""
-        bus, wait_seconds = cls(url), OPEN_SECONDS if wait_seconds is None else wait_seconds
+        bus, wait_seconds = cls(url, inboxes), OPEN_SECONDS if wait_seconds is None else wait_seconds
         keeper = asyncio.create_task(bus._keep_connected())
         keeper.add_done_callback(log_failure)
         try:
@@ -241,6 +244,7 @@ class Bus:
             return
         await self._client.connect(
             self.url,
+            inbox_prefix=self._inboxes,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_SECONDS,
             connect_timeout=int(_HANDSHAKE_SECONDS),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+INBOXES, ENGINE_INBOXES = "_INBOX", "_INBOX.engine"
+"""Subjects below which answers come. Engines have their own: they may not read the answers of other stages."""
 HELLO = "ctl.hello"
 """Asks every process for a heartbeat now."""
 EXPLAIN = "ctl.explain"

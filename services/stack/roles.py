@@ -30,7 +30,7 @@ class NatsRights:
     subscribe: tuple[str, ...]
 
 
-_INBOXES = "_INBOX.>"
+_INBOXES = f"{subjects.INBOXES}.>"
 _USAGE_STREAM = "headwater_usage"
 NATS_RIGHTS = {
     Role.GATEWAY: NatsRights(
@@ -65,7 +65,7 @@ NATS_RIGHTS = {
     ),
     Role.ENGINE: NatsRights(
         publish=("member.engine.>", "load.>", "kv.>", subjects.GONE_TENANTS),
-        subscribe=(subjects.HELLO, "backlog.>", subjects.TENANTS_CHANGED, _INBOXES),
+        subscribe=(subjects.HELLO, "backlog.>", subjects.TENANTS_CHANGED, f"{subjects.ENGINE_INBOXES}.>"),
     ),
     Role.OPERATOR: NatsRights(
         publish=(subjects.HELLO, "catalogue.>", _INBOXES),

@@ -100,7 +100,7 @@ def test_an_engine_s_password_opens_what_engines_need_and_no_more(simulated_line
     for subject in ("member.gateway.x", "ctl.models.x", "catalogue.x", "$KV.headwater_tenants.x", "$JS.API.INFO"):
         answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"PUB {subject} 0", "")
         assert f'Permissions Violation for Publish to "{subject}"' in answer
-    for subject in ("ctl.tenants", "batch.>", "demand.>", "_INBOX.>"):
+    for subject in ("ctl.kv.>", "batch.>", "demand.>", "_INBOX.>"):
         answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"SUB {subject} 1")
         assert f'Permissions Violation for Subscription to "{subject}"' in answer
     assert answers_of_nats(env["HEADWATER_NATS_URL"], ours, "PUB load.x 0", "", "SUB ctl.hello 1") == "PONG"
