@@ -30,6 +30,7 @@ from .latency_report import Objective, as_table, samples, summarize
 from .plot import check_plot, plot_latencies
 from .program import run_program
 from .sse_client import Outcome, ServerLostError, SseConnection
+from .trace_file import read_bodies, read_trace
 
 API_KEY = "HEADWATER_API_KEY"
 """Environment variable with the key that is sent, when there is one."""
@@ -105,13 +106,12 @@ def run(
 ) -> None:
     """Measure a server: throughput, TTFT, TPOT, ITL, goodput."""
     check_plot(plot)
+    _check_file(dataset, path)
     base_url, model = find_server(base_url, model, os.environ.get(API_KEY, ""))
     told = dict(locals())
     rng = np.random.default_rng(seed)
     shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=vocab_size, model=model, as_text=as_text)
     workers = workers or max(1, (os.cpu_count() or 2) // 2)
-    if dataset in (Dataset.trace, Dataset.jsonl) and path is None:
-        raise typer.BadParameter(f"--dataset {dataset.value} needs --path")
     first = list(datasets.random_prompts(warmup, shape, rng))
     offsets: list[float] | None = None
     if dataset is Dataset.trace:
@@ -139,6 +139,15 @@ def run(
     else:
         Console().print(as_table(report, title))
     raise typer.Exit(1 if report["failed"] else 0)
+
+
+def _check_file(dataset: Dataset, path: Path | None) -> None:
+    """Reads a dataset's file, so that a fault in it is named before a server is looked for."""
+    if dataset not in (Dataset.trace, Dataset.jsonl):
+        return
+    if path is None:
+        raise typer.BadParameter(f"--dataset {dataset.value} needs --path")
+    (read_trace if dataset is Dataset.trace else read_bodies)(path)
 
 
 def _plain(value: object) -> object:
