@@ -35,7 +35,7 @@ FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "Wh
 LOST_AFTER_BYTES = 300
 """Of frames, at most two thirds of an answer. A connection says half as much of itself before the first token."""
 BUCKET = re.compile(r'(?:le|rank)="([^"]*)"')
-MOST_ASKED = 4
+MOST_ASKED = 8
 """Times that a request is asked until another one has taken its blocks, its engine is lost between its tokens, or the
 engine that answers it is the one that answered it before."""
 

@@ -52,7 +52,7 @@ def device(platform: type, flags: Capabilities = cpu.capabilities, **hooks: Any)
     module = SimpleNamespace(
         api=1,
         name="odd",
-        capabilities=replace(flags, size_multiple=1, linear_kinds=("dense",), max_head_dim=64),
+        capabilities=replace(flags, size_multiple=1, linear_kinds=("dense",), max_head_dim=64, parallel=False),
         Platform=platform,
         is_available=lambda: True,
         environment=cpu.environment,

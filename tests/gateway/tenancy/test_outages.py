@@ -152,7 +152,9 @@ async def test_a_client_that_leaves_while_its_request_is_reserved_keeps_no_seat(
         limiter = Limiter(store)
         accounts = Accounts(limiter, UsageLog(Bus(None)), gateway_id="g")
         asking = asyncio.create_task(
-            accounts._asked(Grant(tenant=tenant, request_id="left", scopes=scopes), most=9, least=1, choices=ONE_CHOICE)
+            accounts._request_or_cancel(
+                Grant(tenant=tenant, request_id="left", scopes=scopes), most=9, least=1, choices=ONE_CHOICE
+            )
         )
         await asyncio.sleep(0)
         asking.cancel()

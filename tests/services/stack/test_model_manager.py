@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from tests.services.stack.test_model_line import NEVER_READY, Stages
 
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
@@ -15,6 +14,7 @@ from headwater.services.runtime.progress import silent
 from headwater.services.stack.model_manager import ModelManager
 from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.stage_process import SupervisorPipe, begin_all
+from tests.services.stack.test_model_stages import NEVER_READY, Stages
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
 
