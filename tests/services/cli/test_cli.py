@@ -66,9 +66,12 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
-        (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a line"),
+        (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
         (("tenant", "list", "--admin-key-file", "/no/file"), "No such file or directory: '/no/file'"),
-        (("models", "list", "--base-url", "http://127.0.0.1:1"), "nobody answers at http://127.0.0.1:1; start a line"),
+        (
+            ("models", "list", "--base-url", "http://127.0.0.1:1"),
+            "nobody answers at http://127.0.0.1:1; start a cluster",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(
