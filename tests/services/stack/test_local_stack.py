@@ -16,5 +16,5 @@ def test_a_line_goes_on_where_its_record_cannot_be_written(tmp_path: Path) -> No
     stack.record = ClusterRecord(pid=1, model="m", rest="", grpc="", nats_url="", redis_url="", stages=())
     stack._say_and_record("engine-0 ended with status -9")
     assert said[0] == "engine-0 ended with status -9"
-    assert said[1].startswith("the line's record is out of date: [Errno 2]")
+    assert said[1].startswith("the cluster's record is out of date: [Errno 2]")
     stack._pipe.close()
