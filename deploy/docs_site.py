@@ -29,14 +29,14 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Of a page of docs/: its links to the top lead to where these pages are on the site."""
+    """Rewrites a page of docs/: its links to files at the top lead to the places of these files on the site."""
     for name, place in FROM_THE_TOP.items():
         markdown = markdown.replace(f"](../{name}", f"]({place or name}")
     return markdown.replace("](README.md", f"]({TASKS}")
 
 
 def _within_docs(markdown: str) -> str:
-    """Of a page at the top: links and pictures lead to docs/ without its name, and the licence is no page."""
+    """Rewrites a page at the top: links and pictures lead to docs/ without its name, and the licence is no link."""
     for name, place in FROM_THE_TOP.items():
         markdown = markdown.replace(f"]({name}", f"]({place or name}")
     return LICENSE.sub(

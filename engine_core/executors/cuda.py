@@ -327,7 +327,7 @@ class CudaExecutor:
         self._own_rows.store(self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results)
 
     def _draw_and_advance(self, shape: StepShape, hidden: torch.Tensor) -> None:
-        """Of a decode step that samples every row: leaves in the buffers the step after it."""
+        """Leaves in the buffers the step that follows a decode step which samples every row."""
         words, table, outputs = self._buffers.words(shape), self._table, self._buffers.draws[2, : len(hidden)]
         tokens = self._sampler.draw(hidden, table.params, words.rows, outputs)
         store_tokens_and_advance(
