@@ -41,12 +41,20 @@ def random_heads(kind: str, seed: int = 0) -> Tensors:
         shapes = _medusa_shapes(config["medusa_num_heads"], config["medusa_num_layers"])
     else:
         shapes = _eagle_shapes(kind, config)
-    tensors = {name: 0.3 * torch.randn(shape) + (1.0 if "norm" in name else 0.0) for name, shape in shapes.items()}
+    tensors = {name: _random(name, shape) for name, shape in shapes.items()}
     if kind == "eagle3":
         ids = torch.randperm(VOCAB_SIZE)[:NUM_DRAFT_TOKENS].sort().values
         tensors["d2t"] = ids - torch.arange(NUM_DRAFT_TOKENS)
         tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill_(0, ids, True)
     return tensors
+
+
+def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A product is about as large as its input: scores that were much larger would let attention jump from one key to
+    another with the rounding of a chain that reads its own states."""
+    if len(shape) == 1:
+        return 0.3 * torch.randn(shape) + (1.0 if "norm" in name else 0.0)
+    return torch.randn(shape) / shape[1] ** 0.5
 
 
 def publish(folder: Path, config: dict[str, Any], tensors: Tensors, *, pickled: bool = False) -> Path:
