@@ -21,7 +21,7 @@ from headwater.kernels.device import upload
 
 from ..config import ConfigError
 from ..executor import Int32Array, SwapPlan, UInt8Array
-from .locked_memory import LockedMemory
+from .locked_memory import LockedMemory, mapped
 
 log = logging.getLogger(__name__)
 STAGING_BYTES = 128 << 20
@@ -198,8 +198,8 @@ def _page_locked(shape: tuple[int, int]) -> LockedMemory:
         raise ConfigError("kv_swap_memory", num_bytes, f"at most {most} bytes, the limit of this container")
     log.info("kv cache in host memory: locking %.1f GB", num_bytes / 1e9)
     try:
-        memory = torch.empty(shape, dtype=torch.int32)
-    except RuntimeError:
+        memory = mapped(shape)
+    except OSError:
         raise ConfigError("kv_swap_memory", num_bytes, "what the host has free") from None
     pages = memory.view(-1).numpy()[:: PAGE_BYTES // 4]
     with ThreadPoolExecutor(TOUCHERS) as threads:

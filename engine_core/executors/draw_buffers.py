@@ -7,7 +7,7 @@ import torch
 
 from ..config import EngineConfig
 from ..executor import Int32Array
-from .locked_memory import LockedMemory
+from .locked_memory import LockedMemory, has_own_pages
 from .spread import SpreadDraw
 from .step_shapes import aligned
 
@@ -73,11 +73,11 @@ class DrawBuffers:
         self._table = self._locked = None
 
     def _source(self, table: Int32Array) -> torch.Tensor:
-        """The table, pinned: the device reads it where it is, beside what runs here."""
+        """The table, pinned if it is mapped: the device reads it where it is, beside what runs here."""
         if self._table is None or self._table[0] is not table:
             self.close()
             source = torch.from_numpy(table)
-            if self._is_gpu:
+            if self._is_gpu and has_own_pages(source):
                 self._locked = LockedMemory(source)
             self._table = table, source
         return self._table[1]

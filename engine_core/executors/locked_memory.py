@@ -1,7 +1,13 @@
-"""Host memory that a GPU reads and writes where it is."""
+"""Host memory that a GPU reads and writes where it is.
+
+Locks are of whole pages. Memory of a heap shares its first and last page with whatever lies beside it: a copy that
+begins in a locked page and ends behind it fails with "invalid argument", wherever in the process it is made.
+"""
 
 from __future__ import annotations
 
+import math
+import mmap
 import weakref
 from typing import Any
 
@@ -9,12 +15,24 @@ import torch
 from torch.cuda import cudart
 
 
+def mapped(shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """Zeros in pages of their own. Raises `OSError` where the host has not so much memory."""
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+def has_own_pages(memory: torch.Tensor) -> bool:
+    """Whether it begins where a page does, like all that is mapped."""
+    return memory.data_ptr() % mmap.PAGESIZE == 0
+
+
 class LockedMemory:
     """Locks the memory of a tensor until `release`, or until this object is gone: what stays locked when it is given
     back to the system makes copies fail from whatever lies there next."""
 
     def __init__(self, memory: torch.Tensor) -> None:
-        """Raises `RuntimeError` where the host does not let so much be locked."""
+        """`memory` has pages of its own. Raises `RuntimeError` where the host does not let so much be locked."""
+        assert has_own_pages(memory)
         self.memory = memory
         runtime = _runtime()
         code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)

@@ -12,7 +12,7 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors import locked_memory
 from headwater.engine_core.executors.draw_buffers import DrawBuffers
-from headwater.engine_core.executors.locked_memory import LockedMemory
+from headwater.engine_core.executors.locked_memory import LockedMemory, has_own_pages, mapped
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)
 
@@ -48,7 +48,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
 
 
 def test_memory_is_unlocked_when_it_is_released_and_only_once(runtime: Runtime) -> None:
-    memory = torch.zeros(100)
+    memory = mapped((100,))
     locked = LockedMemory(memory)
     assert runtime.locked == {memory.data_ptr(): 400}
     locked.release()
@@ -60,7 +60,7 @@ def test_memory_is_unlocked_when_it_is_released_and_only_once(runtime: Runtime) 
 
 
 def test_memory_is_unlocked_when_nobody_holds_it_any_more(runtime: Runtime) -> None:
-    locked = LockedMemory(torch.zeros(100))
+    locked = LockedMemory(mapped((100,)))
     assert runtime.locked
     del locked
     gc.collect()
@@ -70,18 +70,18 @@ def test_memory_is_unlocked_when_nobody_holds_it_any_more(runtime: Runtime) -> N
 def test_memory_that_cannot_be_locked_is_said(runtime: Runtime) -> None:
     runtime.refuses = True
     with pytest.raises(RuntimeError, match="400 bytes cannot be locked"):
-        LockedMemory(torch.zeros(100))
+        LockedMemory(mapped((100,)))
 
 
 def test_memory_that_cannot_be_unlocked_is_said(runtime: Runtime) -> None:
-    locked = LockedMemory(torch.zeros(100))
+    locked = LockedMemory(mapped((100,)))
     runtime.refuses = True
     with pytest.raises(RuntimeError, match="400 bytes cannot be unlocked: CUDA error 1"):
         locked.release()
 
 
 def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
-    first, second = np.zeros((1, 4, 3), np.int32), np.zeros((1, 4, 3), np.int32)
+    first, second = (mapped((1, 4, 3)).numpy() for _ in range(2))
     buffers = DrawBuffers(CONFIG, 96, torch.device("cpu"))
     buffers._is_gpu = True
     buffers._source(first)
@@ -92,3 +92,22 @@ def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
     del buffers
     gc.collect()
     assert not runtime.locked
+
+
+def test_memory_of_the_heap_is_read_without_a_lock(runtime: Runtime) -> None:
+    """Its pages are not its own: copies of what lies beside it would fail."""
+    table = mapped((1, 4, 4)).numpy()[:, 1:]
+    buffers = DrawBuffers(CONFIG, 96, torch.device("cpu"))
+    buffers._is_gpu = True
+    assert np.array_equal(buffers._source(table).numpy(), table)
+    assert not runtime.locked
+
+
+def test_mapped_memory_has_pages_of_its_own_and_zeros_in_them() -> None:
+    for shape in ((1,), (3, 5), (1025, 7)):
+        memory = mapped(shape)
+        assert memory.shape == shape
+        assert has_own_pages(memory)
+        assert not memory.any()
+        memory.fill_(7)
+        assert (memory == 7).all()
