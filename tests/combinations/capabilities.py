@@ -151,7 +151,6 @@ COPY_ON_WRITE = Capability(
     asks={"n": WIDTH},
     needs={"temperature": TEMPERATURE, "seed": 6},
     is_above_engine=True,
-    is_on_gpu=False,
     took_place=lambda answer: answer.num_copied_blocks > 0,
 )
 BEAMS = Capability(
@@ -246,6 +245,7 @@ TENSOR_PARALLEL = Capability(
     name="tensor parallel",
     promise=Promise.NEAR,
     options={"tensor_parallel_size": 2},
+    refused_on_gpu=Refused(field="tensor_parallel_size", says="allowed: 1 on the platform cuda"),
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
@@ -253,6 +253,7 @@ PIPELINE_PARALLEL = Capability(
     name="pipeline parallel",
     promise=Promise.SAME,
     options={"pipeline_parallel_size": 2},
+    refused_on_gpu=Refused(field="pipeline_parallel_size", says="allowed: 1 on the platform cuda"),
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )

@@ -124,10 +124,10 @@ class Capability:
     """The simulated executor does it."""
     is_slow_on_cpu: bool = False
     """Through all stages on a CPU it takes a model whose prompts take longer than the random one's: the simulated."""
-    is_on_gpu: bool = True
-    """A GPU does it."""
     refused_on_cpu: Refused | None = None
     """Where a CPU does not serve it: its cells run on the simulated executor if they can, else they are this."""
+    refused_on_gpu: Refused | None = None
+    """Where a GPU does not serve it: its cells are this."""
     beside: Mapping[str, Beside] = field(default_factory=dict)
     """By name of another capability: what is promised in place of `promise`."""
     settings: frozenset[str] = frozenset()

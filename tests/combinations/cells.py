@@ -57,6 +57,10 @@ class Cell:
         return refusals[0] if refusals and not all(each.is_simulated for each in self.both) else None
 
     @property
+    def refused_on_gpu(self) -> Refused | None:
+        return next((each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None), None)
+
+    @property
     def is_simulated_on_cpu(self) -> bool:
         is_elsewhere = any(each.refused_on_cpu or (each.is_slow_on_cpu and self.is_above_engine) for each in self.both)
         return is_elsewhere and self.refused_on_cpu is None

@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from headwater.services.models.manifest import ModelManifest
 from tests.combinations.asked import MAX_MODEL_LEN
 from tests.combinations.capabilities import CAPABILITIES
@@ -102,11 +100,9 @@ class Systems:
 
     def check(self, cell: Cell) -> str:
         """Runs a cell where it belongs. Returns what was seen."""
-        if not self._is_cpu and not all(each.is_on_gpu for each in cell.both):
-            pytest.skip("no GPU does it")
         family = SIMULATED if self._is_cpu and cell.is_simulated_on_cpu else DEVICE
         note = " (simulated executor)" if family == SIMULATED else ""
-        refused = cell.refused_on_cpu if self._is_cpu else None
+        refused = cell.refused_on_cpu if self._is_cpu else cell.refused_on_gpu
         if refused is None and cell.is_above_engine:
             return check(cell, self._ledger_of_cluster(family), cell.refused) + note
         # An engine that refuses to start does so before any stage above it is asked.
@@ -128,9 +124,10 @@ class Systems:
         return self._clusters[family]
 
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
-        on_device = [
-            each for each in CAPABILITIES if not (self._is_cpu and (each.refused_on_cpu or each.is_slow_on_cpu))
-        ]
+        if self._is_cpu:
+            on_device = [each for each in CAPABILITIES if not (each.refused_on_cpu or each.is_slow_on_cpu)]
+        else:
+            on_device = [each for each in CAPABILITIES if not each.refused_on_gpu]
         kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
         if self._is_cpu:
             others = [each for each in CAPABILITIES if each.refused_on_cpu or each.is_slow_on_cpu]
