@@ -76,7 +76,7 @@ def build_cuda_executor(
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(kv_caches, config.num_swap_slots) if config.num_swap_slots else None
         looks_at_all = drafting is not None and drafting.looks_at_all
-        executor = CudaExecutor(decoder, platform, config, kv_caches[0], swapper=swapper, looks_at_all=looks_at_all)
+        executor = CudaExecutor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
         if drafting is not None:
             executor.draft_by(drafting.make(config, kv_caches[1:]))
         ahead.note(executor.launch_likely)

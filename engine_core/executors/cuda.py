@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
+from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
 from headwater.kernels.step_rows import store_tokens, store_tokens_and_advance
 
@@ -42,7 +44,7 @@ class CudaExecutor:
     Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
     """
 
-    copies_blocks = False
+    copies_blocks = True
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 
@@ -51,12 +53,13 @@ class CudaExecutor:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
-        kv_cache: torch.Tensor,
+        kv_caches: Sequence[torch.Tensor],
         *,
         swapper: CudaSwapper | None = None,
         looks_at_all: bool = False,
     ) -> None:
-        """`looks_at_all`: what drafts is shown the hidden states of all tokens."""
+        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has, the
+        served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens."""
         self.swapper = swapper
         self._config, device = config, platform.device
         self._device = device
@@ -67,7 +70,8 @@ class CudaExecutor:
         num_parts = 2 * config.async_depth + 1
         self._shapes = StepShapes(config, platform, looks_at_all=looks_at_all)
         self._buffers = StepBuffers(config, self._shapes.max_tiles, device, num_parts)
-        self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._buffers, self._shapes)
+        self._planes = [as_planes(each) for each in kv_caches]
+        self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
         self._decoder, self._graphs = decoder, self._model.graphs
         self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts)
         self._pools = Pools()
@@ -114,6 +118,8 @@ class CudaExecutor:
                 self._own_rows.draft(shape, 1)
                 self._own_rows.store(self._sampler.tokens, 1, self._results)
         self._rehearse()
+        # Block 0 is nobody's.
+        self._copy_blocks(np.zeros((1, 2), np.int32))
         if self._guesser is not None:
             self._guesser.launch_likely()
         if self.swapper is not None:
@@ -130,6 +136,8 @@ class CudaExecutor:
         with torch.cuda.stream(self._stream):
             if self.swapper is not None:
                 self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
+            if plan.copied_blocks.size:
+                self._copy_blocks(plan.copied_blocks)
             if self._guesser is not None:
                 for admitted in plan.admitted:
                     self._guesser.seat(admitted.row)
@@ -241,6 +249,12 @@ class CudaExecutor:
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
             self._draw_inbox.clear(num_draws)
             self._graphs.run_once((num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN))
+
+    def _copy_blocks(self, pairs: Int32Array) -> None:
+        """pairs [C, 2]: from, to."""
+        sources, targets = (upload(np.ascontiguousarray(each), self._device) for each in pairs.T)
+        for planes in self._planes:
+            copy_blocks(planes, planes, sources, targets)
 
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
         """What the device is told of a plan's rows where it drafts, or knows alone where they are, or tells what drafts

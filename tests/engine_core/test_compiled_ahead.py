@@ -166,7 +166,7 @@ def executor(config: EngineConfig, kv_dtype: torch.dtype) -> CudaExecutor:
     shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
     with CompileAhead(platform.device) as ahead:
         ahead.note(partial(platform.launch_own_products, weights))
-        made = CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype))
+        made = CudaExecutor(decoder, platform, config, [torch.zeros(shape, dtype=kv_dtype)])
         ahead.note(made.launch_likely)
     return made
 

@@ -125,7 +125,7 @@ def test_steps_wait_for_what_an_executor_is_made_of(folder: Path, monkeypatch: p
         return rows
 
     monkeypatch.setattr(cuda, "OwnRows", slowly)
-    another = CudaExecutor(model.decoder, model.platform, one.config, model.kv_cache)
+    another = CudaExecutor(model.decoder, model.platform, one.config, [model.kv_cache])
     assert not another._stream.query()
     torch.cuda.synchronize()
     assert another._stream.query()

@@ -155,9 +155,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("prompt_len", [9, 50, 64])
 def test_a_model_on_a_cpu_answers_the_same_from_copies(folder: Path, prompt_len: int) -> None:
+    check_copies(SmallEngine(folder), SmallEngine(folder), prompt_len)
+
+
+def check_copies(alone: SmallEngine, together: SmallEngine, prompt_len: int) -> None:
+    """Four choices of a request are told the same where they are copied as where each is computed."""
     prompt_ids = np.random.default_rng(prompt_len).integers(3, 512, prompt_len).tolist()
     sampling = SamplingParams(temperature=0.9, seed=2, max_tokens=20, num_logprobs=2)
-    alone, together = SmallEngine(folder), SmallEngine(folder)
     known, told = [], []
     for small, forks, answers in ((alone, False, known), (together, True, told)):
         tokens: dict[int, list[int]] = {i: [] for i in range(4)}
