@@ -29,9 +29,9 @@ PLATFORMS = {
     "gpu": ("gpu", "random weights on an NVIDIA GPU"),
 }
 """Platforms, each with pytest's expression and the meaning of its cells."""
-NUM_WORKERS = {"cpu": 2}
+NUM_WORKERS = {"cpu": 2, "gpu": 4}
 """Number of processes that run a platform's cells beside each other; one for platforms that are not here. Cells of an
-engine alone and those of a cluster share nothing."""
+engine alone and those of a cluster share nothing; on a GPU the rows of an engine are shared out."""
 FAILED, REFUSED, NOT_SEEN = "failed", "refused", "not run"
 MARKS = {FAILED: "✗", REFUSED: "–", NOT_SEEN: "·"}
 EQUAL = "="

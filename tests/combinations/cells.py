@@ -70,6 +70,10 @@ class Cell:
         """Whether an engine alone shows it on a CPU: one that refuses to start does so before any stage is asked."""
         return self.refused_on_cpu is not None or not self.is_above_engine
 
+    @property
+    def is_in_process_on_gpu(self) -> bool:
+        return self.refused_on_gpu is not None or not self.is_above_engine
+
 
 def _cells() -> Iterator[Cell]:
     for i, first in enumerate(CAPABILITIES):

@@ -44,6 +44,9 @@ TEMPLATE = """{% if tools %}{% endif %}{% for message in messages %}<|im_start|>
 {% endfor %}<|im_start|>assistant
 """
 RANDOM_ON_CPU = {"device": "cpu", "dtype": "float32", "load_format": "dummy"}
+RANDOM_ON_GPU = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy"}
+SIZES_ON_GPU = {"head_dim": 32}
+"""Of a model whose attention has kernels on a GPU."""
 DEVICE, SIMULATED = "device", "simulated"
 """Families of engines."""
 
