@@ -90,7 +90,8 @@ def _run(platform: str, limit: float, more: Iterable[str]) -> tuple[list[dict[st
         command = [sys.executable, "-m", "pytest", "-q", "-p", "headwater.bench.pytest_results"]
         command += [f"--results-file={path}", "-m", PLATFORMS[platform][0], TESTS, *more]
         if platform in NUM_WORKERS:
-            command += ["-n", str(NUM_WORKERS[platform])]
+            # A plugin for benchmarks, where there is one, warns of workers.
+            command += ["-n", str(NUM_WORKERS[platform]), "-p", "no:benchmark"]
         outcome = run_part(command, limit, cwd=ROOT)
         return [json.loads(line) for line in path.read_text().splitlines()], outcome.why
 
