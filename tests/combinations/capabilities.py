@@ -93,7 +93,7 @@ DISK = Capability(
     options={"num_blocks": TIGHT_BLOCKS, "kv_disk_dir": DISK_DIR, "simulated_prefill_seconds": 0.0005},
     moves=frozenset({Move.WARM, Move.FLOOD}),
     settings=frozenset({"kv_disk_memory"}),
-    is_slow_on_cpu=True,
+    needs_slow_prompts=True,
     took_place=lambda answer: 0 < answer.num_from_disk <= answer.num_cached_tokens,
     beside={
         "host memory": Aside(because="what lies in both comes from memory"),

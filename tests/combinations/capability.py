@@ -122,8 +122,8 @@ class Capability:
     """Its own tokens may happen to be those without it: few draws of a small model see a rounding."""
     is_simulated: bool = True
     """The simulated executor does it."""
-    is_slow_on_cpu: bool = False
-    """Through all stages on a CPU it takes a model whose prompts take longer than the random one's: the simulated."""
+    needs_slow_prompts: bool = False
+    """Through all stages it takes a model whose prompts take longer than the random one's: the simulated."""
     refused_on_cpu: Refused | None = None
     """Where a CPU does not serve it: its cells run on the simulated executor if they can, else they are this."""
     refused_on_gpu: Refused | None = None

@@ -62,8 +62,12 @@ class Cell:
 
     @property
     def is_simulated_on_cpu(self) -> bool:
-        is_elsewhere = any(each.refused_on_cpu or (each.is_slow_on_cpu and self.is_above_engine) for each in self.both)
+        is_elsewhere = self.is_simulated_on_gpu or any(each.refused_on_cpu for each in self.both)
         return is_elsewhere and self.refused_on_cpu is None
+
+    @property
+    def is_simulated_on_gpu(self) -> bool:
+        return self.is_above_engine and any(each.needs_slow_prompts for each in self.both)
 
     @property
     def is_in_process_on_cpu(self) -> bool:

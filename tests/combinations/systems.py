@@ -103,9 +103,12 @@ class Systems:
 
     def check(self, cell: Cell) -> str:
         """Runs a cell where it belongs. Returns what was seen."""
-        family = SIMULATED if self._is_cpu and cell.is_simulated_on_cpu else DEVICE
+        if self._is_cpu:
+            is_simulated, refused = cell.is_simulated_on_cpu, cell.refused_on_cpu
+        else:
+            is_simulated, refused = cell.is_simulated_on_gpu, cell.refused_on_gpu
+        family = SIMULATED if is_simulated and refused is None else DEVICE
         note = " (simulated executor)" if family == SIMULATED else ""
-        refused = cell.refused_on_cpu if self._is_cpu else cell.refused_on_gpu
         if refused is None and cell.is_above_engine:
             return check(cell, self._ledger_of_cluster(family), cell.refused) + note
         # An engine that refuses to start does so before any stage above it is asked.
@@ -127,13 +130,10 @@ class Systems:
         return self._clusters[family]
 
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
-        if self._is_cpu:
-            on_device = [each for each in CAPABILITIES if not (each.refused_on_cpu or each.is_slow_on_cpu)]
-        else:
-            on_device = [each for each in CAPABILITIES if not each.refused_on_gpu]
-        kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
-        if self._is_cpu:
-            others = [each for each in CAPABILITIES if each.refused_on_cpu or each.is_slow_on_cpu]
-            kinds += kinds_of(SIMULATED, [each for each in others if each.is_simulated])
-            common[SIMULATED] = {"executor": "simulated"}
+        refused = [each for each in CAPABILITIES if (each.refused_on_cpu if self._is_cpu else each.refused_on_gpu)]
+        slow = [each for each in CAPABILITIES if each.needs_slow_prompts]
+        on_device = [each for each in CAPABILITIES if each not in refused and each not in slow]
+        simulated = [each for each in CAPABILITIES if each in slow or (self._is_cpu and each in refused)]
+        kinds = kinds_of(DEVICE, on_device) + kinds_of(SIMULATED, [each for each in simulated if each.is_simulated])
+        common = {DEVICE: self._options, SIMULATED: {"executor": "simulated"}}
         return kinds, self._stack.enter_context(running_cluster(self._text_folder, kinds, common))
