@@ -32,8 +32,8 @@ class Asked:
     weights: str = ""
     """Of the model: see `Capability`."""
     awaited: tuple[Capability, ...] = ()
-    """Capabilities that take place by a race of this request with another one or with a loss, which it may win, or only
-    on the engine that answered the same before."""
+    """Capabilities that take place by a race of this request with another one or with a loss, which it may win, only on
+    the engine that answered the same before, or once in many steps."""
 
 
 def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
@@ -44,6 +44,8 @@ def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves
         options |= each.options
         fields |= each.asks
         moves |= each.moves
-    awaited = tuple(each for each in capabilities if each.moves & RACES and each.aside(capabilities) is None)
+    awaited = tuple(
+        each for each in capabilities if (each.moves & RACES or each.is_probed) and each.aside(capabilities) is None
+    )
     weights = next((each.weights for each in capabilities if each.weights), "")
     return Asked(options, fields | dict(more), moves, weights, awaited)

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
+from tests.combinations.draft_folders import OWN_MODEL, RANDOM_HEADS
 
 CHUNK = 16
 TIGHT_BLOCKS = 25
@@ -213,11 +214,47 @@ SPECULATION = Capability(
     promise=Promise.SAME,
     asks={"speculative": "auto"},
     moves=frozenset({Move.REPEAT}),
-    settings=frozenset({"max_draft_tokens", "draft_model", "draft_heads", "simulated_draft_acceptance"}),
+    settings=frozenset({"max_draft_tokens", "simulated_draft_acceptance"}),
     sampling=frozenset({"speculative"}),
     took_place=lambda answer: answer.num_accepted_tokens > 0,
     beside={
         "beams": Aside(because="a search asks for one token at a time"),
+        "draft heads": Aside(because="the request names the heads, and random ones guess right by chance alone"),
+    },
+)
+BY_LOOK_UP = "rows under a grammar are drafted by look-up alone"
+DRAFT_MODEL = Capability(
+    name="draft model",
+    promise=Promise.SAME,
+    options={"draft_model": OWN_MODEL},
+    asks={"speculative": {"drafter": "draft_model"}},
+    is_probed=True,
+    is_simulated=False,
+    took_place=lambda answer: answer.num_accepted_tokens > 0,
+    beside={
+        "beams": Aside(because="a search asks for one token at a time"),
+        "grammar": Aside(because=BY_LOOK_UP),
+        "tools": Aside(because=BY_LOOK_UP),
+        "tensor parallel": Refused(field="draft_model", says="allowed: none with tensor_parallel_size 2"),
+        "pipeline parallel": Refused(field="draft_model", says="allowed: none with pipeline_parallel_size 2"),
+    },
+)
+DRAFT_HEADS = Capability(
+    name="draft heads",
+    promise=Promise.SAME,
+    options={"draft_heads": RANDOM_HEADS},
+    asks={"speculative": {"drafter": "draft_heads"}},
+    is_probed=True,
+    is_simulated=False,
+    # Random heads guess right by chance alone.
+    took_place=lambda answer: answer.num_draft_tokens > 0,
+    beside={
+        "beams": Aside(because="a search asks for one token at a time"),
+        "grammar": Aside(because=BY_LOOK_UP),
+        "tools": Aside(because=BY_LOOK_UP),
+        "draft model": Refused(field="draft_heads", says="none beside draft_model"),
+        "tensor parallel": Refused(field="draft_heads", says="allowed: none with tensor_parallel_size 2"),
+        "pipeline parallel": Refused(field="draft_heads", says="allowed: none with pipeline_parallel_size 2"),
     },
 )
 FP8_WEIGHTS = Capability(
@@ -277,6 +314,8 @@ CAPABILITIES = (
     RESUME,
     SEVERAL_STEPS,
     SPECULATION,
+    DRAFT_MODEL,
+    DRAFT_HEADS,
     INT4_WEIGHTS,
     FP8_WEIGHTS,
     TENSOR_PARALLEL,

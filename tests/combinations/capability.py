@@ -58,8 +58,10 @@ class Answer:
     num_tokens_before_loss: int = 0
     """Tokens that a replica which was lost had computed."""
     num_replicas: int = 1
+    num_draft_tokens: int = 0
+    """Drafted tokens that were verified."""
     num_accepted_tokens: int = 0
-    """Drafted tokens that stand."""
+    """Those of them that stand."""
     num_searches: int = 0
     """Requests that the engines computed for this one."""
     num_ranks: int = 0
@@ -122,6 +124,8 @@ class Capability:
     """Its own tokens may happen to be those without it: few draws of a small model see a rounding."""
     is_simulated: bool = True
     """The simulated executor does it."""
+    is_probed: bool = False
+    """Where it would not pay it is tried once in many steps: a request is asked until it took place."""
     needs_slow_prompts: bool = False
     """Through all stages it takes a model whose prompts take longer than the random one's: the simulated."""
     refused_on_cpu: Refused | None = None

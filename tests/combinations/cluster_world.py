@@ -15,6 +15,7 @@ import httpx
 
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
 from tests.combinations.capability import Answer, Capability, Fields, Move
+from tests.combinations.draft_folders import with_drafts
 from tests.combinations.engine_world import Refusal
 from tests.combinations.loss_relay import LossRelays
 from tests.combinations.weights_folder import with_weights
@@ -50,11 +51,12 @@ class EngineKind:
     num_replicas: int = 1
 
     def flags(self, folder: Path, common: Fields) -> list[str]:
+        own = with_drafts(self.options, folder)
         if self.weights:
             folder = with_weights(folder, self.weights, is_random=common.get("load_format", "auto") != "auto")
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
-        options = sizes | dict(common) | dict(self.options)
+        options = sizes | dict(common) | own
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         return [f"--served-model-name={self.name}", f"--model-folder={folder}", *flags]
 
@@ -233,6 +235,7 @@ class ClusterWorld:
             num_swapped_in=total("kv_swap_in_tokens_total"),
             num_replicas=len(set(served_by)),
             num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
+            num_draft_tokens=total("spec_decode_num_draft_tokens_total"),
             num_accepted_tokens=total("spec_decode_num_accepted_tokens_total"),
             num_searches=total("generation_tokens_total"),
             num_ranks=sum(each[name] > 0 for each in grown for name in each if name.startswith("rank_plans_total ")),

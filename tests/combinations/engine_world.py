@@ -20,9 +20,12 @@ from headwater.engine_core.rank_facts import RankedExecutor
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_MODEL_LEN, NUM_BLOCKS, PLAIN, Asked
 from tests.combinations.capability import Answer, Fields, Move
+from tests.combinations.draft_folders import with_drafts
 from tests.combinations.weights_folder import with_weights
 
 PROMPT_LEN = 100
@@ -37,6 +40,7 @@ SAMPLING = ("temperature", "seed", "max_tokens", "presence_penalty", "frequency_
 MAX_NUM_SEQS = 16
 BUDGET = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "num_threads": 1}
 COSTS = StepCosts.measured([1, 64], [1.0, 1.0], gap=0.05)
+PASSES = StepCosts.measured([1, 64], [0.05, 0.05])
 """What is drafted does not depend on how long steps take here."""
 
 
@@ -48,6 +52,11 @@ def prompt(number: int, length: int = PROMPT_LEN) -> list[int]:
 def sampling_of(fields: Fields) -> SamplingParams:
     known = {name: fields[name] for name in SAMPLING if name in fields}
     return SamplingParams(**known, num_logprobs=fields["top_logprobs"] if fields.get("logprobs") else None)
+
+
+def speculation_of(fields: Fields) -> Speculation:
+    asked = fields["speculative"]
+    return Speculation(**asked) if isinstance(asked, dict) else Speculation(is_on=asked == "auto")
 
 
 @dataclass(slots=True)
@@ -74,13 +83,16 @@ class Replica:
             NGramDrafter(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
             SuffixDrafter(MAX_NUM_SEQS, MAX_DRAFT_TOKENS),
         )
-        speculator = AdaptiveSpeculator(
-            drafters,
-            COSTS,
-            num_rows=MAX_NUM_SEQS,
-            max_drafts=MAX_DRAFT_TOKENS,
-            vocab_size=self.facts.vocab_size,
-        )
+        sizes = {
+            "num_rows": MAX_NUM_SEQS,
+            "max_drafts": MAX_DRAFT_TOKENS,
+            "vocab_size": self.facts.vocab_size,
+        }
+        speculator: Speculator = AdaptiveSpeculator(drafters, COSTS, **sizes)
+        for name in ("draft_model", "draft_heads"):
+            if getattr(options, name) is not None:
+                most = self.facts.most_own_drafts
+                speculator = ModelSpeculator(drafters, COSTS, PASSES, **sizes, name=name, most=most)
         disk_files = open_disk(options, config, self.facts, self._executor)
         self.engine = Engine(config, self._executor, speculator=speculator, disk_files=disk_files)
         self.heard: dict[int, Heard] = {}
@@ -99,7 +111,7 @@ class Replica:
             output_ids=list(output_ids),
             sampling=sampling_of(fields),
             namespace=namespace,
-            speculation=Speculation(is_on=fields["speculative"] == "auto"),
+            speculation=speculation_of(fields),
         )
         self.engine.add(new)
         return key, self.heard[key]
@@ -217,6 +229,7 @@ class EngineWorld:
             num_swapped_in=after.num_swapped_in - before.num_swapped_in,
             num_tokens_before_loss=len(said),
             num_replicas=2 if said else 1,
+            num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
             num_accepted_tokens=heard.num_accepted_tokens,
             num_ranks=replica.num_ranks,
             kv_format=replica.facts.kv_format,
@@ -245,7 +258,7 @@ class EngineWorld:
     def _replica(self, asked: Asked, number: int) -> Replica:
         key = (number, asked.weights, *sorted(asked.options.items()))
         if key not in self._replicas:
-            options = self._options | dict(asked.options)
+            options = self._options | with_drafts(asked.options, self._folder)
             if asked.weights:
                 options["model_folder"] = with_weights(self._folder, asked.weights, is_random=self._is_random)
             try:

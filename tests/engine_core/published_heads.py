@@ -39,14 +39,18 @@ def random_heads(kind: str, seed: int = 0) -> Tensors:
     config = CONFIGS[kind]
     if kind.startswith("medusa"):
         shapes = _medusa_shapes(config["medusa_num_heads"], config["medusa_num_layers"])
-    else:
-        shapes = _eagle_shapes(kind, config)
-    tensors = {name: _random(name, shape) for name, shape in shapes.items()}
+        return {name: _random(name, shape) for name, shape in shapes.items()}
+    tensors = random_eagle(kind, config)
     if kind == "eagle3":
         ids = torch.randperm(VOCAB_SIZE)[:NUM_DRAFT_TOKENS].sort().values
         tensors["d2t"] = ids - torch.arange(NUM_DRAFT_TOKENS)
         tensors["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill_(0, ids, True)
     return tensors
+
+
+def random_eagle(kind: str, config: dict[str, Any]) -> Tensors:
+    """Tensors of EAGLE's layer of the config's sizes, but for the token ids that EAGLE-3 guesses among."""
+    return {name: _random(name, shape) for name, shape in _eagle_shapes(kind, config).items()}
 
 
 def _random(name: str, shape: tuple[int, ...]) -> torch.Tensor:
@@ -78,25 +82,26 @@ def _medusa_shapes(num_heads: int, num_blocks: int) -> dict[str, tuple[int, ...]
 
 def _eagle_shapes(kind: str, config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     is_third, has_biases = kind.startswith("eagle3"), kind == "eagle with biases"
-    prefix, inputs = ("midlayer.", 2 * HIDDEN) if is_third else ("layers.0.", HIDDEN)
-    kv_size, inner = config["num_key_value_heads"] * 16, config["intermediate_size"]
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    prefix, inputs = ("midlayer.", 2 * hidden) if is_third else ("layers.0.", hidden)
+    kv_size = config["num_key_value_heads"] * (hidden // config["num_attention_heads"])
     layer: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (HIDDEN, inputs),
+        "self_attn.q_proj.weight": (hidden, inputs),
         "self_attn.k_proj.weight": (kv_size, inputs),
         "self_attn.v_proj.weight": (kv_size, inputs),
-        "self_attn.o_proj.weight": (HIDDEN, HIDDEN),
-        "mlp.gate_proj.weight": (inner, HIDDEN),
-        "mlp.up_proj.weight": (inner, HIDDEN),
-        "mlp.down_proj.weight": (HIDDEN, inner),
-        "post_attention_layernorm.weight": (HIDDEN,),
+        "self_attn.o_proj.weight": (hidden, hidden),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+        "post_attention_layernorm.weight": (hidden,),
     }
     if has_biases:
-        layer |= {f"self_attn.{name}_proj.bias": (HIDDEN if name == "q" else kv_size,) for name in "qkv"}
+        layer |= {f"self_attn.{name}_proj.bias": (hidden if name == "q" else kv_size,) for name in "qkv"}
     if is_third:
-        layer |= {"hidden_norm.weight": (HIDDEN,), "input_layernorm.weight": (HIDDEN,)}
+        layer |= {"hidden_norm.weight": (hidden,), "input_layernorm.weight": (hidden,)}
     shapes = {prefix + name: shape for name, shape in layer.items()}
-    shapes["fc.weight"] = (HIDDEN, (3 if is_third else 2) * HIDDEN)
+    shapes["fc.weight"] = (hidden, (3 if is_third else 2) * hidden)
     if is_third:
-        return shapes | {"norm.weight": (HIDDEN,), "lm_head.weight": (config["draft_vocab_size"], HIDDEN)}
-    shapes["embed_tokens.weight"] = (VOCAB_SIZE, HIDDEN)
-    return shapes | ({"fc.bias": (HIDDEN,)} if has_biases else {})
+        return shapes | {"norm.weight": (hidden,), "lm_head.weight": (config["draft_vocab_size"], hidden)}
+    shapes["embed_tokens.weight"] = (config["vocab_size"], hidden)
+    return shapes | ({"fc.bias": (hidden,)} if has_biases else {})
