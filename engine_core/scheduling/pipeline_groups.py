@@ -42,3 +42,29 @@ class PipelineGroups:
         """Those of the group whose turn it is."""
         own: Rows = rows[self._of_rows[rows] == self._turn]
         return own
+
+
+class OneGroup:
+    """The only group of an engine without pipeline stages: it has every turn and holds all rows."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def advance(self) -> None: ...
+
+    def has_room(self, num_requests: int) -> bool:
+        return True
+
+    def seat(self, row: int) -> None: ...
+
+    def leave(self, row: int) -> None: ...
+
+    def has_turn(self, row: int) -> bool:
+        return True
+
+    def of_turn(self, rows: Rows) -> Rows:
+        return rows
+
+
+def row_groups(num_groups: int, num_rows: int) -> PipelineGroups | OneGroup:
+    return PipelineGroups(num_groups, num_rows) if num_groups > 1 else OneGroup()

@@ -14,14 +14,15 @@ from ..config import EngineConfig
 from ..executor import Int32Array
 from ..kv.block_loads import BlockLoads
 from ..kv.block_pool import BlockPool
-from ..kv.block_source import BlockSource, Ticket
+from ..kv.block_source import BlockSource
 from ..kv.prefix_cache import PrefixCache
 from ..step_output import StoredChain
+from .block_waits import BlockWaits
 from .decode_ahead import DecodeAhead
 from .forks import Forks, PartialBlock
 from .masks import HeldRows, Rows
 from .pending_release import Leavers
-from .pipeline_groups import PipelineGroups
+from .pipeline_groups import row_groups
 from .preemption import Victims
 from .prefill_budget import PrefillBudget
 from .prefix_hits import PrefixHits
@@ -69,6 +70,7 @@ class Scheduler:
         self.prefilling: dict[int, RequestState] = {}
         self.num_preemptions = 0
         self.hits = PrefixHits(self.cache, clock)
+        self._waits = BlockWaits(self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size)
         self._config = config
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
@@ -79,7 +81,7 @@ class Scheduler:
         self._num_planned_rows = 0
         """Of all steps so far: requests that each computed, added up."""
         self._leavers = Leavers(self.table, self.pool)
-        self._groups = PipelineGroups(config.num_groups, config.num_rows) if config.num_groups > 1 else None
+        self._groups = row_groups(config.num_groups, config.num_rows)
         self._seats = Seats(self.running, self.table, config.max_num_seqs)
         self._victims = Victims(self.running, self.shares, self.table, config.block_size)
         self._yielding = Yielding(self.waiting, self._victims, self._leavers, self._seats, self.pool)
@@ -89,8 +91,6 @@ class Scheduler:
 
     def schedule(self) -> PlannedStep | None:
         """The next step, or none if nobody can compute: running requests first; when blocks are short nobody joins."""
-        if self._groups is None:
-            return self._schedule_rows()
         # A group in which nobody can compute gives its turn to the next one.
         for _ in range(len(self._groups)):
             self._groups.advance()
@@ -152,21 +152,9 @@ class Scheduler:
     def settle_loads(self) -> bool:
         """Lets requests go on whose blocks came from a source, or will not. Whether there were such loads. To be called
         between the last plan of a step and its cache events."""
-        settled = self.loads.poll()
-        for load in settled:
+        if has_settled := self._waits.settle():
             self._yielding.note_released()
-            for request in self.waiting.load_ended(load.ticket):
-                self.hits.note_loaded(request, load.tier, load.num_loaded * self._config.block_size)
-                if load.failed_source is not None:
-                    self._compute_instead(request, load.failed_source)
-        return bool(settled)
-
-    def _compute_instead(self, request: RequestState, source: BlockSource) -> None:
-        """The request goes on as if the source had nothing, until it has a row."""
-        request.failed_sources += (source,)
-        max_hits = request.num_cacheable_blocks(self._config.block_size)
-        num_hits = len(self.cache.match(request.chain, max_hits))
-        self.waiting.recount(request, request.num_tokens - num_hits * self._config.block_size)
+        return has_settled
 
     def roll_back(self, rows: Rows, reserved: Int32Array, gained: Int32Array) -> None:
         """Gives back the blocks and the credit of tokens that a step with drafts reserved for rows[i], reserved[i] of
@@ -230,9 +218,7 @@ class Scheduler:
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True
 
     def _decodable_rows(self) -> tuple[Rows, Rows]:
-        rows = self.table.decodable_rows()
-        if self._groups is not None:
-            rows = self._groups.of_turn(rows)
+        rows = self._groups.of_turn(self.table.decodable_rows())
         return rows, rows[self.table.num_computed[rows] == self.table.capacity[rows]]
 
     def _continue_prefills(self, step: StepBuilder) -> None:
@@ -243,7 +229,7 @@ class Scheduler:
             following = None
         parts = self._prefill_budget.parts(step.budget, self.prefilling.values(), following)
         for request in sorted(self.prefilling.values(), key=attrgetter("rank")):
-            if self._groups is not None and not self._groups.has_turn(request.row):
+            if not self._groups.has_turn(request.row):
                 continue
             budget = min(step.budget, parts.get(request.tenant, step.budget))
             if budget > 0:
@@ -291,7 +277,7 @@ class Scheduler:
         once, and leaves a block for each running one to grow into."""
         if self._leavers.num_preempted:
             return
-        while step.budget > 0 and self._seats.num_free and self._has_room_in_group():
+        while step.budget > 0 and self._seats.num_free and self._groups.has_room(len(self.running) + len(self.waiting)):
             request = self.waiting.peek()
             if request is None or request is self._yielding.too_large:
                 return
@@ -299,7 +285,7 @@ class Scheduler:
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)
-            if len(hits) < max_hits and self._follows(request, len(hits), max_hits):
+            if len(hits) < max_hits and self._waits.follow(request, len(hits), max_hits):
                 continue
             if self.forks.waits(request, self.prefilling.values()):
                 continue
@@ -313,30 +299,11 @@ class Scheduler:
                 continue
             offer = self.loads.find(request.chain, len(hits), max_hits, request.failed_sources)
             if offer is not None:
-                self._await(request, self.loads.load(offer, request.chain, hits))
+                self._waits.load(request, offer, hits)
                 continue
             self.waiting.pop(request)
             self._seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
             self._add_chunk(step, request, step.budget)
-
-    def _has_room_in_group(self) -> bool:
-        return self._groups is None or self._groups.has_room(len(self.running) + len(self.waiting))
-
-    def _follows(self, request: RequestState, num_hits: int, max_hits: int) -> bool:
-        """Holds a request whose first missing block is computed or fetched for another, until it is there."""
-        missed = request.chain.hashes[num_hits]
-        for leader in self.prefilling.values():
-            hashes = leader.chain.hashes
-            if leader.chain.num_cached <= num_hits < len(hashes) and hashes[num_hits] == missed:
-                self.waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
-                return True
-        if (ticket := self.loads.ticket(missed, request.failed_sources)) is not None:
-            self._await(request, ticket)
-        return ticket is not None
-
-    def _await(self, request: RequestState, ticket: Ticket) -> None:
-        self.hits.note_waits(request)
-        self.waiting.await_load(request, ticket)
 
     def _seat(
         self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock
@@ -349,8 +316,7 @@ class Scheduler:
         request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_planned_rows
         self.table.seat(request, blocks)
-        if self._groups is not None:
-            self._groups.seat(request.row)
+        self._groups.seat(request.row)
         if self.speculator is not None:
             self.speculator.seat(request)
         request.has_yielded = False
@@ -391,8 +357,7 @@ class Scheduler:
 
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
-        if self._groups is not None:
-            self._groups.leave(request.row)
+        self._groups.leave(request.row)
         self._victims.remove_stalled(request)
         self.shares.unseat(request.tenant)
         self._moved()
