@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.combinations.cells import Cell
 from tests.combinations.systems import Systems
+from tests.forked_rank import forked_ranks
 
 CellRunner = Callable[[Cell, Systems], None]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_forked() -> Iterator[None]:
+    with forked_ranks():
+        yield
 
 
 @pytest.fixture

@@ -10,8 +10,15 @@ from typing import Any
 import pytest
 
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
+from tests.forked_rank import forked_ranks
 
 MAX_DRAFTS = 15
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ranks_are_forked() -> Iterator[None]:
+    with forked_ranks():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,71 @@
+"""Ranks of engines that tests build in their own process, forked from one that has imported torch.
+
+A new interpreter takes seconds to import it, and a test starts two to four ranks. Ranks of engines that are processes
+of their own start as in a deployment (`tests/services/engine/test_ranks.py`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+from unittest import mock
+
+from headwater.engine_core.parallel import ranks
+from headwater.engine_core.parallel.rank_start import RankStart
+from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
+
+STDOUT, STDERR = 1, 2
+FREE_NUMBERS = 512
+"""From here on no descriptor of a rank has its number."""
+
+
+class ForkedRank(ForkServerProcess):
+    """A rank's process, with those methods of `subprocess.Popen` that an executor uses. It is started at once, and has
+    the open files of the executor's process under the same numbers."""
+
+    def __init__(self, start: RankStart) -> None:
+        super().__init__(name=f"rank {start.rank}")
+        self._told, self._waits = start.to_json(), threading.Lock()
+        self._numbers = (STDOUT, STDERR, *start.descriptors)
+        self._threads = start.options.num_threads
+        self.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        files = [DupFd(number) for number in self._numbers]
+        return {name: value for name, value in self.__dict__.items() if name != "_waits"} | {"_files": files}
+
+    def run(self) -> None:
+        # What was inherited stays: no collection looks at it, which would copy the pages that hold it.
+        gc.freeze()
+        moved = [fcntl.fcntl(file.detach(), fcntl.F_DUPFD, FREE_NUMBERS) for file in self._files]
+        for number, file in zip(self._numbers, moved, strict=True):
+            os.dup2(file, number)
+            os.close(file)
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
+        sys.argv = [ranks.MODULE, self._told]
+        importlib.import_module(ranks.MODULE).main()
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit status, negative where a signal ended it. Raises `subprocess.TimeoutExpired`."""
+        with self._waits:
+            self.join(seconds)
+            if self.exitcode is None:
+                raise subprocess.TimeoutExpired(self.name, seconds or 0.0)
+            return self.exitcode
+
+
+@contextmanager
+def forked_ranks() -> Iterator[None]:
+    """Executors that are built meanwhile fork their ranks."""
+    with mock.patch.object(ranks, "_started", lambda start, *_: ForkedRank(start)):
+        yield
