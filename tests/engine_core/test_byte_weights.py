@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.dense import DenseLinear
@@ -100,6 +99,8 @@ def test_a_matrix_of_blocks_is_what_transformers_makes_of_it(form: str, tmp_path
     ours = loaded(convert(tmp_path / "packed", tmp_path / "ours"), torch.float32, keeps_packed=False)
     down = ours.linears["layers.1.down"]
     assert isinstance(down, DenseLinear)
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize  # noqa: PLC0415 (two seconds of every worker)
+
     theirs = Fp8Dequantize(None)._dequantize_one(stored[f"{DOWN}.weight"], stored[f"{DOWN}.weight_scale_inv"])
     assert torch.equal(down.weight, theirs)
 

@@ -38,6 +38,8 @@ OTHER_MACHINES = {
     "SSE2": ("x86-64", "+sse2"),
 }
 """Name and features of a processor, as LLVM knows them."""
+# To compile all kernels anew takes half a minute. AVX2 lies between SSE2, which has no fused multiply-add, and AVX-512.
+other_machines = pytest.mark.parametrize("machine", [pytest.param("AVX2", marks=pytest.mark.long), "SSE2"])
 
 
 def activations(num_rows: int, num_inputs: int, dtype: torch.dtype, seed: int = 1) -> torch.Tensor:
@@ -96,7 +98,7 @@ def test_more_rows_than_a_group_and_parts_of_several_formats_change_no_bit() -> 
     assert torch.equal(out[77:78], block_linear(x[77:78], parts))
 
 
-@pytest.mark.parametrize("machine", OTHER_MACHINES)
+@other_machines
 def test_other_machines_instructions_give_the_same_bits(machine: str) -> None:
     """In a process that compiles for such a processor."""
     name, features = OTHER_MACHINES[machine]

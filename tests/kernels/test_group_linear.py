@@ -18,7 +18,7 @@ from headwater.kernels.cpu.group_linear import group_linear
 from headwater.kernels.group_linear import group_linear as twin
 from headwater.kernels.group_tiles import GROUP_FORMATS, GroupFormat, GroupTiles, read
 from tests.kernels.random_groups import random_groups
-from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations
+from tests.kernels.test_block_linear import OTHER_MACHINES, ROW_COUNTS, activations, other_machines
 
 formats = pytest.mark.parametrize(
     "format", GROUP_FORMATS, ids=lambda format: f"{format.bits} bits, {str(format.scale_dtype).removeprefix('torch.')}"
@@ -76,7 +76,7 @@ def test_a_product_has_the_bits_of_the_twin_at_every_number_of_rows_and_threads(
                 assert torch.equal(group_linear(x[-num_rows:], weight), expected[-num_rows:])
 
 
-@pytest.mark.parametrize("machine", OTHER_MACHINES)
+@other_machines
 def test_other_machines_instructions_give_the_same_bits(machine: str) -> None:
     """In a process that compiles for such a processor."""
     name, features = OTHER_MACHINES[machine]
