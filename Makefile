@@ -50,7 +50,7 @@ lock: ## resolve deploy/locks after a change of pyproject.toml (UPGRADE=1: to th
 sbom: $(DEV_VENV)/.dev ## bills of materials of the images (CycloneDX), into build/sbom
 	deploy/sbom.sh $(DEV_BIN)/python build/sbom
 
-bench: $(DEV_VENV)/.dev ## measure what docs/benchmarks.md records for this machine
+bench: $(DEV_VENV)/.dev ## list what measures, and what renders the figures (bench report)
 	$(DEV_BIN)/headwater bench --help
 
 fmt: $(DEV_VENV)/.dev ## format and mend what can be mended

@@ -9,7 +9,7 @@ import typer
 
 from .program import BENCHMARKS
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure what docs/benchmarks.md records.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure what bench/results records, and render it.")
 
 
 def _add(name: str, module: str, summary: str) -> None:

@@ -85,6 +85,29 @@ def plot_front(
     _save(figure, path, "Throughput against latency", figures)
 
 
+def plot_shares(path: Path, shares: Mapping[str, tuple[Sequence[float], float]], description: str) -> None:
+    """Figures as shares of what they are compared with, a line each: the newest one, and pale those before.
+    `description` is kept in the SVG's metadata; two drawings of the same shares are the same file."""
+    from matplotlib import rc_context, ticker  # noqa: PLC0415 (as above)
+
+    figure = _figure(width=8, height=1 + 0.22 * len(shares))
+    panel = figure.subplots()
+    for line, (before, newest) in enumerate(shares.values()):
+        panel.plot(before, [line] * len(before), "o", color="tab:gray", alpha=0.4, markersize=4)
+        panel.plot([1, newest], [line, line], color="tab:green" if newest <= 1 else "tab:red", linewidth=1)
+        panel.plot(newest, line, "o", color="tab:green" if newest <= 1 else "tab:red", markersize=5)
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set(xscale="log", xlabel="share of target or peer; below 1 is better")
+    panel.set_yticks(range(len(shares)), list(shares), fontsize=7)
+    panel.set_ylim(len(shares) - 0.5, -0.5)
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    panel.xaxis.set_minor_formatter("")
+    panel.grid(alpha=0.3)
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "headwater"}):
+        figure.savefig(path, metadata={"Date": None, "Description": description})
+
+
 def _figure(width: float, height: float) -> Any:
     # The figure alone, without pyplot's global state or a display.
     from matplotlib.figure import Figure  # noqa: PLC0415 (as above)

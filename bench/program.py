@@ -19,6 +19,7 @@ BENCHMARKS = {
     "tune": ("tune", "Find the engine settings with the best throughput that keeps an objective."),
     "offline": ("offline", "Run a workload through the engine in this process."),
     "accuracy": ("accuracy", "What packed weights with 8-bit activations lose on a CPU: perplexity, top-1, KL."),
+    "report": ("report", "Render bench/results into docs/benchmarks.md, or add a row there."),
     "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
     "start": ("cluster_start", "Seconds from `headwater up` to the first token, and of each stage to be ready."),
     "structured": ("structured", "Throughput of answers that are held to a JSON schema against free ones."),

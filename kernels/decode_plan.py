@@ -20,7 +20,7 @@ DIRECT_ROWS = 4
 key."""
 FEW_ROWS = range(17, 65)
 """Numbers of rows whose splits `hopper_decode_splits` computes and beside whose merge the next kernel starts: measured
-to be faster for these, and no faster for others (docs/benchmarks.md, "Some dozen rows")."""
+to be faster for these, and no faster for others (docs/benchmarks/kernels.md, "Decode steps of some dozen rows")."""
 _STRIPES = 8
 
 

@@ -37,7 +37,7 @@ class Tiles:
     wide: bool
 
 
-# Measured on an H200 (docs/benchmarks.md, "GPU kernels"); the first key is the largest M served, the second whether the
+# Measured on an H200 (docs/benchmarks/kernels.md); the first key is the largest M served, the second whether the
 # weights are short (a narrow tile makes programs enough), tall (programs enough without being wide) or between.
 TILES = {
     (16, "short"): Tiles(16, 16, 512, 2, 6, wide=False),

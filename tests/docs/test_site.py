@@ -23,7 +23,8 @@ def places(nav: Any) -> list[str]:
 
 def test_every_page_has_one_place_in_the_site() -> None:
     nav = places(yaml.safe_load(SITE.read_text())["nav"])
-    of_docs = {IN_DOCS.get(path.name, path.name) for path in PAGES if path.parent.name == "docs"}
+    names = {str(path.relative_to(ROOT / "docs")) for path in PAGES if path.parent != ROOT}
+    of_docs = {IN_DOCS.get(name, name) for name in names}
     at_the_top = {AT_THE_TOP.get(path.name, path.name) for path in PAGES if path.parent == ROOT}
     assert sorted(nav) == sorted(of_docs | at_the_top)
 

@@ -79,7 +79,7 @@ def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(dem
 
 @pytest.fixture(scope="module")
 def pauses() -> Iterator[defaultdict[str, list[float]]]:
-    """Extra seconds of answers that moved, by who died; figures for docs/benchmarks.md, where the aims are."""
+    """Extra seconds of answers that moved, by who died; figures for bench/results/promises.jsonl."""
     pauses = defaultdict[str, list[float]](list)
     yield pauses
     killed = [each for victim in VICTIMS for each in pauses[victim]]

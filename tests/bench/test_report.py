@@ -1,0 +1,168 @@
+"""Rows of bench/results, and the pages that `headwater bench report` makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.bench.program import BENCHMARKS
+from headwater.bench.report import RESULTS, add_row, digest_of, read_topics, render, shares_of, write_report
+from headwater.bench.report_pages import claims_of, topic_page
+from headwater.bench.result_rows import RowError, by_series, read_rows
+
+ROOT = Path(__file__).parents[2]
+TOPICS = read_topics()
+ROW: dict[str, Any] = {
+    "date": "2026-11-21",
+    "commit": "d14ad46",
+    "machine": "A",
+    "section": "Start",
+    "what": "first token",
+    "command": "headwater bench start",
+    "metric": "seconds",
+    "unit": "s",
+    "value": 5.5,
+}
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in (ROW | fields).items() if value is not None}
+
+
+def rows_in(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "cpu.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    return path
+
+
+def git(*arguments: str, text: str = "") -> str:
+    command = ["git", "-C", ROOT, *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=False).stdout
+
+
+def test_the_pages_are_those_of_the_rows() -> None:
+    pages = render(TOPICS)
+    stale = [name for name, text in pages.items() if (ROOT / "docs" / name).read_text() != text]
+    assert stale == [], "run `headwater bench report`"
+    assert {path.name for path in (ROOT / "docs" / "benchmarks").glob("*.md")} == {f"{topic}.md" for topic in TOPICS}
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_a_plot_is_that_of_the_rows(topic: str) -> None:
+    plot = (ROOT / "docs" / "benchmarks" / f"{topic}.svg").read_text()
+    assert digest_of(shares_of(TOPICS[topic])) in plot, "run `headwater bench report`"
+
+
+def test_the_newest_claims_are_few_and_the_topics_at_most_six() -> None:
+    lines = (ROOT / "docs" / "benchmarks.md").read_text().splitlines()
+    assert 10 < sum(line.startswith("|") for line in lines) <= 25
+    assert len(TOPICS) <= 6
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_the_command_of_a_claim_is_one_that_there_is(topic: str) -> None:
+    newest = [series[-1] for section in claims_of(TOPICS[topic]).values() for series in section]
+    commands = [part.strip() for each in newest for part in each.command.split(";")]
+    unknown = []
+    for command in commands:
+        program, *words = command.split()
+        known = {
+            "headwater": lambda rest: rest[0] == "bench" and rest[1] in BENCHMARKS,
+            "python": lambda rest: rest[0] == "-m" and list(ROOT.glob(f"{rest[1].replace('.', '/')}*")),
+            "pytest": lambda rest: (ROOT / rest[0]).exists(),
+        }
+        if program not in known or not known[program](words):
+            unknown.append(command)
+    assert unknown == []
+
+
+def test_every_commit_is_in_the_history() -> None:
+    if git("rev-parse", "--is-shallow-repository").strip() != "false":
+        pytest.skip("no git history here")
+    commits = {each.commit for rows in TOPICS.values() for each in rows}
+    kinds = git("cat-file", "--batch-check=%(objecttype)", text="".join(f"{each}^{{commit}}\n" for each in commits))
+    assert [line for line in kinds.splitlines() if line != "commit"] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (row(machine=None), "cpu.jsonl:2: Object missing required field `machine`"),
+        (row(command=""), "cpu.jsonl:2: Expected `str` of length >= 1 - at `$.command`"),
+        (row(commit="tree:d14ad46"), "cpu.jsonl:2: Expected `str` matching regex '^[0-9a-f]{7,40}$' - at `$.commit`"),
+        (row(value="fast"), "cpu.jsonl:2: Expected `float | array`, got `str` - at `$.value`"),
+        (row(speed=1), "cpu.jsonl:2: Object contains unknown field `speed`"),
+    ],
+    ids=["without machine", "empty command", "commit", "value", "unknown field"],
+)
+def test_a_row_that_is_none_is_named_by_file_and_line(tmp_path: Path, wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(RowError, match=f"^{re.escape(told)}$"):
+        read_rows(rows_in(tmp_path, ROW, wrong))
+
+
+def test_the_newest_row_of_a_series_stands_before_its_history(tmp_path: Path) -> None:
+    newest = row(date="2026-11-23", value=[5.0, 6.0], target=5.5, peers={"other": 11}, note="cold | warm")
+    rows = read_rows(rows_in(tmp_path, newest, row(), row(what="ready", value=1234.5)))
+    assert [[each.median for each in series] for series in by_series(rows).values()] == [[5.5, 5.5], [1234.5]]
+    page = topic_page("cpu", "# On a CPU", rows)
+    before, history = page.split("Before:")
+    assert "5–6 s | ≤ 5.5 s | in part | other 11 (0.50 ×) | A | d14ad46, 2026-11-23 | cold &#124; warm |" in before
+    assert "| ready | seconds | 1,234 s |" in before
+    assert history.count("d14ad46, 2026-11-21") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "met", "ratio"),
+    [
+        ({"value": 4, "target": 5}, "yes", 0.5),
+        ({"value": [4, 6], "target": 5}, "in part", 0.625),
+        ({"value": 4, "interval": [3, 6], "target": 5}, "no", 0.5),
+        ({"value": 16, "better": "more", "target": 15}, "yes", 0.5),
+        ({"value": 4}, "", 0.5),
+    ],
+)
+def test_a_target_is_met_by_all_readings_and_by_the_interval(
+    tmp_path: Path, fields: dict[str, Any], met: str, ratio: float
+) -> None:
+    (found,) = read_rows(rows_in(tmp_path, row(**fields)))
+    assert (found.met, found.ratio(8)) == (met, ratio)
+
+
+def test_another_reading_is_added_with_what_the_series_has(tmp_path: Path) -> None:
+    path = rows_in(tmp_path, row(target=15, claim=True, note="beside others"))
+    text = path.read_text()
+    wanted = "^" + re.escape("cpu.jsonl has no series of 'last token' and 'seconds'; write its row by hand") + "$"
+    with pytest.raises(RowError, match=wanted):
+        add_row(path, "last token", "seconds", [1.0])
+    with pytest.raises(RowError, match=r"^not added to cpu.jsonl: .*\$\.commit"):
+        add_row(path, "first token", "seconds", [1.0], commit="d14ad46+dirty")
+    assert path.read_text() == text
+    add_row(path, "first token", "seconds", [5.0, 5.2], commit="c45458e", machine="A, load 2")
+    added = read_rows(path)[-1]
+    assert (added.value, added.commit, added.machine, added.note) == ([5.0, 5.2], "c45458e", "A, load 2", "")
+    assert (added.target, added.claim, added.command) == (15, True, ROW["command"])
+
+
+def test_a_report_writes_what_differs(tmp_path: Path) -> None:
+    written = {str(path.relative_to(tmp_path)) for path in write_report(tmp_path)}
+    assert written == {"benchmarks.md"} | {f"benchmarks/{each}{end}" for each in TOPICS for end in (".md", ".svg")}
+    assert write_report(tmp_path) == []
+
+
+def test_the_command_says_what_it_lacks() -> None:
+    command = [sys.executable, "-m", "headwater.bench.report"]
+    for flags, told in (
+        (["--add=cpu", "--what=ready"], "--add wants --what, --metric and --value"),
+        (
+            ["--add=gpu", "--what=a", "--metric=b", "--value=1"],
+            f"no topic 'gpu'; there are {', '.join(sorted(path.stem for path in RESULTS.glob('*.jsonl')))}",
+        ),
+    ):
+        done = subprocess.run([*command, *flags], capture_output=True, text=True, check=False, timeout=120)
+        assert (done.returncode, done.stderr) == (1, f"headwater bench report: {told}\n")
