@@ -6,23 +6,21 @@ looks at as many places as it may: copied text is found sooner.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Int32Array
 
+from .figures import AsJson, show_rows
 from .program import run_program
 
 VOCAB_SIZE, EXPONENT = 20_000, 1.3
@@ -95,7 +93,7 @@ def _text(rng: np.random.Generator, num_tokens: int) -> Int32Array:
 def main(
     steps: Annotated[int, typer.Option(min=2, help="Steps that are timed, the first one apart.")] = 300,
     learned: Annotated[int, typer.Option(help="Tokens of answers in the namespace's history.")] = 500_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Microseconds a row and step of the drafters that look tokens up."""
     found = [
@@ -104,15 +102,7 @@ def main(
         for num_rows in NUM_ROWS
         for each in measure(num_rows=num_rows, context_len=context_len, num_steps=steps, num_learned=learned)
     ]
-    if as_json:
-        typer.echo(json.dumps([asdict(each) for each in found], indent=2))
-        return
-    table = Table("drafter", "rows", "context", "first µs/row", "µs/row", "least", "drafted/row", "MB")
-    for each in found:
-        times = each.first_us, each.median_us, each.least_us, each.drafts_per_row
-        cells = (each.drafter, each.num_rows, each.context_len, *times, round(each.num_bytes / 1e6, 1))
-        table.add_row(*map(str, cells))
-    Console().print(table)
+    show_rows(found, "microseconds a row and step", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
@@ -18,14 +17,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services.runtime.process import run_stage
 
 from . import arrivals, datasets
 from .datasets import Shape
+from .figures import AsJson, show_figures
 from .latency_report import Objective, summarize
 from .own_cluster import own_cluster
 from .program import program_name
@@ -36,7 +34,6 @@ from .sse_path import WARM_UP_SECONDS, Stages, cpu_seconds, said, serve_stages, 
 MODEL = "synthetic"
 WORD = " word"
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="What a gateway costs.")
-AsJson = Annotated[bool, typer.Option("--json", help="print JSON only")]
 
 
 async def answer_at_once(incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -99,7 +96,7 @@ def overhead(
         "gateway_cpu_ms_per_request": round(spent / through["requests"] * 1000, 3),
         "stages_cpu_ms_per_request": round(spent_behind / through["requests"] * 1000, 3),
     }
-    _show(figures, f"gateway overhead at {rate:g} requests a second", as_json=as_json)
+    show_figures(figures, f"gateway overhead at {rate:g} requests a second", as_json=as_json)
 
 
 @app.command()
@@ -120,7 +117,7 @@ def streams(
         before = _resident_bytes(pid)
         figures = asyncio.run(_hold(cluster.rest, cluster.model, pid, num_streams, seconds))
     figures["gateway_kib_per_stream"] = round((figures["gateway_mib"] * 2**20 - before) / num_streams / 1024, 1)
-    _show(figures, f"{num_streams} open streams", as_json=as_json)
+    show_figures(figures, f"{num_streams} open streams", as_json=as_json)
 
 
 async def _hold(base_url: str, model: str, pid: int, num_streams: int, seconds: float) -> dict[str, Any]:
@@ -165,17 +162,6 @@ def _move(pid: int, cores: set[int]) -> None:
 
 def _resident_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _show(figures: dict[str, Any], title: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(figures))
-        return
-    table = Table("figure", "value", title=title)
-    for name, value in figures.items():
-        shown = "  ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(name.replace("_", " "), shown)
-    Console().print(table)
 
 
 if __name__ == "__main__":

@@ -42,9 +42,10 @@ from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats, start_valkey
 
 from .program import run_program
+from .routing_decision import timed_decision
 from .synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
 
-NUM_TOKENS, MAX_TOKENS = 8192, 256
+NUM_TOKENS = 8192
 RATES = (100_000, 150_000, 200_000, 250_000, 300_000, 350_000, 400_000, 600_000, 800_000, 1_000_000)
 """Blocks a second, over all replicas."""
 STEP_SECONDS = 5.0
@@ -112,12 +113,8 @@ async def _decide(router: Router, told: list[SyntheticPublisher], number: int) -
             hashes = block_hashes(b"\0" * 16, tokens.astype(np.int32), MODEL.block_size)
             if turn % 2:
                 router._feed.index(MODEL.key).expect(rng.choice(told).replica_id, hashes[: len(hashes) // 2], 60.0)
-            began, cpu = time.perf_counter(), time.thread_time()
-            decision = router.choose(MODEL.key, b"".join(hashes), NUM_TOKENS, MAX_TOKENS)
-            dispatch = router.dispatched(decision, str(turn))
-            seconds.append((time.perf_counter() - began, time.thread_time() - cpu))
-            router.started(dispatch, decision.predicted_cached_tokens)
-            router.finished(dispatch)
+            wall, cpu, _ = timed_decision(router, MODEL.key, b"".join(hashes), NUM_TOKENS)
+            seconds.append((wall, cpu))
     return seconds
 
 

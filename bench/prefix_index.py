@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import random
 import tempfile
 import time
@@ -18,8 +17,6 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reader import IndexReader
@@ -29,6 +26,7 @@ from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_valkey
 
+from .figures import AsJson, show_figures
 from .program import run_program
 
 PROMPT_BLOCKS = 512
@@ -144,18 +142,12 @@ def main(
     num_replicas: Annotated[int, typer.Option(help="Replicas that cache the same blocks.")] = 8,
     num_blocks: Annotated[int, typer.Option(help="Blocks of each.")] = 50_000,
     redis_url: Annotated[str, typer.Option(help="A server to use instead of the embedded one.")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Cost of the prefix index in Redis."""
     configure_logging("bench", "warning")
-    row = asdict(asyncio.run(_run(redis_url, num_replicas, num_blocks)))
-    if as_json:
-        typer.echo(json.dumps(row, indent=2))
-        return
-    table = Table("figure", "value")
-    for name, value in row.items():
-        table.add_row(name.replace("_", " "), str(value))
-    Console().print(table)
+    row = asyncio.run(_run(redis_url, num_replicas, num_blocks))
+    show_figures(asdict(row), "prefix index in Redis", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,14 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
-import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto.common_pb2 import ChatMessage
@@ -26,6 +22,7 @@ from headwater.services.processor import conversation
 from headwater.services.processor.prepare import prepare
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
 
+from .figures import AsJson, seconds_of, show_rows
 from .program import run_program
 from .text_folder import demo_text_folder
 
@@ -61,15 +58,6 @@ def chat(text: str, num_messages: int) -> Conversation:
     )
 
 
-def milliseconds(work: Callable[[], object], rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return round(1e3 * median(times), 2)
-
-
 def measure(model: TextModel, num_tokens: int, num_messages: int, rounds: int) -> Measurement:
     template, tokenizer = model.chat_template, model.tokenizer
     assert template is not None
@@ -81,13 +69,17 @@ def measure(model: TextModel, num_tokens: int, num_messages: int, rounds: int) -
     request.sampling.max_tokens = 1
     rendered = conversation.render(template, asked)
     token_ids = tokenizer.encode(rendered, add_special_tokens=False)
+
+    def milliseconds(work: Callable[[], object]) -> float:
+        return round(1e3 * median(seconds_of(work, rounds)), 2)
+
     return Measurement(
         messages=num_messages,
         tokens=len(token_ids),
-        prepare_ms=milliseconds(lambda: prepare(model, request), rounds),
-        template_ms=milliseconds(lambda: conversation.render(template, asked), rounds),
-        tokenize_ms=milliseconds(lambda: tokenizer.encode(rendered, add_special_tokens=False), rounds),
-        hash_ms=milliseconds(lambda: block_hashes(NAMESPACE, token_ids, model.served.block_size), rounds),
+        prepare_ms=milliseconds(lambda: prepare(model, request)),
+        template_ms=milliseconds(lambda: conversation.render(template, asked)),
+        tokenize_ms=milliseconds(lambda: tokenizer.encode(rendered, add_special_tokens=False)),
+        hash_ms=milliseconds(lambda: block_hashes(NAMESPACE, token_ids, model.served.block_size)),
     )
 
 
@@ -95,20 +87,14 @@ def main(
     tokens: Annotated[int, typer.Option(help="about so long a chat")] = 8000,
     rounds: Annotated[int, typer.Option(help="repetitions; the median counts")] = 50,
     model_folder: Annotated[Path | None, typer.Option(help="a model folder (default: the demo model's text)")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Milliseconds to prepare one chat."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = model_folder or demo_text_folder(Path(scratch))
         model = load_text_model(folder, ModelManifest.read(folder).name, ServingChoices())
         measurements = [measure(model, tokens, num_messages, rounds) for num_messages in (1, 10)]
-    if as_json:
-        print(json.dumps([asdict(measurement) for measurement in measurements], indent=2))
-        return
-    table = Table(*(name.replace("_", " ") for name in asdict(measurements[0])), title="preparing a chat")
-    for measurement in measurements:
-        table.add_row(*(str(value) for value in asdict(measurement).values()))
-    Console().print(table)
+    show_rows(measurements, "preparing a chat", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ BENCHMARKS = {
     "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
     "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
-    "output": ("output_path", "What the output processor makes of engine frames."),
     "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
     "line": ("cluster_load", "Drive a cluster of its own under the loads of the table, on random weights."),
     "engine": ("engine_load", "The same loads on an engine alone, without a cluster around it."),

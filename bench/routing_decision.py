@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
@@ -29,6 +26,7 @@ from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
 
+from .figures import AsJson, show_rows
 from .program import run_program
 
 MAX_TOKENS = 256
@@ -52,6 +50,18 @@ class Measurement:
     cpu_p99_us: float
     dispatched_p50_us: float
     """Microseconds of `dispatched` alone: accounting and speculative entries."""
+
+
+def timed_decision(router: Router, model_key: str, hashes: bytes, num_tokens: int) -> tuple[float, float, float]:
+    """Seconds of `choose` and `dispatched` together, of this thread's CPU time for both, and of `dispatched` alone."""
+    cpu, start = time.thread_time(), time.perf_counter()
+    decision = router.choose(model_key, hashes, num_tokens, MAX_TOKENS)
+    chosen = time.perf_counter()
+    dispatch = router.dispatched(decision, "request")
+    end, cpu = time.perf_counter(), time.thread_time() - cpu
+    router.started(dispatch, decision.predicted_cached_tokens)
+    router.finished(dispatch)
+    return end - start, cpu, end - chosen
 
 
 class Bench:
@@ -115,34 +125,27 @@ class Bench:
         index.publish(column, 1)
 
     async def measure(self, case: str, num_decisions: int) -> Measurement:
-        both, sending, cpu = [], [], []
         # As a gateway does once it is up.
         gc.collect()
         gc.freeze()
         async with self.router.running():
-            for number, hashes in enumerate(self.prompts(case, num_decisions)):
-                cpu_start, start = time.thread_time(), time.perf_counter()
-                decision = self.router.choose(self.model.key, hashes, self.num_tokens, MAX_TOKENS)
-                chosen = time.perf_counter()
-                dispatch = self.router.dispatched(decision, str(number))
-                end = time.perf_counter()
-                cpu.append(time.thread_time() - cpu_start)
-                both.append(end - start)
-                sending.append(end - chosen)
-                self.router.started(dispatch, decision.predicted_cached_tokens)
-                self.router.finished(dispatch)
-        p50, p99, cpu_p50, cpu_p99 = np.percentile([both, cpu], (50, 99), axis=1).T.ravel().tolist()
+            times = [
+                timed_decision(self.router, self.model.key, hashes, self.num_tokens)
+                for hashes in self.prompts(case, num_decisions)
+            ]
+        wall, cpu, sending = np.array(times).T * 1e6
+        p50, p99, cpu_p50, cpu_p99 = np.percentile([wall, cpu], (50, 99), axis=1).T.ravel().round(1).tolist()
         return Measurement(
             case=case,
             block_size=self.block_size,
             num_blocks=self.num_tokens // self.block_size,
             num_replicas=len(self.members),
             index_blocks=len(self.feed.index(self.model.key)),
-            p50_us=round(p50 * 1e6, 1),
-            p99_us=round(p99 * 1e6, 1),
-            cpu_p50_us=round(cpu_p50 * 1e6, 1),
-            cpu_p99_us=round(cpu_p99 * 1e6, 1),
-            dispatched_p50_us=round(float(np.median(sending)) * 1e6, 1),
+            p50_us=p50,
+            p99_us=p99,
+            cpu_p50_us=cpu_p50,
+            cpu_p99_us=cpu_p99,
+            dispatched_p50_us=round(float(np.median(sending)), 1),
         )
 
 
@@ -151,7 +154,7 @@ def main(
     num_replicas: Annotated[int, typer.Option(help="Replicas of the model.")] = 32,
     blocks_per_replica: Annotated[int, typer.Option(help="Blocks that each replica caches.")] = 10_000,
     decisions: Annotated[int, typer.Option(help="Decisions of each kind.")] = 500,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Time of a routing decision."""
     configure_logging("bench", "warning")
@@ -165,15 +168,7 @@ def main(
                 blocks_per_replica=blocks_per_replica,
             )
             rows.append(asyncio.run(bench.measure(case, decisions)))
-    if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    table = Table(
-        "prompt", "size", "blocks", "replicas", "indexed", "p50 µs", "p99 µs", "cpu p50", "cpu p99", "sent p50"
-    )
-    for row in rows:
-        table.add_row(*map(str, asdict(row).values()))
-    Console().print(table)
+    show_rows(rows, "a routing decision", as_json=as_json)
 
 
 if __name__ == "__main__":

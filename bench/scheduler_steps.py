@@ -5,18 +5,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from typing import Annotated
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.ngram import NGramDrafter
@@ -29,6 +26,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 
+from .figures import AsJson, show_rows
 from .program import run_program
 from .timed_executor import TimedExecutor
 
@@ -216,7 +214,7 @@ def main(
     block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
     steps: Annotated[int, typer.Option(help="Steps a round, of five.")] = 1000,
     tenants: Annotated[int, typer.Option(help="Whose requests these are, in turn.")] = 1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Host time of an engine step at zero model time."""
     rows = [
@@ -230,14 +228,7 @@ def main(
         )
         for workload in WORKLOADS
     ]
-    if as_json:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
-        return
-    table = Table("workload", "running", "engine µs", "executor µs", "steps/s", "admitted/step", "tokens/row")
-    for row in rows:
-        cells = (row.workload, row.num_running, row.engine_us, row.executor_us, row.steps_per_second)
-        table.add_row(*map(str, (*cells, row.admitted_per_step, row.tokens_per_row)))
-    Console().print(table)
+    show_rows(rows, "an engine step without a model", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,6 @@ from typing import Annotated, Any, cast
 import grpc
 import typer
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from rich.console import Console
-from rich.table import Table
 
 from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
 from headwater.services.models.demo_model import DEMO_NAME
@@ -36,6 +34,7 @@ from headwater.services.runtime.process import READY_FD, run_stage
 from headwater.services.runtime.progress import silent
 from headwater.services.runtime.served_model import ServedModel
 
+from .figures import AsJson, show_figures
 from .program import run_program
 
 REPLICA = "synthetic"
@@ -317,20 +316,14 @@ def main(
     rounds: Annotated[int, typer.Option(help="the median round is shown")] = 3,
     gateway_only: Annotated[bool, typer.Option("--gateway-only", help="with a synthetic output processor")] = False,
     model: Annotated[str, typer.Option(help="whose tokenizer makes the text")] = DEMO_NAME,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the cost of a token between an engine's frame and the client's socket."""
     folder = None if gateway_only else pull(model, cache_dir=default_cache_dir(), progress=silent)
     name = model if folder is None else ModelManifest.read(folder).name
     taken = [measure(name, folder, num_streams, seconds) for _ in range(rounds)]
     median = sorted(taken, key=lambda each: each.tokens_per_cpu_second)[rounds // 2]
-    if as_json:
-        print(json.dumps(asdict(median)))
-        return
-    table = Table("figure", "value", title="from engine frames to SSE bytes")
-    for field, value in asdict(median).items():
-        table.add_row(field.replace("_", " "), "–" if value is None else f"{value:,}")
-    Console().print(table)
+    show_figures(asdict(median), "from engine frames to SSE bytes", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ import typer
 
 from headwater.services.stack.cluster_record import ClusterRecord
 
-from .output_path import cpu_seconds
 from .own_cluster import own_cluster
 from .program import run_program
 from .sse_client import SseConnection
+from .sse_path import cpu_seconds
 
 SMALL_BUFFER = 4096
 """Size of the buffer of a socket that is not read: data that the system takes in the client's place is not read
