@@ -31,7 +31,7 @@ def topic_page(topic: str, head: str, rows: Sequence[Row]) -> str:
             newest = [each[-1] for each in series.values() if each[-1].command == command]
             parts.append(f"`{command}`:\n\n{_rows_table(newest)}")
         if history := [row for each in series.values() for row in each[:-1]]:
-            parts.append(f"Before:\n\n{_rows_table(history)}")
+            parts.append(f"Before:\n\n{_rows_table(history, is_history=True)}")
     return _page(head, parts)
 
 
@@ -72,14 +72,14 @@ def _stacked(cells: Sequence[str]) -> str:
     return "<br>".join(cells) if any(cells) else ""
 
 
-def _rows_table(rows: Sequence[Row]) -> str:
-    """A table of rows, without the columns that are empty in all of them."""
+def _rows_table(rows: Sequence[Row], *, is_history: bool = False) -> str:
+    """A table of rows, without the columns that are empty in all of them; targets count for the newest rows only."""
     cells: dict[str, Sequence[str]] = {
         "what": [row.what for row in rows],
         "metric": [row.metric for row in rows],
         "figure": [_figure(row) for row in rows],
-        "target": [_target(row) for row in rows],
-        "met": [row.met for row in rows],
+        "target": ["" if is_history else _target(row) for row in rows],
+        "met": ["" if is_history else row.met for row in rows],
         "beside": ["; ".join(_beside(row)) for row in rows],
         "machine": [row.machine for row in rows],
         "commit, date": [f"{row.commit}, {row.date}" for row in rows],
