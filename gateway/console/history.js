@@ -15,6 +15,19 @@ export class History {
     return Math.max(0, value - before.value) / (at - before.at);
   }
 
+  // How much a counter that each gateway has of its own has grown on all of them since the first snapshot. Gateways
+  // come and go: what one counted before it was seen is not growth, and what one that is gone has counted stays.
+  growth(name, gateways, read) {
+    let total = this.counters.get(name) ?? 0;
+    for (const { id, totals } of gateways) {
+      const before = this.counters.get(`${name}/${id}`);
+      if (before !== undefined) total += Math.max(0, read(totals) - before);
+      this.counters.set(`${name}/${id}`, read(totals));
+    }
+    this.counters.set(name, total);
+    return total;
+  }
+
   // Adds a figure to its past and returns that, oldest first.
   past(name, value) {
     const series = this.series.get(name) ?? [];

@@ -9,13 +9,23 @@ import { LiveTable, badge, setBadge } from "./table.js";
 export const LEVELS = { serving: "good", draining: "soft", failing: "bad", loading: "soft", unloading: "soft", failed: "bad" };
 
 const TILES = [
-  { id: "tokens", title: "tokens/s", value: (s, h) => h.rate("total/output", s.totals.output_tokens, s.at), show: rate },
+  {
+    id: "tokens",
+    title: "tokens/s",
+    value: (s, h) => h.rate("total/output", h.growth("all/output", s.gateways, (each) => each.output_tokens), s.at),
+    show: rate,
+  },
   { id: "running", title: "requests running", value: (s) => s.totals.num_running, show: count },
   { id: "waiting", title: "waiting for a turn", value: (s) => s.totals.num_waiting, show: count },
   {
     id: "hits",
     title: "prompt tokens cached",
-    value: (s, h) => h.share("total/hits", s.totals.cached_tokens, s.totals.prompt_tokens),
+    value: (s, h) =>
+      h.share(
+        "total/hits",
+        h.growth("all/cached", s.gateways, (each) => each.cached_tokens),
+        h.growth("all/prompt", s.gateways, (each) => each.prompt_tokens),
+      ),
     show: (value) => percent(value, value === null ? 0 : 1),
   },
   { id: "lag", title: "index lag, p99", value: (s) => s.event_lag ?? null, show: seconds, admin: true },
@@ -62,7 +72,7 @@ export class LiveView {
     this.cluster.hidden = !isAdmin;
     if (!isAdmin) return;
     this.replicas.update(snapshot.replicas);
-    this.stages.update(snapshot.stages);
+    this.stages.update(snapshot.stages.map((row) => ({ ...row, totals: totalsOf(row, snapshot.gateways) })));
     this.prefixes.update(snapshot.prefixes);
     this.tell(snapshot.replicas);
   }
@@ -142,6 +152,10 @@ function replicaTable() {
 
 const word = (kind) => kind.replace("_", " ");
 
+// What a gateway has told of its requests; the other stages tell nothing.
+const totalsOf = ({ kind, id }, gateways) =>
+  kind === "gateway" ? gateways.find((each) => each.id === id)?.totals : undefined;
+
 function stageTable() {
   return new LiveTable(
     "Stages in front of the engines",
@@ -149,6 +163,8 @@ function stageTable() {
     [
       { title: "stage", text: (row) => word(row.kind), head: true },
       { title: "name", text: (row) => row.id },
+      { title: "running", text: (row) => (row.totals ? count(row.totals.num_running) : ""), numeric: true },
+      { title: "waiting", text: (row) => (row.totals ? count(row.totals.num_waiting) : ""), numeric: true },
       { title: "address", text: (row) => [row.rest_url, row.address].filter(Boolean).join(" ") },
       {
         title: "state",

@@ -29,6 +29,7 @@ export class RequestTable {
         { title: "tenant", text: (row) => row.tenant },
         { title: "model", text: (row) => row.model },
         { title: "state", make: () => badge("", ""), update: (node, row) => setBadge(node, row.state, STATES[row.state] ?? "soft") },
+        { title: "gateway", text: (row) => row.gateway },
         { title: "engine", text: (row) => row.replica ?? "–" },
         {
           title: "prompt",

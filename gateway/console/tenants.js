@@ -16,7 +16,7 @@ export class TenantsView {
   }
 
   update({ tenants, caller }) {
-    const all = "Figures count on this gateway since it started; usage by day is kept by the cluster.";
+    const all = "Figures are those of all gateways, each since it started; usage by day is kept by the cluster.";
     setText(this.note, caller.is_admin ? all : `You see ${caller.name} alone: this needs an administrator's key to show all.`);
     const given = tenants.reduce((sum, row) => sum + row.output_tokens, 0);
     this.table.update(tenants.map((row) => ({ ...row, given, isAdmin: caller.is_admin && caller.has_keys })));

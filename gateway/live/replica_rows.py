@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from headwater.services.index.kv_index import Column
@@ -12,9 +13,28 @@ from ..router.replica import Replica
 from ..router.router import Router
 
 
-def replica_rows(router: Router, now: float) -> list[dict[str, Any]]:
-    """The engines in the order of their names; `now` on the monotonic clock."""
-    rows = [_row(replica, column, now) for replica, column in router.replicas()]
+RoutedByReplica = Mapping[str, tuple[int, int, int]]
+"""By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those found."""
+
+
+def life_of(member: Member) -> str:
+    """A name that a replica does not share with what it was before a restart."""
+    return f"{member.replica_id} {_epoch(member)}"
+
+
+def routed_by_replica(router: Router) -> dict[str, tuple[int, int, int]]:
+    """What this gateway has sent where."""
+    counts = ((each.member, each.routed) for each, _ in router.replicas())
+    return {life_of(member): (routed.num_prompt, routed.num_predicted, routed.num_cached) for member, routed in counts}
+
+
+def replica_rows(router: Router, routed: RoutedByReplica, now: float) -> list[dict[str, Any]]:
+    """The engines in the order of their names; `now` on the monotonic clock. `routed` is what all gateways have sent
+    where."""
+    rows = [
+        _row(replica, column, routed.get(life_of(replica.member), (0, 0, 0)), now)
+        for replica, column in router.replicas()
+    ]
     return sorted(rows, key=lambda row: (row["model"], row["id"]))
 
 
@@ -25,13 +45,13 @@ def stage_rows(gateways: Members, members: Members) -> list[dict[str, Any]]:
     return [_stage(member) for group in found for member in group]
 
 
-def _row(replica: Replica, column: Column | None, now: float) -> dict[str, Any]:
-    member, load, routed = replica.member, replica.load.reported, replica.routed
+def _row(replica: Replica, column: Column | None, routed: tuple[int, int, int], now: float) -> dict[str, Any]:
+    member, load = replica.member, replica.load.reported
+    num_prompt, num_predicted, num_cached = routed
     assert member.model is not None
     return {
         "id": member.replica_id,
-        # Too long for a number in JSON.
-        "epoch": f"{member.epoch:016x}",
+        "epoch": _epoch(member),
         "model": member.model.name,
         "address": member.address,
         "state": _state(replica, now),
@@ -47,14 +67,19 @@ def _row(replica: Replica, column: Column | None, now: float) -> dict[str, Any]:
         "step_seconds": load.itl_seconds,
         "prefix_queries": load.prefix_queries,
         "prefix_hits": load.prefix_hits,
-        "routed_tokens": routed.num_prompt,
-        "predicted_tokens": routed.num_predicted,
-        "cached_tokens": routed.num_cached,
+        "routed_tokens": num_prompt,
+        "predicted_tokens": num_predicted,
+        "cached_tokens": num_cached,
         "trust": round(replica.trust.value, 3),
         "is_doubted": replica.trust.is_doubted,
         "is_synced": column is not None and column.is_synced,
         "load_age": round(replica.load_age(now), 2),
     }
+
+
+def _epoch(member: Member) -> str:
+    """Hexadecimal: it is too long for a number in JSON."""
+    return f"{member.epoch:016x}"
 
 
 def _state(replica: Replica, now: float) -> str:

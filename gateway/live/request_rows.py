@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,7 +11,6 @@ import msgspec
 from ..request.generation import Generation
 from ..request.timeline import Timeline
 from ..request.timelines import Explanation
-from ..tenancy.tenants import Tenant
 
 MAX_RUNNING = 60
 MAX_RECENT = 20
@@ -38,22 +38,31 @@ class _Decision(msgspec.Struct):
 _prompts = msgspec.json.Decoder(_Prompt)
 
 
-def running_rows(prompts: Iterable[Generation], tenant: Tenant | None) -> list[dict[str, Any]]:
-    """Prompts of a tenant, or of all, that wait or run: the oldest of them."""
-    own = (each for each in prompts if tenant is None or each.request.caller.tenant.key == tenant.key)
-    return [_running(each) for each, _ in zip(own, range(MAX_RUNNING), strict=False)]
+def running_rows(prompts: Iterable[Generation], gateway_id: str) -> list[dict[str, Any]]:
+    """Prompts that wait or run: the first of those that are given, which are the oldest."""
+    return [_running(each, gateway_id) for each in itertools.islice(prompts, MAX_RUNNING)]
 
 
-def recent_rows(explanations: Iterable[Explanation], tenant: Tenant | None) -> list[dict[str, Any]]:
-    """Requests of a tenant, or of all, that have ended; in the order in which they are given."""
-    own = (each for each in explanations if tenant is None or each.tenant_key == tenant.key)
-    return [_ended(each) for each, _ in zip(own, range(MAX_RECENT), strict=False)]
+def recent_rows(explanations: Iterable[Explanation]) -> list[dict[str, Any]]:
+    """Requests that have ended: the first of those that are given, which ended last."""
+    return [_ended(each) for each in itertools.islice(explanations, MAX_RECENT)]
 
 
-def _running(generation: Generation) -> dict[str, Any]:
+def oldest_running(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of several gateways as one list."""
+    return sorted(rows, key=lambda row: row["seconds"]["total"] or 0.0, reverse=True)[:MAX_RUNNING]
+
+
+def last_ended(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of several gateways as one list."""
+    return sorted(rows, key=lambda row: row["created"] + (row["seconds"]["total"] or 0.0), reverse=True)[:MAX_RECENT]
+
+
+def _running(generation: Generation, gateway_id: str) -> dict[str, Any]:
     timeline, caller = generation.timeline, generation.request.caller
     return {
         "id": caller.request_id,
+        "gateway": gateway_id,
         "tenant": caller.tenant.id,
         "model": generation.request.model,
         "state": _state(timeline),
@@ -83,6 +92,8 @@ def _ended(explanation: Explanation) -> dict[str, Any]:
     first = prompts[0]
     return {
         "id": explanation.id,
+        "gateway": explanation.gateway,
+        "created": explanation.created,
         "tenant": explanation.tenant,
         "model": explanation.model,
         "state": first.outcome,

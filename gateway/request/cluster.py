@@ -80,6 +80,7 @@ class Cluster:
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
         self.metrics.demand.read = self.demand_by_model
+        self.timelines.find_here = self._explained_here
         self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
@@ -187,17 +188,21 @@ class Cluster:
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
         """The timeline of a request of the caller's tenant, on any gateway. Raises `NotFound`."""
         tenant = caller.tenant.key
-        known = self.timelines.find(request_id, tenant)
-        prompts = [each for run in self._running.get(request_id, []) for each in run]
-        group = [each for each in prompts if each.request.caller.tenant.key == tenant]
-        if group:
-            ended = known.prompts if known is not None else []
-            running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
-            known = msgspec.structs.replace(known or self.explanation(group[0]), prompts=[*ended, *running])
-        known = known or await self.timelines.ask_others(request_id, tenant)
+        known = self._explained_here(request_id, tenant) or await self.timelines.ask_others(request_id, tenant)
         if known is None:
             raise errors.NotFound("request", request_id)
         return known
+
+    def _explained_here(self, request_id: str, tenant: str) -> Explanation | None:
+        """The timeline of a request on this gateway, of the tenant with this key; None where there is none."""
+        known = self.timelines.find(request_id, tenant)
+        prompts = [each for run in self._running.get(request_id, []) for each in run]
+        group = [each for each in prompts if each.request.caller.tenant.key == tenant]
+        if not group:
+            return known
+        ended = known.prompts if known is not None else []
+        running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
+        return msgspec.structs.replace(known or self.explanation(group[0]), prompts=[*ended, *running])
 
     async def drain(self, limit: float, closing: Awaitable[object]) -> None:
         """Takes no new requests while the listeners close. Requests that still run after `limit` seconds end with an

@@ -12,6 +12,8 @@ EXPLAIN = "ctl.explain"
 """Asks every gateway for the timeline of a request."""
 GATEWAY_DEMAND = "ctl.demand"
 """Tells every gateway the number of requests of one gateway, by model."""
+LIVE_FIGURES = "ctl.live"
+"""Asks every gateway for the figures of its requests, which it sends to `live_figures` of the one that asks."""
 BATCH_JOBS = "batch.jobs"
 """The work queue of batches; durable."""
 BATCH_LINES = "batch.lines"
@@ -72,6 +74,11 @@ def kv_events(model_key: str, replica_id: str) -> str:
 def demand(model_key: str) -> str:
     """Subject of the number of requests that wait for a replica of the model."""
     return f"demand.{model_key}"
+
+
+def live_figures(gateway_id: str) -> str:
+    """Subject of the figures that other gateways send to one that asked for them."""
+    return f"{LIVE_FIGURES}.{key_of(gateway_id)}"
 
 
 def catalogue(supervisor_id: str) -> str:

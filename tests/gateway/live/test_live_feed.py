@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -135,6 +136,40 @@ def test_an_engine_that_leaves_is_gone_and_what_is_missing_is_said(
             gateway.wait_until(lambda: "watched" in ids())
             engine.kill()
             gateway.wait_until(lambda: "watched" not in ids())
+
+
+def test_each_of_two_gateways_shows_the_requests_of_both(
+    keyed: Gateway, slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text("ada key-of-ada\ngrace key-of-grace\n")
+    flags = (f"--nats-url={nats_url}", f"--admin-key={ADMIN['authorization'][7:]}", f"--api-key-file={tmp_path}/keys")
+    with start_gateway(slow_behind, *flags) as other:
+        name = snapshot(other, ADMIN)["gateway"]
+        keyed.wait_until(lambda: name in [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]])
+        before = snapshot(keyed, ADMIN)
+        chat(other, ADA)
+        with answering(other, GRACE):
+            keyed.wait_until(lambda: name in [row["gateway"] for row in snapshot(keyed, ADMIN)["requests"]])
+            told, hers, his = (snapshot(keyed, key) for key in (ADMIN, ADA, GRACE))
+            (request,) = told["requests"]
+            explained = keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=GRACE)
+            hidden = keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=ADA)
+        keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
+    assert (request["tenant"], explained.json()["gateway"], hidden.status_code) == ("grace", name, 404)
+    (replica,), (replica_before,) = told["replicas"], before["replicas"]
+    assert replica["routed_tokens"] > replica_before["routed_tokens"]
+    assert told["totals"]["num_running"] == 1
+    assert told["models"][0]["num_requests"] == 1
+    assert told["totals"]["output_tokens"] >= before["totals"]["output_tokens"] + 4
+    assert told["recent"][0]["gateway"] == name
+    assert told["recent"][0]["tenant"] == "ada"
+    # A tenant sees its own on both, and nothing of the other.
+    assert (hers["requests"], hers["recent"][0]["gateway"]) == ([], name)
+    assert hers["tenants"][0]["output_tokens"] == hers["totals"]["output_tokens"] >= 4
+    assert ([row["tenant"] for row in his["requests"]], his["totals"]["num_running"]) == (["grace"], 1)
+    assert his["models"][0]["num_requests"] == 1
+    assert "ada" not in json.dumps(his)
+    keyed.wait_until(lambda: [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]] == [before["gateway"]])
 
 
 def test_watchers_are_bounded(keyed: Gateway) -> None:

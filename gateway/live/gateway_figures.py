@@ -1,0 +1,108 @@
+"""What one gateway knows of requests, as plain data: it travels between gateways. No prompt and no answer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from ..request.cluster import Cluster
+from ..request.generation import Generation
+from ..request.metrics import TenantUse
+from .replica_rows import routed_by_replica
+from .request_rows import recent_rows, running_rows
+
+NUM_LOOKED_THROUGH = 400
+"""Ended requests among which a tenant's own are looked for."""
+
+
+Counts = tuple[int, int]
+"""Requests that wait or run, and those of them that wait because no replica is there."""
+
+
+class TenantFigures(msgspec.Struct):
+    """What a tenant has running and waiting, and its tokens since the gateway started."""
+
+    id: str
+    """Name of the tenant."""
+    num_running: int = 0
+    num_waiting: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+
+
+class GatewayFigures(msgspec.Struct):
+    """Requests of one gateway, or of several: those of one tenant, or all."""
+
+    gateway_id: str
+    totals: dict[str, float]
+    """Counted from the gateway's start, besides `num_running` and `num_waiting`."""
+    tenants: dict[str, TenantFigures]
+    """By the tenant's key: names may be given again."""
+    models: dict[str, Counts]
+    running: list[dict[str, Any]]
+    recent: list[dict[str, Any]]
+    routed: dict[str, tuple[int, int, int]]
+    """See `RoutedByReplica`."""
+
+
+def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
+    """Figures of this gateway. `tenant` is the key of the only tenant whose requests are meant; None: all."""
+    prompts = [each for each in cluster.running_prompts() if tenant in (None, each.request.caller.tenant.key)]
+    ended = cluster.timelines.youngest(NUM_LOOKED_THROUGH)
+    tenants = _tenants(cluster, prompts, tenant)
+    return GatewayFigures(
+        gateway_id=cluster.timelines.gateway_id,
+        totals=_totals(cluster, prompts) if tenant is None else _own_totals(tenants.values(), prompts),
+        tenants=tenants,
+        models=cluster.demand_by_model() if tenant is None else _own_demand(prompts),
+        running=running_rows(prompts, cluster.timelines.gateway_id),
+        recent=recent_rows(each for each in ended if tenant in (None, each.tenant_key)),
+        routed=routed_by_replica(cluster.router) if tenant is None else {},
+    )
+
+
+def _totals(cluster: Cluster, prompts: Iterable[Generation]) -> dict[str, float]:
+    """Answers that run count with the tokens that they have so far."""
+    metrics = cluster.metrics
+    return {
+        "num_running": cluster.admission.num_running,
+        "num_waiting": cluster.admission.num_queued,
+        "prompt_tokens": metrics.prompt_tokens.value(),
+        "cached_tokens": metrics.cached_tokens.value(),
+        "output_tokens": metrics.generation_tokens.value() + _num_output_tokens(prompts),
+        "num_finished": metrics.finished.value(),
+        "num_refused": metrics.refused.value(),
+        "num_migrated": metrics.migrations.value(),
+    }
+
+
+def _own_totals(tenants: Iterable[TenantFigures], prompts: Iterable[Generation]) -> dict[str, float]:
+    names = ("num_running", "num_waiting", "prompt_tokens", "cached_tokens", "output_tokens")
+    totals: dict[str, float] = {name: sum(getattr(each, name) for each in tenants) for name in names}
+    totals["output_tokens"] += _num_output_tokens(prompts)
+    return totals
+
+
+def _num_output_tokens(prompts: Iterable[Generation]) -> int:
+    return sum(each.num_output_tokens for each in prompts)
+
+
+def _tenants(cluster: Cluster, prompts: Iterable[Generation], tenant: str | None) -> dict[str, TenantFigures]:
+    """Tenants whose requests run or have ended here; one that is meant alone has an entry in any case."""
+    uses, queues = cluster.metrics.tenant_use, cluster.admission.by_tenant()
+    names = {each.request.caller.tenant.key: each.request.caller.tenant.id for each in prompts}
+    found = {}
+    for key in uses.keys() | names.keys() if tenant is None else {tenant}:
+        use, (num_running, num_waiting) = uses.get(key, TenantUse(names.get(key, ""))), queues.get(key, (0, 0))
+        found[key] = TenantFigures(
+            use.name, num_running, num_waiting, use.prompt_tokens, use.cached_tokens, use.output_tokens
+        )
+    return found
+
+
+def _own_demand(prompts: Iterable[Generation]) -> dict[str, Counts]:
+    return {model: (count, 0) for model, count in Counter(each.request.model for each in prompts).items()}
