@@ -11,9 +11,15 @@ WILDCARDS = ("", "0.0.0.0", "::")
 def advertised(host: str, port: int) -> str:
     """Advertised `host:port`; for a server that listens everywhere, with the address of this machine's (or pod's) own
     name."""
-    if host in WILDCARDS:
-        host = socket.gethostbyname(socket.gethostname())
-    return joined(host, port)
+    return joined(_own_address(host) if host in WILDCARDS else host, port)
+
+
+def _own_address(wildcard: str) -> str:
+    """The machine's address, of IPv6 where a server listens on that and there is one. Raises `OSError`."""
+    found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+    wanted = socket.AF_INET6 if wildcard == "::" else socket.AF_INET
+    first = min(found, key=lambda entry: entry[0] != wanted)
+    return str(first[4][0])
 
 
 def joined(host: str, port: int | str) -> str:

@@ -1,6 +1,7 @@
 """Asks a stage whether it serves, for container health checks: `health_probe [FLAGS] ADDRESS`, status 0 when it does.
 
-ADDRESS is host:port of a gRPC server, or a URL that answers 200. The flags, and the variables, are the stage's own:
+ADDRESS is host:port of a gRPC server, also with an IPv6 address without brackets, as Kubernetes gives a pod's, or a URL
+that answers 200. The flags, and the variables, are the stage's own:
 with its certificates the probe asks as another stage would, or, for a URL, as the gateway itself.
 """
 
@@ -15,6 +16,7 @@ from urllib.request import urlopen
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from .advertise import joined
 from .channel import open_channel
 from .settings import read_settings, setting
 from .tls import StageTlsSettings, certificates_shown, own_gateway_context
@@ -56,7 +58,8 @@ def main(argv: list[str]) -> bool:
     if address.startswith(("http://", "https://")):
         return is_served(address, settings)
     with certificates_shown(settings):
-        return asyncio.run(serves(address, settings.service))
+        host, _, port = address.rpartition(":")
+        return asyncio.run(serves(joined(host.strip("[]"), port), settings.service))
 
 
 if __name__ == "__main__":

@@ -104,6 +104,43 @@ def test_a_line_whose_stages_and_clients_all_show_certificates(folder: Path, sig
             gateway.client.close()
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_stages_and_gateways_on_ipv6_are_probed_under_tls(
+    folder: Path, signed: Maker, text_folder: Path, host: str
+) -> None:
+    """As the chart does it: the address of the pod, without brackets, and a name of certificates for all stages."""
+    (stage_cert, stage_key), (cert, key) = signed("stage.line"), signed("gateway")
+    mutual = (
+        f"--stage-tls-cert-file={stage_cert}",
+        f"--stage-tls-key-file={stage_key}",
+        f"--stage-tls-ca-file={folder / 'ca.pem'}",
+        "--stage-tls-name=stage.line",
+    )
+    (folder / "keys").write_text("ada key-of-ada\n")
+    (folder / "keys").chmod(0o600)
+    public = (f"--tls-cert-file={cert}", f"--tls-key-file={key}", f"--api-key-file={folder / 'keys'}")
+    behind = processor_stage(text_folder, f"--host={host}", *mutual)
+    with started(behind):
+        port = behind.address.rpartition(":")[2]
+        seed = f"--processor=[::1]:{port}"
+        gateway = gateway_stage(seed, f"--host={host}", *mutual, *public)
+        with started(gateway):
+            rest = gateway.addresses["rest"].rpartition(":")[2]
+            ours_too = (*mutual, f"--tls-cert-file={cert}", f"--tls-key-file={key}")
+            probed = [f"::1:{port}", f"[::1]:{port}", f"https://[::1]:{rest}/health"]
+            assert [health_probe.main([*ours_too, address]) for address in probed] == [True] * 3
+            assert [health_probe.main([address]) for address in probed] == [False] * 3
+
+
 def is_served(address: str, credentials: grpc.ChannelCredentials) -> bool:
     with grpc.secure_channel(address, credentials) as channel:
         try:

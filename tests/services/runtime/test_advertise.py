@@ -1,0 +1,31 @@
+"""Addresses under which other processes reach a server."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from headwater.services.runtime.advertise import advertised
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        ("0.0.0.0", "10.1.2.3:9000"),
+        ("", "10.1.2.3:9000"),
+        ("::", "[fd00::7]:9000"),
+        ("::1", "[::1]:9000"),
+        ("a.b", "a.b:9000"),
+    ],
+)
+def test_a_server_that_listens_everywhere_is_reached_by_the_machines_own_address(
+    host: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def known(name: str, port: None, **hints: object) -> list[tuple[object, ...]]:
+        assert (name, port) == (socket.gethostname(), None)
+        found = ((socket.AF_INET, ("10.1.2.3", 0)), (socket.AF_INET6, ("fd00::7", 0, 0, 0)))
+        return [(family, socket.SOCK_STREAM, 6, "", where) for family, where in found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", known)
+    assert advertised(host, 9000) == address
