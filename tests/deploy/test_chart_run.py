@@ -190,6 +190,7 @@ async def test_no_request_is_lost_while_engines_go_to_zero_and_come_back(run: Ru
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 async def test_no_request_is_lost_in_fifty_cycles(run: Run) -> None:
     await cycles(run, 50)
 
