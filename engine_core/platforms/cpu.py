@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from headwater.kernels.block_formats import FORMATS
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import block_activations, block_linear, block_rows, group_linear, tile_product
 from headwater.kernels.cpu import draw as draw_kernel
@@ -18,6 +19,7 @@ from headwater.kernels.cpu.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
+from headwater.kernels.group_tiles import GROUP_FORMATS
 from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
 
 from ..config import EngineConfig
@@ -144,6 +146,19 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
     if any(each.rounds_tokens for each in in_groups):
         used.append(block_activations.TOKEN_KERNEL)
     return list(dict.fromkeys(used))
+
+
+def every_packed_kernel() -> list[Kernel]:
+    """What packed weights of any format are multiplied and looked up with."""
+    of_blocks = [
+        kernel_of(each) for each in FORMATS.values() for kernel_of in (tile_product.kernel_of, block_rows.kernel_of)
+    ]
+    in_groups = [
+        tile_product.kernel_of(each, rounds_tokens=rounds_tokens)
+        for each in GROUP_FORMATS
+        for rounds_tokens in (False, True)
+    ]
+    return [*of_blocks, *in_groups, block_activations.KERNEL, block_activations.TOKEN_KERNEL]
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()) -> None:

@@ -163,15 +163,22 @@ def warmup(
     revision: Revision = None,
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
+    device: Device = "cuda",
     kv_cache_dtype: KvCacheDtype = "auto",
     max_model_len: MaxModelLen = None,
     cache_dir: CacheDir,
 ) -> None:
-    """Compile what a GPU needs for a model, ahead of its first start: part of an image, or of a machine's setting-up.
+    """Compile kernels ahead of an engine's first start: part of an image, or of a machine's setting-up.
 
-    Kernels go to the cache of models, under a key of their source, the GPU and the compiler's version. Settings of the
-    engine that change kernels are taken from their variables, as `headwater up` does.
+    For a GPU those of a model; for a CPU (--device cpu) those of all models, which needs none.
+
+    Kernels go to the cache of models, under a key of their source, the GPU or CPU and the compiler's version. Settings
+    of the engine that change kernels are taken from their variables, as `headwater up` does.
     """
+    if device == "cpu":
+        _become("headwater.services.engine.warmup_cpu", [])
+    if device != "cuda":
+        raise SettingError("device", device, "cuda or cpu")
     with ProgressBars(console) as bars:
         folder = model_store.pull(
             model,
