@@ -101,7 +101,7 @@ def test_nats_as_compose_starts_it_tells_a_stranger_nothing(access: Path, free_d
 
 def test_only_the_gateway_and_what_monitors_are_published_and_only_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published.keys() == {"gateway", "prometheus", "grafana"}
+    assert published.keys() == {"gateway", "gateway-1", "prometheus", "grafana"}
     assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
 
 
@@ -111,8 +111,22 @@ def test_a_service_mounts_its_own_role_s_secrets_and_cannot_write_them() -> None
         for name, service in SERVICES.items()
         if name not in {"access", "model", "prometheus", "grafana"}
     }
-    roles = {name: "engine" if name.startswith("engine-") else name for name in mounted}
+    # engine-0, engine-gpu and gateway-1 are instances of their role.
+    roles = {name: name.split("-")[0] if name != "output-processor" else name for name in mounted}
     assert mounted == {name: [f"access-{role}:/access:ro"] for name, role in roles.items()}
+
+
+def test_both_gateways_have_one_master_key_and_ports_of_their_own(access: Path) -> None:
+    first, second = SERVICES["gateway"], SERVICES["gateway-1"]
+    assert first["environment"] == second["environment"]
+    path = Path(str(first["environment"]["HEADWATER_MASTER_KEY_FILE"]).replace("/access", str(access / "gateway")))
+    drawn = path.read_text()
+    assert len(drawn) >= 32
+    assert path.stat().st_mode & 0o077 == 0
+    subprocess.run([sys.executable, "-m", "headwater.services.cli", "access", str(access), "--renew"], check=True)
+    assert path.read_text() == drawn
+    assert set(first["ports"]).isdisjoint(second["ports"])
+    assert (first["hostname"], second["hostname"]) == ("gateway-0", "gateway-1")
 
 
 def test_no_stage_starts_before_its_secrets_and_its_model_are_there() -> None:

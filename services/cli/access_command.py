@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..runtime.cluster_key import make_token_file
-from ..stack.access import PASSWORDS_FILE, Passwords, ServerAccess
+from ..stack.access import PASSWORDS_FILE, Passwords, ServerAccess, keep_master_key
 from ..stack.token_file import TOKEN, TOKEN_FILE
 
 
@@ -17,12 +17,13 @@ def access(
     folder: Annotated[Path, typer.Argument(help="Where the files go; what lies there is kept.")],
     nats_url: Annotated[str, typer.Option(help="Where the stages reach NATS.")] = "nats://nats:4222",
     redis_url: Annotated[str, typer.Option(help="Where they reach Redis.")] = "redis://redis:6379",
-    renew: Annotated[bool, typer.Option("--renew", help="New passwords; the cluster's token stays.")] = False,
+    renew: Annotated[bool, typer.Option("--renew", help="New passwords; the token and the master key stay.")] = False,
 ) -> None:
     """Draw passwords for NATS and Redis, and the cluster's token: once, for a deployment that `headwater up` does not
     run.
 
-    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for the servers, FOLDER/ROLE/stage.env is what a stage reads.
+    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for the servers, FOLDER/ROLE/stage.env is what a stage reads,
+    FOLDER/gateway/master.key what gateways take as --master-key-file.
     """
     if renew:
         (folder / PASSWORDS_FILE).unlink(missing_ok=True)
@@ -30,6 +31,7 @@ def access(
     if not token.exists():
         make_token_file(token)
     passwords.write_servers(folder)
+    keep_master_key(folder)
     tokens = " ".join(token.read_text().split())
     ServerAccess(nats_url, redis_url, passwords, passwords).write_stages(folder, {TOKEN: tokens})
     print(folder)

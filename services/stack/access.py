@@ -1,7 +1,7 @@
 """Passwords of a cluster's NATS and Redis, one a role, and the files that hold them: theirs alone to read.
 
-A folder: `nats/nats.conf` and `redis/users.acl` for the servers, `ROLE/stage.env` with what a stage of that role is
-told. Knows nothing about running servers.
+A folder: `nats/nats.conf` and `redis/users.acl` for the servers, `ROLE/stage.env` with the variables of a stage of that
+role, `gateway/master.key`. Knows nothing about running servers.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..runtime.owner_file import write_owner_file
 from .roles import NATS_RIGHTS, VALKEY_RIGHTS, Role
 
 PASSWORDS_FILE, NATS_FILE, ACL_FILE, ENV_FILE = "passwords.json", "nats/nats.conf", "redis/users.acl", "stage.env"
+MASTER_KEY_FILE = "master.key"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -78,6 +79,13 @@ class Passwords:
     def write_servers(self, folder: Path) -> None:
         write_owner_file(folder / NATS_FILE, self.nats_config().encode())
         write_owner_file(folder / ACL_FILE, self.valkey_acl().encode())
+
+
+def keep_master_key(folder: Path) -> None:
+    """Draws the secret that separates tenants' cached prefixes, the same for all gateways, unless it is there."""
+    path = folder / Role.GATEWAY.value / MASTER_KEY_FILE
+    if not path.exists():
+        write_owner_file(path, secrets.token_urlsafe(32).encode())
 
 
 @dataclass(frozen=True, slots=True, repr=False)
