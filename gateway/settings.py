@@ -75,7 +75,7 @@ class GatewaySettings(StageSecuritySettings):
     max_running: int = setting(4096, "choices that run at once")
     max_queued: int = setting(4096, "prompts that wait for a turn")
     cold_start_timeout: float = setting(
-        0.0, "seconds that a request waits for the first replica of its model to start; 0: nobody starts any"
+        0.0, "seconds that a request waits for the first replica of its model to start; 0: requests do not wait"
     )
     ready_needs_engine: bool = setting(
         False, "answer /ready with 503 until an engine is there, also where requests wait for one to start"

@@ -70,7 +70,7 @@ class ProcessorSettings(TextStageSettings):
     tool_parser: str = setting("auto", "auto (by the chat template), none, hermes, llama3_json, mistral or pythonic")
     reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
     escape_special_tokens: bool = setting(
-        False, "take special tokens in messages and tools for text, so that nobody forges turns with them"
+        False, "take special tokens in messages and tools for text, so that no client forges turns with them"
     )
     close_schemas: bool = setting(
         True, "take JSON Schemas that do not say whether objects have other properties as if they had none"
