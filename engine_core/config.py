@@ -19,6 +19,8 @@ class EngineConfig:
     """More of them in host memory, for prefixes that nobody uses at present."""
     num_staged_blocks: int = 0
     """Blocks of host memory through which blocks pass on their way to other places and back; 0: there are none."""
+    num_peer_blocks: int = 0
+    """Blocks of host memory through which blocks pass to and from other engines, half of them each way; 0: none do."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -56,7 +58,7 @@ class EngineConfig:
             raise ConfigError("max_draft_tokens", self.max_draft_tokens, allowed)
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError("policy", self.policy, "fcfs or priority")
-        for name in ("num_host_blocks", "num_staged_blocks"):
+        for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError(name, getattr(self, name), "0 or more")
         if self.max_num_seqs < 1:
@@ -81,7 +83,7 @@ class EngineConfig:
     @property
     def num_swap_slots(self) -> int:
         """Blocks of host memory that the executor's swapper copies to and from."""
-        return self.num_host_blocks + self.num_staged_blocks
+        return self.num_host_blocks + self.num_staged_blocks + self.num_peer_blocks
 
     @property
     def max_positions(self) -> int:

@@ -14,8 +14,9 @@ from .config import EngineConfig
 from .executor import Executor, Int32Array, StepResult
 from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
+from .kv.peer_link import FromLink, LeaseEnd, LeaseRequest, PeerLink, Pulled
 from .kv.tiers import Tiers
-from .request import FinishReason, NewRequest
+from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
 from .scheduling.masks import Int64Array, Rows
 from .scheduling.request_state import RequestState
@@ -41,14 +42,15 @@ class Engine:
         masks: Int32Array = NO_MASKS,
         speculator: Speculator | None = None,
         disk_files: BlockFiles | None = None,
+        peer_link: PeerLink | None = None,
         sources: Sequence[BlockSource] = (),
     ) -> None:
         """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that have a grammar; others
         fill it. Positions are one more than a row's drafts. `disk_files` is the place of blocks on a disk;
-        `sources` are asked beside the engine's own tiers, which come first."""
+        `peer_link` leads to other engines; `sources` are asked beside the engine's own tiers, which come first."""
         self._config = config
         self._clock = clock
-        self._tiers = Tiers(config, executor, disk_files, clock)
+        self._tiers = Tiers(config, executor, disk_files, peer_link, clock)
         self._scheduler = Scheduler(
             config,
             clock,
@@ -58,6 +60,7 @@ class Engine:
             prefill_seconds=lambda: executor.prefill_seconds,
             copies_blocks=executor.copies_blocks,
         )
+        self._tiers.open_leases(self._scheduler.pool, self._scheduler.loads.release)
         self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
@@ -87,11 +90,19 @@ class Engine:
             self._close(step)
             is_told |= not step.is_silent
         has_settled_loads = self._scheduler.settle_loads()
+        is_lending = self._lend()
         self._scheduler.loads.launch()
         is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
-        self._awaits_blocks = self._scheduler.loads.is_any_open and not is_busy
+        self._awaits_blocks = (self._scheduler.loads.is_any_open or is_lending) and not is_busy
         self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(is_told=is_told)
+
+    def _lend(self) -> bool:
+        """Goes on with what other engines copy from here. Whether there is more to do soon."""
+        if (leases := self._tiers.leases) is None:
+            return False
+        self._scheduler.lend(leases)
+        return leases.is_busy
 
     def _promote_waiting(self) -> None:
         """Once a second at most."""
@@ -110,7 +121,29 @@ class Engine:
             self._output.finishes.append(finished)
             return
         self._requests[new.key] = request
+        if new.holder is not None:
+            self._expect(request, new.holder)
         self._scheduler.enqueue(request)
+
+    def _expect(self, request: RequestState, holder: Holder) -> None:
+        if self._tiers.peers is not None and self._config.enable_prefix_caching:
+            request.chain.cover(request.token_ids, self._config.block_size)
+            hashes = request.chain.hashes[: holder.num_tokens // self._config.block_size]
+            self._tiers.peers.expect(hashes, request.chain.owner, holder)
+
+    def take(self, message: FromLink) -> None:
+        """What the link to other engines says."""
+        leases, peers = self._tiers.leases, self._tiers.peers
+        assert leases is not None
+        assert peers is not None
+        self._is_idle = False
+        match message:
+            case Pulled():
+                peers.pulled(message)
+            case LeaseRequest():
+                leases.lend(message)
+            case LeaseEnd(lease=lease):
+                leases.end(lease)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the steps in flight."""

@@ -18,6 +18,8 @@ STAGED_BYTES = 64 << 20
 """Of host memory through which blocks pass to a disk and back."""
 STAGED_BLOCKS = range(16, 1025)
 """As many blocks at least, and at most."""
+MIN_PEER_BLOCKS = 2
+"""One each way."""
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
@@ -44,6 +46,8 @@ class ExecutorOptions:
     """A folder for blocks that nobody uses at present, also after a restart; None: there is none."""
     kv_disk_memory: int = DEFAULT_DISK_BYTES
     """Bytes that they may take there."""
+    kv_peer_memory: int = 0
+    """Bytes of host memory for blocks on their way from and to other engines; 0: none are."""
     max_model_len: int = 0
     max_num_seqs: int = 256
     spare_rows: int = 0
@@ -119,12 +123,18 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
     """Raises `ConfigError`."""
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0, or {block_bytes} bytes (a block) and more")
+    # A block on its way lies in the swapper's memory and in the link's.
+    num_peer_blocks = options.kv_peer_memory // (2 * block_bytes)
+    if options.kv_peer_memory and num_peer_blocks < MIN_PEER_BLOCKS:
+        allowed = f"0, or {2 * MIN_PEER_BLOCKS * block_bytes} bytes ({MIN_PEER_BLOCKS} blocks, twice) and more"
+        raise ConfigError("kv_peer_memory", options.kv_peer_memory, allowed)
     staged = min(max(STAGED_BYTES // block_bytes, STAGED_BLOCKS[0]), STAGED_BLOCKS[-1])
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks,
         num_host_blocks=options.kv_swap_memory // block_bytes,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
+        num_peer_blocks=num_peer_blocks,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

@@ -33,6 +33,18 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Another engine that is thought to hold the blocks of a prompt's first tokens. It is advice: what comes from there
+    is verified, and what does not come is computed."""
+
+    address: str
+    """host:port of its server."""
+    epoch: int
+    """Its incarnation."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """One choice to compute, as it enters the engine. Crosses from server to core, so it holds plain data only."""
 
@@ -58,6 +70,7 @@ class NewRequest:
     speculation: Speculation = Speculation()
     forks: bool = False
     """Whether others begin, or began, as this one does, so that it shares with them to the token."""
+    holder: Holder | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,18 @@ class DiskUse:
 
 
 @dataclass(slots=True, kw_only=True)
+class PeerUse:
+    """What went between this engine and others, so far."""
+
+    num_pulled: int = 0
+    """Tokens whose keys and values other engines sent."""
+    num_lent: int = 0
+    """Tokens whose keys and values were copied for other engines."""
+    num_discarded: int = 0
+    """Blocks that other engines were thought to hold, and that did not come or were not what was asked for."""
+
+
+@dataclass(slots=True, kw_only=True)
 class EngineLoad:
     """How busy the core is, now."""
 
@@ -144,6 +156,8 @@ class EngineLoad:
     """Those that were computed again."""
     disk: DiskUse | None = None
     """None without blocks on a disk."""
+    peers: PeerUse | None = None
+    """None without a link to other engines."""
     num_drafts: int = 0
     """Drafts that were verified, each of one request in one step."""
     num_draft_tokens: int = 0

@@ -66,6 +66,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 {where}")
     if options.kv_disk_dir is not None and not flags.disk_blocks:
         raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
+    if options.kv_peer_memory and not flags.disk_blocks:
+        raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 {where}")
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
     if options.kv_cache_dtype == "fp8" and not flags.fp8_kv:
@@ -161,6 +163,8 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
         for other in ("draft_model", "draft_heads", "kv_disk_dir"):
             if size > 1 and (folder := getattr(options, other)) is not None:
                 raise ConfigError(other, str(folder), f"none with {name} {size}")
+        if size > 1 and options.kv_peer_memory:
+            raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 with {name} {size}")
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:

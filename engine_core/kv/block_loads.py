@@ -90,19 +90,19 @@ class BlockLoads:
     def has_background_work(self) -> bool:
         return any(source.has_background_work for source in self._sources)
 
-    def release(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner) -> None:
-        """Lets go of a sequence's blocks, given from first to last, the first of which have these hashes; sources may
-        copy those that no request uses now."""
+    def release(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
+        """Lets go of a sequence's blocks, given from first to last, the first of which have these hashes and follow
+        `parent`; sources may copy those that no request uses now."""
         self._pool.release(blocks)
         if not self._sources:
             return
         ref_counts, hash_of = self._pool.ref_counts, self._pool.hash_of
         kept, unused, parents = [], [], []
-        for parent, block_hash, block in zip([b"", *hashes], hashes, blocks, strict=False):
+        for before, block_hash, block in zip([parent, *hashes], hashes, blocks, strict=False):
             if ref_counts[block] == 0 and hash_of(block) == block_hash:
                 kept.append(block_hash)
                 unused.append(block)
-                parents.append(parent)
+                parents.append(before)
         for source in self._sources if kept else ():
             source.save(kept, unused, parents, owner)
 

@@ -19,6 +19,8 @@ class BlockPool:
         assert num_blocks > 1
         self.num_usable = self.num_free = num_blocks - 1
         self.ref_counts = [0] * num_blocks
+        self.generations = [0] * num_blocks
+        """How often each block was handed out: what it contained in an earlier generation is gone."""
         self.num_shared = 0
         """Blocks held more than once."""
         self.elsewhere: Collection[bytes] = ()
@@ -42,11 +44,12 @@ class BlockPool:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
         ref_counts, following, hash_of, block_of = self.ref_counts, self._next, self._hash_of, self._block_of
-        blocks, block = [], NULL_BLOCK
+        generations, blocks, block = self.generations, [], NULL_BLOCK
         for _ in range(count):
             block = following[block]
             blocks.append(block)
             ref_counts[block] = 1
+            generations[block] += 1
             if (block_hash := hash_of[block]) is not None:
                 hash_of[block] = None
                 del block_of[block_hash]

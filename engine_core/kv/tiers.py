@@ -1,4 +1,4 @@
-"""The tiers of one engine behind its device's cache: host memory, then a disk."""
+"""The tiers of one engine behind its device's cache: host memory, then a disk, then the caches of other engines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Callable
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..options import ExecutorOptions, ModelFacts
-from ..step_output import EngineLoad
+from ..step_output import EngineLoad, PeerUse
 from .block_files import BlockFiles
+from .block_leases import BlockLeases, Release
+from .block_pool import BlockPool
 from .block_record import kv_key
 from .block_source import BlockSource
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
+from .peer_blocks import PeerBlocks
+from .peer_link import PeerLink
 from .swapper_parts import SwapperParts
 
 
@@ -20,26 +24,45 @@ class Tiers:
     """Those that the config and the executor have; none of them, for most engines."""
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, files: BlockFiles | None, clock: Callable[[], float]
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        files: BlockFiles | None,
+        link: PeerLink | None,
+        clock: Callable[[], float],
     ) -> None:
-        """`files`: where blocks on a disk are kept, if they are."""
+        """`files`: where blocks on a disk are kept, if they are. `link`: the way to other engines, if there is one."""
         self.host: HostBlocks | None = None
         self.disk: DiskBlocks | None = None
-        self._block_size = config.block_size
+        self.peers: PeerBlocks | None = None
+        self.leases: BlockLeases | None = None
+        """Set once the blocks to be lent exist: see `open_leases`."""
+        self._block_size, self._link = config.block_size, link
         if not config.num_swap_slots:
             return
         assert executor.swapper is not None
         parts = SwapperParts(executor.swapper)
         if config.num_host_blocks:
             self.host = HostBlocks(parts.part(config.num_host_blocks), config.num_host_blocks)
-        if files is not None:
+        if config.num_staged_blocks:
             staged = parts.part(config.num_staged_blocks)
-            self.disk = DiskBlocks(staged, files, block_size=config.block_size, clock=clock)
+            if files is not None:
+                self.disk = DiskBlocks(staged, files, block_size=config.block_size, clock=clock)
+        if link is not None:
+            num_lent = config.num_peer_blocks // 2
+            self._lent = parts.part(num_lent)
+            pulled = parts.part(config.num_peer_blocks - num_lent)
+            self.peers = PeerBlocks(pulled, link, num_lent, clock=clock)
+
+    def open_leases(self, pool: BlockPool, release: Release) -> None:
+        """From now on other engines may copy blocks of the pool, if there is a way to them."""
+        if self._link is not None:
+            self.leases = BlockLeases(self._lent, self._link, pool, release)
 
     @property
     def sources(self) -> list[BlockSource]:
         """In order of preference."""
-        found: list[BlockSource | None] = [self.host, self.disk]
+        found: list[BlockSource | None] = [self.host, self.disk, self.peers]
         return [source for source in found if source is not None]
 
     def describe(self, load: EngineLoad) -> None:
@@ -50,6 +73,12 @@ class Tiers:
             load.num_swapped_in = self.host.num_loaded * self._block_size
         if self.disk is not None:
             load.disk = self.disk.use
+        if self.peers is not None and self.leases is not None:
+            load.peers = PeerUse(
+                num_pulled=self.peers.num_pulled * self._block_size,
+                num_lent=self.leases.num_lent * self._block_size,
+                num_discarded=self.peers.num_discarded,
+            )
 
 
 def open_disk(
@@ -58,11 +87,21 @@ def open_disk(
     """Where this engine's blocks on a disk are; None where it has none. Raises `ConfigError`."""
     if options.kv_disk_dir is None:
         return None
-    assert executor.swapper is not None
-    block_bytes = executor.swapper.slots.shape[1]
-    drafts = [str(each) for each in (options.draft_model, options.draft_heads) if each is not None]
-    key = kv_key(facts.numerics_id, config.block_size, block_bytes, facts.vocab_size, *drafts)
+    block_bytes = block_bytes_of(executor)
+    key = key_of(options, config, facts, executor)
     if options.kv_disk_memory < block_bytes:
         allowed = f"{block_bytes} bytes (a block) and more"
         raise ConfigError("kv_disk_memory", options.kv_disk_memory, allowed)
     return BlockFiles.open(options.kv_disk_dir, key, options.kv_disk_memory)
+
+
+def key_of(options: ExecutorOptions, config: EngineConfig, facts: ModelFacts, executor: Executor) -> bytes:
+    """Equal for engines whose blocks are interchangeable."""
+    drafts = [str(each) for each in (options.draft_model, options.draft_heads) if each is not None]
+    return kv_key(facts.numerics_id, config.block_size, block_bytes_of(executor), facts.vocab_size, *drafts)
+
+
+def block_bytes_of(executor: Executor) -> int:
+    """Of a block's keys and values."""
+    assert executor.swapper is not None
+    return int(executor.swapper.slots.shape[1])

@@ -31,7 +31,7 @@ class Capabilities:
     host_blocks: bool = False
     """KV blocks in host memory (`--kv-swap-memory`); needs `copy_blocks`."""
     disk_blocks: bool = False
-    """KV blocks on a disk (`--kv-disk-dir`)."""
+    """KV blocks on a disk (`--kv-disk-dir`) and from other engines (`--kv-peer-memory`)."""
     graphs: bool = False
     """Launches can be captured and replayed; needs `capture`."""
     decode_steps: int = 1

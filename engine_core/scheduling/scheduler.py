@@ -12,6 +12,7 @@ import numpy as np
 
 from ..config import EngineConfig
 from ..executor import Int32Array
+from ..kv.block_leases import BlockLeases
 from ..kv.block_loads import BlockLoads
 from ..kv.block_pool import BlockPool
 from ..kv.block_source import BlockSource
@@ -155,6 +156,11 @@ class Scheduler:
         if has_settled := self._waits.settle():
             self._yielding.note_released()
         return has_settled
+
+    def lend(self, leases: BlockLeases) -> None:
+        """Goes on with blocks that other engines copy from here, which nobody else gets meanwhile."""
+        if leases.advance(self._planned_step, self._retired_step):
+            self._yielding.note_released()
 
     def roll_back(self, rows: Rows, reserved: Int32Array, gained: Int32Array) -> None:
         """Gives back the blocks and the credit of tokens that a step with drafts reserved for rows[i], reserved[i] of

@@ -76,7 +76,7 @@ class Outcome:
 
 
 @lru_cache(maxsize=4096)
-def _expected(lead: int, length: int, seed: int, choice_index: int, max_tokens: int) -> list[int]:
+def expected(lead: int, length: int, seed: int, choice_index: int, max_tokens: int) -> list[int]:
     sampling = SamplingParams(seed=seed, max_tokens=max_tokens)
     return expected_tokens(
         MODEL, LEADS[lead][:length], sampling, choice_index=choice_index, max_model_len=MAX_MODEL_LEN
@@ -231,7 +231,7 @@ class Run:
             new = answer.new
             lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
             seed, most = new.sampling.seed, new.sampling.max_tokens
-            known = _expected(lead, len(new.prompt_ids), seed, new.choice_index, most)
+            known = expected(lead, len(new.prompt_ids), seed, new.choice_index, most)
             assert answer.has_ended, f"request {key} has no end"
             assert answer.tokens == (known[: len(answer.tokens)] if answer.is_cancelled else known), f"request {key}"
         load = self.engine.load()

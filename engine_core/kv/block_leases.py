@@ -1,0 +1,176 @@
+"""Blocks that other engines copy from this one's cache, each under a lease.
+
+A lease pins its blocks while they are copied to host memory, from where the link sends them. It ends when they are
+sent or when the engine that asked is gone, and pins nothing afterwards. Knows hashes, the block pool and slots; knows
+nothing about sockets or requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from typing import Protocol
+
+import numpy as np
+
+from ..executor import Swapper, SwapPlan
+from .block_pool import BlockPool
+from .block_record import HEADER_LEN, BlockId, header_of
+from .block_source import Owner
+from .lanes import Lane, ThreadLane
+from .peer_link import Claim, LeaseRequest, Lent, PeerLink
+
+
+class Release(Protocol):
+    def __call__(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
+        """See `BlockLoads.release`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lease:
+    request: LeaseRequest
+    hashes: list[bytes] = field(default_factory=list)
+    """Leading ones of those that were asked for, whose blocks are pinned."""
+    blocks: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    before: Claim = field(default_factory=Claim)
+    after_step: int = 0
+    """The step that the blocks may be copied after."""
+    is_copied: bool = False
+    has_ended: bool = False
+
+
+class BlockLeases:
+    """Leases in the order in which they were asked for, as slots are free."""
+
+    def __init__(
+        self, swapper: Swapper, link: PeerLink, pool: BlockPool, release: Release, *, lane: Lane | None = None
+    ) -> None:
+        """`swapper` has a slot for each of the link's rows from the first on."""
+        self._swapper, self._link, self._pool, self._release = swapper, link, pool, release
+        self._lane = lane or ThreadLane("kv-lend")
+        self._free_slots = deque(range(len(swapper.slots)))
+        self._leases: dict[int, _Lease] = {}
+        """Those that have not ended."""
+        self._asked: deque[_Lease] = deque()
+        self._pinned: list[_Lease] = []
+        """Leases whose blocks are still to be computed by steps in flight."""
+        self._copying: deque[_Lease] = deque()
+        """In the swapper's order."""
+        self._num_saved = self._num_writing = 0
+        self._results: deque[Callable[[], None]] = deque()
+        """What jobs did, to be taken note of in the step loop."""
+        self.num_lent = 0
+        """Blocks that were copied for other engines."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `advance` is to be called soon."""
+        return bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
+
+    @property
+    def pinned_blocks(self) -> list[int]:
+        """Blocks that are held, once for each lease."""
+        return [block for lease in (*self._pinned, *self._copying) for block in lease.blocks]
+
+    def lend(self, request: LeaseRequest) -> None:
+        lease = self._leases[request.lease] = _Lease(request)
+        self._asked.append(lease)
+
+    def end(self, number: int) -> None:
+        """Ends a lease; one that is not here has ended already. What is being copied is discarded."""
+        if (lease := self._leases.pop(number, None)) is None:
+            return
+        lease.has_ended = True
+        if lease.is_copied:
+            self._free_slots.extend(lease.slots)
+
+    def advance(self, planned_step: int, retired_step: int) -> bool:
+        """Goes on with every lease. Steps up to `planned_step` were launched, those up to `retired_step` have ended.
+        Returns whether blocks were let go of."""
+        while self._results:
+            self._results.popleft()()
+        self._pin_asked(planned_step)
+        self._copy_pinned(retired_step)
+        return self._release_copied()
+
+    def _pin_asked(self, planned_step: int) -> None:
+        while self._asked and self._free_slots:
+            lease = self._asked.popleft()
+            if lease.has_ended:
+                continue
+            wanted = lease.request.wanted
+            hashes = wanted.hashes[: len(self._free_slots)] if wanted.key == self._link.key else []
+            lease.hashes = list(takewhile(lambda block_hash: self._pool.find(block_hash) is not None, hashes))
+            if not lease.hashes:
+                self._answer(lease, Claim())
+                continue
+            lease.blocks = [block for block in map(self._pool.find, lease.hashes) if block is not None]
+            self._pool.share(lease.blocks)
+            lease.before = self._claim(lease)
+            lease.slots = [self._free_slots.popleft() for _ in lease.blocks]
+            # A block is cached from when its step is planned; its contents are there when that has ended.
+            lease.after_step = planned_step
+            self._pinned.append(lease)
+
+    def _copy_pinned(self, retired_step: int) -> None:
+        due = [lease for lease in self._pinned if lease.after_step <= retired_step]
+        if not due:
+            return
+        self._pinned = [lease for lease in self._pinned if lease.after_step > retired_step]
+        self._copying += due
+        none = np.empty(0, np.int32)
+        self._swapper.swap(
+            SwapPlan(
+                out_blocks=np.array([block for lease in due for block in lease.blocks], np.int32),
+                out_slots=np.array([slot for lease in due for slot in lease.slots], np.int32),
+                in_slots=none,
+                in_blocks=none,
+            )
+        )
+
+    def _release_copied(self) -> bool:
+        num_saved, has_released = self._swapper.num_saved, False
+        while self._copying and num_saved - self._num_saved >= len(self._copying[0].blocks):
+            lease = self._copying.popleft()
+            self._num_saved += len(lease.blocks)
+            after = self._claim(lease)
+            wanted = lease.request.wanted
+            self._release(lease.blocks, lease.hashes, wanted.owner, wanted.parent)
+            self._num_writing += 1
+            self._lane.submit(partial(self._write, lease, after))
+            has_released = True
+        return has_released
+
+    def _claim(self, lease: _Lease) -> Claim:
+        """What the lease's blocks are now."""
+        pool = self._pool
+        hashes = [pool.hash_of(block) or b"" for block in lease.blocks]
+        return Claim(key=self._link.key, hashes=hashes, generations=[pool.generations[each] for each in lease.blocks])
+
+    def _note_written(self, lease: _Lease, after: Claim) -> None:
+        self._num_writing -= 1
+        lease.is_copied = True
+        self.num_lent += len(lease.blocks)
+        if lease.has_ended:
+            self._free_slots.extend(lease.slots)
+        else:
+            self._answer(lease, after)
+
+    def _answer(self, lease: _Lease, after: Claim) -> None:
+        lease.is_copied = True
+        self._link.send(Lent(lease=lease.request.lease, rows=lease.slots, before=lease.before, after=after))
+
+    # What follows runs beside the step loop.
+
+    def _write(self, lease: _Lease, after: Claim) -> None:
+        wanted = lease.request.wanted
+        for parent, block_hash, slot in zip([wanted.parent, *lease.hashes], lease.hashes, lease.slots, strict=False):
+            payload, record = self._swapper.slots[slot], self._link.records[slot]
+            block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
+            record[:HEADER_LEN] = np.frombuffer(header_of(block, memoryview(payload)), np.uint8)
+            record[HEADER_LEN:] = payload
+        self._results.append(partial(self._note_written, lease, after))

@@ -1,0 +1,205 @@
+"""The block source that pulls blocks from other engines.
+
+A request says which engine is thought to hold the beginning of its prompt. That is advice: a pull brings records with
+a header and a checksum each, and claims of the other engine from before and after it copied them. A block is used only
+where all of that fits; the others are computed. Knows hashes and slots; knows nothing about sockets or requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from ..executor import Swapper
+from ..request import Holder
+from . import block_record
+from .block_record import HEADER_LEN
+from .block_source import LoadEnd, Owner, Ticket
+from .lanes import Lane, ThreadLane
+from .peer_link import PeerLink, Pulled, PullEnd, PullRequest, Wanted
+from .read_costs import ReadCosts
+from .staged_loads import Part, StagedLoads
+
+MOST_HINTS = 1 << 16
+"""Blocks whose holders are remembered; the oldest go first."""
+ASSUMED_BYTES_PER_SECOND = 500e6
+"""Of a pull, before the first one was measured."""
+
+
+class _Hint(NamedTuple):
+    """Where a block is thought to be, and what it follows."""
+
+    holder: Holder
+    owner: Owner
+    parent: bytes
+
+
+class PeerBlocks:
+    """See `BlockSource`."""
+
+    tier = "peer"
+    held: Collection[bytes] = ()
+
+    def __init__(
+        self,
+        swapper: Swapper,
+        link: PeerLink,
+        first_row: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        lane: Lane | None = None,
+    ) -> None:
+        """`swapper` has a slot for each of the link's rows from `first_row` on."""
+        self._swapper, self._link, self._first_row = swapper, link, first_row
+        self._lane = lane or ThreadLane("kv-pull")
+        self._hints: OrderedDict[bytes, _Hint] = OrderedDict()
+        self._free_slots = deque(range(len(swapper.slots)))
+        self._loads = StagedLoads(swapper, self._free_slots, self._pull)
+        self._first_hints: dict[Ticket, _Hint] = {}
+        """Of loads that have not ended, the hint of the first block."""
+        self._pulls: dict[int, Part] = {}
+        """By number, those that the link has not answered."""
+        self._num_taking = 0
+        """Parts that are being copied from their rows."""
+        self._numbers = count(1)
+        self._results: deque[Callable[[], None]] = deque()
+        """What jobs found, to be taken note of in the step loop."""
+        self._costs = ReadCosts(clock)
+        self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
+        self.num_pulled = self.num_discarded = 0
+        """Blocks that came and were used, and those that were asked for and did not come whole."""
+
+    @property
+    def has_background_work(self) -> bool:
+        """Slots of loads that were given up come back."""
+        return self._num_taking > 0
+
+    def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
+        """Notes that another engine is thought to hold these blocks, the first of a chain."""
+        for parent, block_hash in zip([b"", *hashes], hashes, strict=False):
+            self._hints[block_hash] = _Hint(holder, owner, parent)
+            self._hints.move_to_end(block_hash)
+        while len(self._hints) > MOST_HINTS:
+            self._hints.popitem(last=False)
+
+    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+        """Nothing here counts as this engine's."""
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        if not self._hints or (first := self._hints.get(hashes[0])) is None:
+            return 0
+        for num_found, block_hash in enumerate(hashes):
+            hint = self._hints.get(block_hash)
+            if hint is None or hint.holder != first.holder:
+                return num_found
+        return len(hashes)
+
+    def cost(self, num_blocks: int) -> float:
+        """By the time that pulls took lately; blocks that others wait for come first."""
+        blocks = self._loads.num_waiting_blocks + num_blocks
+        return blocks * (self._costs.seconds_per_block + self._swapper.seconds_per_block)
+
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
+        ticket = Ticket(hashes, blocks)
+        self._first_hints[ticket] = self._hints[hashes[0]]
+        self._loads.load(ticket)
+        self._costs.begin(ticket)
+        return ticket
+
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+        """Other engines ask for what they want: see `BlockLeases`."""
+
+    def launch(self) -> None:
+        self._loads.launch()
+
+    def cancel(self, ticket: Ticket) -> None:
+        self._loads.cancel(ticket)
+        for number, part in self._pulls.items():
+            if part.load.ticket is ticket:
+                self._link.send(PullEnd(pull=number))
+
+    def pulled(self, answer: Pulled) -> None:
+        """Takes the link's answer to a pull; a second one to the same pull does not count."""
+        if (part := self._pulls.pop(answer.pull, None)) is None:
+            return
+        if num_claimed := self._num_claimed(part, answer):
+            namespace = self._first_hints[part.load.ticket].owner.namespace
+            self._num_taking += 1
+            self._lane.submit(partial(self._take, part, num_claimed, namespace))
+        else:
+            self._results.append(partial(self._note_read, part, 0))
+
+    def poll(self) -> list[LoadEnd]:
+        while self._results:
+            self._results.popleft()()
+        # Where copies do not take long, what was just taken is there at once.
+        self._loads.launch()
+        ends = self._loads.poll()
+        for end in ends:
+            self._settle(end)
+        return ends
+
+    def close(self) -> None:
+        """The link ends with the engine."""
+
+    def _settle(self, end: LoadEnd) -> None:
+        """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest is not there."""
+        del self._first_hints[end.ticket]
+        for block_hash in end.ticket.hashes:
+            self._hints.pop(block_hash, None)
+        self.num_pulled += end.num_usable
+        self._costs.end(end.ticket, end.num_usable)
+
+    def _pull(self, part: Part) -> None:
+        number, hint = next(self._numbers), self._first_hints[part.load.ticket]
+        self._pulls[number] = part
+        self._link.send(
+            PullRequest(
+                pull=number,
+                holder=hint.holder,
+                wanted=Wanted(
+                    key=self._link.key,
+                    owner=hint.owner,
+                    parent=part.load.ticket.hashes[part.start - 1] if part.start else hint.parent,
+                    hashes=list(part.hashes),
+                ),
+                rows=[self._first_row + slot for slot in part.slots],
+            )
+        )
+
+    def _num_claimed(self, part: Part, answer: Pulled) -> int:
+        """Leading blocks that the other engine held, of the same key and unchanged, until they were copied."""
+        if part.load.is_cancelled or not answer.before.key == answer.after.key == self._link.key:
+            return 0
+        num_unchanged = answer.before.num_common(answer.after)
+        for num_equal, (claimed, asked) in enumerate(zip(answer.before.hashes, part.hashes, strict=False)):
+            if claimed != asked:
+                return min(num_equal, num_unchanged)
+        return min(num_unchanged, len(part.hashes))
+
+    def _note_taken(self, part: Part, num_read: int) -> None:
+        self._num_taking -= 1
+        self._note_read(part, num_read)
+
+    def _note_read(self, part: Part, num_read: int) -> None:
+        self.num_discarded += len(part.slots) - num_read
+        self._loads.note_read(part, num_read)
+
+    # What follows runs beside the step loop.
+
+    def _take(self, part: Part, num_claimed: int, namespace: bytes) -> None:
+        """Copies records to slots, as far as they are the blocks that were asked for."""
+        num_read = 0
+        for block_hash, slot in zip(part.hashes[:num_claimed], part.slots, strict=False):
+            record, copied = self._link.records[self._first_row + slot], self._swapper.slots[slot]
+            # First copied, then checked: nothing can change in between.
+            copied[:] = record[HEADER_LEN:]
+            header = bytes(record[:HEADER_LEN])
+            if not block_record.is_block(header, memoryview(copied), self._link.key, namespace, block_hash):
+                break
+            num_read += 1
+        self._results.append(partial(self._note_taken, part, num_read))

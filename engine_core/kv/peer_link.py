@@ -1,0 +1,118 @@
+"""Messages between an engine core and its link to other engines, when one of them pulls blocks from another.
+
+The link moves records of blocks from one engine's buffers into another's. It is trusted with nothing else: which blocks
+a pull brought, and whether they are whole, is verified in the core that asked for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..executor import UInt8Array
+from ..request import Holder
+from .block_source import Owner
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Blocks that follow one another in a chain."""
+
+    key: bytes
+    """What their bits depend on beside the tokens: see `kv_key`."""
+    owner: Owner
+    parent: bytes
+    """The hash before the first of them; empty at the start of the chain."""
+    hashes: list[bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What an engine says it lends. It says so before and after the copy: only what is in both was not overwritten."""
+
+    key: bytes = b""
+    hashes: list[bytes] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    """How often each block had been handed out."""
+
+    def num_common(self, other: Claim) -> int:
+        """Leading blocks that are the same in both."""
+        mine, others = (
+            zip(self.hashes, self.generations, strict=True),
+            zip(other.hashes, other.generations, strict=True),
+        )
+        for num_equal, (one, another) in enumerate(zip(mine, others, strict=False)):
+            if one != another:
+                return num_equal
+        return min(len(self.hashes), len(other.hashes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullRequest:
+    """To the link: bring these blocks from an engine. Answered by one `Pulled`, always."""
+
+    pull: int
+    """Names the pull; never used again."""
+    holder: Holder
+    wanted: Wanted
+    rows: list[int]
+    """Of the buffers: where the records go, which the link may write to until it has answered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullEnd:
+    """To the link: nobody waits for a pull any more. It is still answered."""
+
+    pull: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """From the link: a pull is over. Of what both claims name, the records are in their rows."""
+
+    pull: int
+    before: Claim
+    after: Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    """From the link: another engine asks for blocks. Answered by one `Lent`, unless the lease ends before."""
+
+    lease: int
+    """Names the lease; never used again."""
+    wanted: Wanted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """To the link: the records are in these rows of the buffers and stay there until the lease ends."""
+
+    lease: int
+    rows: list[int]
+    before: Claim
+    after: Claim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseEnd:
+    """From the link: the records are sent, or the engine that asked for them is gone."""
+
+    lease: int
+
+
+ToLink = PullRequest | PullEnd | Lent
+FromLink = Pulled | LeaseRequest | LeaseEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLink:
+    """The core's end of the link."""
+
+    key: bytes
+    """Of this engine's blocks."""
+    records: UInt8Array
+    """[rows, HEADER_LEN + bytes of a block], shared with the link: the first half for blocks that are lent, the others
+    for blocks that are pulled."""
+    send: Callable[[ToLink], None]
+    """Called in the step loop."""

@@ -1,0 +1,401 @@
+"""Seeded faults between engines that pull blocks from each other: copies that are late, lost, torn, stale, foreign or
+doubled, engines that die and come back as another incarnation, leases that end too early. Every answer is what it is
+alone, no block or slot is lost, and nobody waits for ever.
+
+`python -m tests.simulation.peer_faults --seeds 10000`; one seed takes the same steps every time: `… --first 17`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Annotated
+from unittest.mock import patch
+
+import numpy as np
+import typer
+
+from headwater.bench.program import run_program
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import UInt8Array
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.kv import block_leases, peer_blocks
+from headwater.engine_core.kv.block_leases import BlockLeases
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, kv_key
+from headwater.engine_core.kv.peer_blocks import PeerBlocks
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    LeaseEnd,
+    LeaseRequest,
+    Lent,
+    PeerLink,
+    Pulled,
+    PullEnd,
+    PullRequest,
+    ToLink,
+)
+from headwater.engine_core.request import Holder, NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import StepOutput
+from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, MAX_MODEL_LEN, MODEL, NAMESPACES, FaultyLane, expected
+
+BLOCK_BYTES = 8 * BLOCK_SIZE
+KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
+NUM_ENGINES = 2
+MOST_STEPS = 600
+"""A seed takes some 60."""
+FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half")
+
+
+@dataclass(slots=True)
+class Answer:
+    new: NewRequest
+    tokens: list[int] = field(default_factory=list)
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A pull on its way."""
+
+    puller: Replica
+    owner: Replica
+    request: PullRequest
+    lease: int
+    fault: str
+    is_answered: bool = False
+
+
+class Replica:
+    """One incarnation of an engine. What is sent to a dead one is lost."""
+
+    def __init__(self, number: int, epoch: int, rng: random.Random, link: LinkTwin) -> None:
+        self.number, self.epoch, self.is_alive = number, epoch, True
+        self.config = EngineConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9]),
+            num_peer_blocks=rng.choice([2, 5, 12]),
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=rng.choice([1, 3, 6]),
+            spare_rows=rng.choice([0, 2]),
+            max_num_batched_tokens=rng.choice([20, 60, 200]),
+            async_depth=rng.randint(1, 4),
+        )
+        timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
+        self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
+        self.records: UInt8Array = np.zeros((self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8)
+        self.lanes = [FaultyLane(rng, in_order=False), FaultyLane(rng, in_order=False)]
+        peer_link = PeerLink(key=KEY, records=self.records, send=lambda message: link.send(self, message))
+        with (
+            patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[0]),
+            patch.object(block_leases, "ThreadLane", return_value=self.lanes[1]),
+        ):
+            self.engine = Engine(self.config, self.executor, clock=lambda: float(link.now), peer_link=peer_link)
+        self.answers: dict[int, Answer] = {}
+        self.num_pulled_tokens = 0
+
+    @property
+    def peers(self) -> PeerBlocks:
+        assert self.engine._tiers.peers is not None
+        return self.engine._tiers.peers
+
+    @property
+    def leases(self) -> BlockLeases:
+        assert self.engine._tiers.leases is not None
+        return self.engine._tiers.leases
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work() or self.engine.has_background_work
+
+    def step(self, rng: random.Random) -> None:
+        for lane in self.lanes:
+            lane.run(rng.choice([0, 1, 30]))
+        if self.has_work and (output := self.engine.step()) is not None:
+            self._hear(output)
+
+    def _hear(self, output: StepOutput) -> None:
+        tokens = iter(output.token_ids)
+        for key, first, num_tokens in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+            answer = self.answers[key]
+            assert first == len(answer.tokens), "a token twice, or none"
+            answer.tokens += [next(tokens) for _ in range(num_tokens)]
+        for started in output.starts:
+            self.num_pulled_tokens += started.cached_by_tier.get("peer", 0)
+        for finished in output.finishes:
+            assert not self.answers[finished.key].has_ended, "two ends"
+            self.answers[finished.key].has_ended = True
+
+    def check_blocks(self) -> None:
+        """Blocks are held by rows, by loads, by leases and by copies in flight, and by nobody else."""
+        scheduler = self.engine._scheduler
+        held = Counter([*scheduler.forks.held_blocks, *self.leases.pinned_blocks])
+        for row, request in enumerate(scheduler.table.requests):
+            if request is not None:
+                held.update(scheduler.table.blocks_of(row))
+        for load in scheduler.loads._open.values():
+            held.update(load.held + load.blocks)
+        counts = scheduler.pool.ref_counts
+        assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
+        for slots in (self.peers._free_slots, self.leases._free_slots):
+            assert len(set(slots)) == len(slots), "a slot is free twice"
+
+    def check_end(self) -> None:
+        self.check_blocks()
+        load = self.engine.load()
+        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), "blocks are left"
+        num_free = len(self.peers._free_slots) + len(self.leases._free_slots)
+        assert num_free == self.config.num_peer_blocks, "slots are left"
+
+
+class LinkTwin:
+    """What lies between the engines: servers, connections, and all that befalls them."""
+
+    def __init__(self, rng: random.Random, *, fault_chance: float, most_delay: int) -> None:
+        self._rng, self._fault_chance, self._most_delay = rng, fault_chance, most_delay
+        self.now = 0
+        self.replicas: list[Replica] = []
+        self.faults = Counter[str]()
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._order, self._leases = count(), count(1)
+        self._transfers: dict[int, Transfer] = {}
+        """By lease."""
+        self._old_records: list[UInt8Array] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._due
+
+    def advance(self) -> None:
+        self.now += 1
+        due = sorted(each for each in self._due if each[0] <= self.now)
+        self._due = [each for each in self._due if each[0] > self.now]
+        for _, _, event in due:
+            event()
+
+    def died(self, dead: Replica) -> None:
+        """Its connections break: pulls from it end, and leases that it had."""
+        for transfer in list(self._transfers.values()):
+            if dead is transfer.owner:
+                self._answer(transfer, Claim(), Claim())
+            elif dead is transfer.puller:
+                self._end_lease(transfer)
+
+    def send(self, sender: Replica, message: ToLink) -> None:
+        match message:
+            case PullRequest():
+                self._later(lambda: self._ask(sender, message))
+            case PullEnd(pull=pull):
+                for transfer in list(self._transfers.values()):
+                    if transfer.puller is sender and transfer.request.pull == pull:
+                        self._answer(transfer, Claim(), Claim())
+            case Lent():
+                if (found := self._transfers.get(message.lease)) is not None:
+                    self._later(partial(self._carry, found, message))
+
+    def _later(self, event: Callable[[], None]) -> None:
+        self._due.append((self.now + 1 + self._rng.randint(0, self._most_delay), next(self._order), event))
+
+    def _ask(self, puller: Replica, request: PullRequest) -> None:
+        owner = self.replicas[int(request.holder.address)]
+        fault = self._rng.choice(FAULTS) if self._rng.random() < self._fault_chance else ""
+        transfer = Transfer(puller, owner, request, next(self._leases), fault)
+        self.faults[fault] += 1
+        if owner.epoch != request.holder.epoch or fault == "lost":
+            self._answer(transfer, Claim(), Claim())
+            return
+        self._transfers[transfer.lease] = transfer
+        owner.engine.take(LeaseRequest(lease=transfer.lease, wanted=request.wanted))
+        if fault == "outlived":
+            # The owner hears nothing of the puller and ends the lease; what was copied by then still arrives.
+            self._later(lambda: owner.engine.take(LeaseEnd(lease=transfer.lease)))
+            self._later(lambda: self._later(lambda: self._answer(transfer, Claim(), Claim())))
+
+    def _carry(self, transfer: Transfer, lent: Lent) -> None:
+        if transfer.is_answered:
+            return
+        self._copy(transfer, lent)
+        after = lent.after
+        if transfer.fault == "half":
+            after = Claim(key=after.key, hashes=after.hashes[:1], generations=after.generations[:1])
+        if transfer.fault == "overwritten":
+            after = replace(after, generations=[number + 1 for number in after.generations])
+        self._answer(transfer, lent.before, after)
+        if transfer.fault == "doubled":
+            again = Pulled(pull=transfer.request.pull, before=lent.before, after=lent.after)
+            self._later(lambda: transfer.puller.engine.take(again))
+
+    def _copy(self, transfer: Transfer, lent: Lent) -> None:
+        wanted, rows = transfer.request.wanted, transfer.puller.records
+        for number, (source, target) in enumerate(zip(lent.rows, transfer.request.rows, strict=False)):
+            rows[target] = record = transfer.owner.records[source]
+            self._old_records.append(record.copy())
+            if transfer.fault == "torn":
+                rows[target][self._rng.randrange(record.size) :] = 0xDE
+            elif transfer.fault == "stale":
+                rows[target] = self._rng.choice(self._old_records)
+            elif transfer.fault == "foreign":
+                payload = self._rng.randbytes(BLOCK_BYTES)
+                block = BlockId(FOREIGN_KEY, wanted.owner.namespace, wanted.hashes[number], wanted.parent)
+                rows[target] = np.frombuffer(header_of(block, payload) + payload, np.uint8)
+
+    def _answer(self, transfer: Transfer, before: Claim, after: Claim) -> None:
+        """Once for each pull, whatever becomes of it."""
+        if transfer.is_answered:
+            return
+        transfer.is_answered = True
+        answer = Pulled(pull=transfer.request.pull, before=before, after=after)
+        self._later(lambda: transfer.puller.engine.take(answer))
+        self._end_lease(transfer)
+
+    def _end_lease(self, transfer: Transfer) -> None:
+        if self._transfers.pop(transfer.lease, None) is not None:
+            self._later(lambda: transfer.owner.engine.take(LeaseEnd(lease=transfer.lease)))
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a seed saw."""
+
+    num_steps: int
+    num_pulled_tokens: int
+    num_lent_tokens: int
+    num_discarded: int
+    num_preemptions: int
+    num_deaths: int
+    faults: Counter[str]
+
+
+class Run:
+    """One seed: engines, requests that name others as holders of their prompts, and what befalls them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.link = LinkTwin(rng, fault_chance=rng.choice([0.0, 0.3, 0.7]), most_delay=rng.choice([0, 2, 50]))
+        self.epochs, self.keys = count(1), count()
+        self.answers: list[Answer] = []
+        self.dead: list[Replica] = []
+        self.link.replicas = [self._start(number) for number in range(NUM_ENGINES)]
+
+    def _start(self, number: int) -> Replica:
+        return Replica(number, next(self.epochs), self.rng, self.link)
+
+    def run(self) -> Outcome:
+        for _ in range(5):
+            self._add_some()
+            for _ in range(self.rng.choice([1, 6, 15])):
+                self._step()
+            if self.rng.random() < 0.2:
+                self._kill(self.rng.choice(self.link.replicas))
+            if self.rng.random() < 0.1:
+                self._give_up_any()
+        while self._has_work:
+            assert self.link.now < MOST_STEPS, f"nobody goes on: {sum(not each.has_ended for each in self.answers)}"
+            self._step()
+        self._check_end()
+        everyone = [*self.link.replicas, *self.dead]
+        return Outcome(
+            num_steps=self.link.now,
+            num_pulled_tokens=sum(each.num_pulled_tokens for each in everyone),
+            num_lent_tokens=sum(each.leases.num_lent * BLOCK_SIZE for each in everyone),
+            num_discarded=sum(each.peers.num_discarded for each in everyone),
+            num_preemptions=sum(each.engine.load().num_preemptions for each in everyone),
+            num_deaths=len(self.dead),
+            faults=self.link.faults,
+        )
+
+    @property
+    def _has_work(self) -> bool:
+        return not self.link.is_idle or any(each.has_work for each in self.link.replicas)
+
+    def _step(self) -> None:
+        self.link.advance()
+        for replica in self.link.replicas:
+            if self.rng.random() < 0.8:
+                replica.step(self.rng)
+            if self.link.now % 5 == 0:
+                replica.check_blocks()
+
+    def _add_some(self) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            lead, length = self.rng.randrange(len(LEADS)), self.rng.choice([9, 50, 64, 79])
+            new = NewRequest(
+                key=next(self.keys),
+                prompt_ids=LEADS[lead][:length],
+                output_ids=[],
+                sampling=SamplingParams(seed=self.rng.randrange(2), max_tokens=self.rng.choice([1, 2, 9])),
+                namespace=NAMESPACES[self.rng.random() < 0.2],
+                tenant="t",
+            )
+            self.answers.append(Answer(new))
+            self._send(self.answers[-1], self.rng.choice(self.link.replicas))
+
+    def _send(self, answer: Answer, replica: Replica) -> None:
+        """To a replica, with what may be known of another one."""
+        other = self.link.replicas[(replica.number + 1) % NUM_ENGINES]
+        known = len(answer.new.prompt_ids) + len(answer.tokens)
+        holder = Holder(
+            address=str(other.number),
+            epoch=other.epoch - (self.rng.random() < 0.05),
+            num_tokens=self.rng.choice([known, known, known + 40, 16]),
+        )
+        new = replace(answer.new, key=next(self.keys), output_ids=list(answer.tokens))
+        if self.rng.random() < 0.9:
+            new = replace(new, holder=holder)
+        answer.new = new
+        replica.answers[new.key] = answer
+        replica.engine.add(new)
+
+    def _kill(self, victim: Replica) -> None:
+        """The engine dies; its answers go on at any replica."""
+        self.dead.append(victim)
+        self.link.died(victim)
+        self.link.replicas[victim.number] = self._start(victim.number)
+        for answer in victim.answers.values():
+            if not answer.has_ended:
+                self._send(answer, self.rng.choice(self.link.replicas))
+
+    def _give_up_any(self) -> None:
+        """As a load does that takes too long: the request computes, and what still comes is discarded."""
+        for replica in self.link.replicas:
+            for load in replica.engine._scheduler.loads._open.values():
+                load.give_up_at = 0.0
+
+    def _check_end(self) -> None:
+        for replica in self.link.replicas:
+            replica.check_end()
+        for answer in self.answers:
+            new = answer.new
+            lead = next(i for i, each in enumerate(LEADS) if each[0] == new.prompt_ids[0])
+            known = expected(lead, len(new.prompt_ids), new.sampling.seed, new.choice_index, new.sampling.max_tokens)
+            assert answer.has_ended, f"request {new.key} has no end"
+            assert answer.tokens == known, f"request {new.key} has other tokens"
+
+
+def run_seed(seed: int) -> Outcome:
+    """Raises `AssertionError`."""
+    return Run(seed).run()
+
+
+def main(
+    seeds: Annotated[int, typer.Option(help="how many")] = 2000,
+    first: Annotated[int, typer.Option(help="the first of them")] = 0,
+) -> None:
+    """Run seeds one after another; the first that breaks ends it."""
+    began = time.process_time()
+    for seed in range(first, first + seeds):
+        try:
+            run_seed(seed)
+        except AssertionError as broken:
+            raise SystemExit(f"seed {seed}: {broken}") from broken
+    print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+
+import pytest
+
+from headwater.engine_core.kv import block_record
+from headwater.engine_core.kv.block_leases import BlockLeases, _Lease
+from headwater.engine_core.kv.block_loads import BlockLoads
+from headwater.engine_core.kv.block_record import Buffer, read_header
+from headwater.engine_core.kv.block_source import Owner, Ticket
+from headwater.engine_core.kv.peer_blocks import PeerBlocks
+from headwater.engine_core.kv.peer_link import Claim, Pulled
+from headwater.engine_core.kv.staged_loads import StagedLoads
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from tests.simulation.peer_faults import FAULTS, run_seed
+
+MOST_SEEDS = 600
+"""Within which a planted fault has to show."""
+
+
+def check_seeds(seeds: range) -> Counter[str]:
+    """What the seeds met with, added up."""
+    seen = Counter[str]()
+    for seed in seeds:
+        try:
+            outcome = run_seed(seed)
+        except AssertionError as broken:
+            pytest.fail(f"`python -m tests.simulation.peer_faults --first {seed}` repeats it: {broken}")
+        seen.update(outcome.faults)
+        seen["pulled"] += outcome.num_pulled_tokens
+        seen["lent"] += outcome.num_lent_tokens
+        seen["discarded"] += outcome.num_discarded
+        seen["preempted"] += outcome.num_preemptions
+        seen["deaths"] += outcome.num_deaths
+    return seen
+
+
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
+    seen = check_seeds(range(first, first + 500))
+    assert min(seen[name] for name in (*FAULTS, "pulled", "lent", "discarded", "preempted", "deaths")) > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_nor_in_fifty_thousand_seeds() -> None:
+    check_seeds(range(2000, 52_000))
+
+
+def test_a_seed_takes_the_same_steps_every_time() -> None:
+    assert run_seed(17) == run_seed(17)
+
+
+def test_without_faults_what_an_engine_lends_another_one_uses() -> None:
+    outcomes = [run_seed(seed) for seed in range(60)]
+    whole = [each for each in outcomes if set(each.faults) == {""} and not each.num_deaths]
+    assert sum(each.num_pulled_tokens for each in whole) > 0
+    assert all(each.num_pulled_tokens <= each.num_lent_tokens for each in whole)
+
+
+def leak(patch: pytest.MonkeyPatch) -> None:
+    """A lease keeps its last block."""
+    release = BlockLoads.release
+
+    def keep_last(
+        loads: BlockLoads, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
+    ) -> None:
+        release(loads, blocks[:-1] if parent else blocks, hashes, owner, parent)
+
+    patch.setattr(BlockLoads, "release", keep_last)
+
+
+def double_free(patch: pytest.MonkeyPatch) -> None:
+    release_copied = BlockLeases._release_copied
+
+    def twice(leases: BlockLeases) -> bool:
+        copying = list(leases._copying)
+        has_released = release_copied(leases)
+        for lease in copying[: len(copying) - len(leases._copying)]:
+            leases._pool.release(lease.blocks)
+        return has_released
+
+    patch.setattr(BlockLeases, "_release_copied", twice)
+
+
+def stranded_lease(patch: pytest.MonkeyPatch) -> None:
+    """A lease whose engine is gone keeps its slots."""
+    patch.setattr(BlockLeases, "end", lambda leases, number: None)
+
+
+def stale_hash(patch: pytest.MonkeyPatch) -> None:
+    """A record of another block is taken for the one that was asked for."""
+    real = block_record.is_block
+
+    def any_hash(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+        found = read_header(header)
+        return found is not None and real(header, payload, key, found[0].namespace, found[0].block_hash)
+
+    patch.setattr(block_record, "is_block", any_hash)
+
+
+def foreign_key(patch: pytest.MonkeyPatch) -> None:
+    """A record of other weights is taken for one of these."""
+    real = block_record.is_block
+
+    def any_key(header: Buffer, payload: Buffer, key: bytes, namespace: bytes, block_hash: bytes) -> bool:
+        found = read_header(header)
+        return found is not None and real(header, payload, found[0].key, namespace, block_hash)
+
+    patch.setattr(block_record, "is_block", any_key)
+
+
+def torn_copy(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(block_record, "is_whole", lambda header, payload: True)
+
+
+def unpinned_and_unchecked(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that are lent may be overwritten, and what the owner says after the copy does not count. Either alone
+    does no harm."""
+    unpin(patch)
+    patch.setattr(Claim, "num_common", lambda before, after: len(before.hashes))
+
+
+def unpin(patch: pytest.MonkeyPatch) -> None:
+    pin_asked, copy_pinned, turns = BlockLeases._pin_asked, BlockLeases._copy_pinned, count()
+
+    def pin_and_let_go(leases: BlockLeases, planned_step: int) -> None:
+        known = set(map(id, leases._pinned))
+        pin_asked(leases, planned_step)
+        for lease in leases._pinned:
+            if id(lease) not in known:
+                leases._pool.release(lease.blocks)
+
+    def copy_late(leases: BlockLeases, retired_step: int) -> None:
+        # Others have time to take them.
+        if next(turns) % 4 == 0:
+            copy_pinned(leases, retired_step)
+
+    patch.setattr(BlockLeases, "_pin_asked", pin_and_let_go)
+    patch.setattr(BlockLeases, "_copy_pinned", copy_late)
+    patch.setattr(BlockLeases, "pinned_blocks", property(lambda leases: []))
+    release = BlockLoads.release
+
+    def only_of_rows(
+        loads: BlockLoads, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b""
+    ) -> None:
+        if type(blocks) is not Unpinned:
+            release(loads, blocks, hashes, owner, parent)
+
+    patch.setattr(BlockLoads, "release", only_of_rows)
+    patch.setattr(_Lease, "__setattr__", _mark_blocks)
+
+
+class Unpinned(list[int]):
+    """Blocks that a lease does not hold."""
+
+
+def _mark_blocks(lease: _Lease, name: str, value: object) -> None:
+    if name == "blocks" and isinstance(value, list):
+        value = Unpinned(value)
+    object.__setattr__(lease, name, value)
+
+
+def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
+    """Who waited for a load hears nothing of its end."""
+
+    def forget(queue: WaitingQueue, ticket: Ticket) -> Sequence[RequestState]:
+        queue._awaiting.pop(ticket, None)
+        return []
+
+    patch.setattr(WaitingQueue, "load_ended", forget)
+
+
+def lost_answer(patch: pytest.MonkeyPatch) -> None:
+    """A pull that brought nothing is not noticed."""
+    pulled = PeerBlocks.pulled
+
+    def only_good(peers: PeerBlocks, answer: Pulled) -> None:
+        if answer.before.hashes:
+            pulled(peers, answer)
+
+    patch.setattr(PeerBlocks, "pulled", only_good)
+
+
+def answered_twice(patch: pytest.MonkeyPatch) -> None:
+    """A second answer to a pull counts as the first did."""
+    pulled = PeerBlocks.pulled
+
+    def again(peers: PeerBlocks, answer: Pulled) -> None:
+        part = peers._pulls.get(answer.pull)
+        pulled(peers, answer)
+        if part is not None:
+            peers._pulls[answer.pull] = part
+
+    patch.setattr(PeerBlocks, "pulled", again)
+
+
+def slots_of_given_up_pulls(patch: pytest.MonkeyPatch) -> None:
+    """Slots into which the link still writes are used again."""
+    cancel = StagedLoads.cancel
+
+    def free_at_once(loads: StagedLoads, ticket: Ticket) -> None:
+        load = loads._by_ticket[ticket]
+        cancel(loads, ticket)
+        if load.num_reading:
+            loads._free_slots.append(load.num_assigned - 1)
+
+    patch.setattr(StagedLoads, "cancel", free_at_once)
+
+
+PLANTED = [
+    leak,
+    double_free,
+    stranded_lease,
+    stale_hash,
+    foreign_key,
+    torn_copy,
+    unpinned_and_unchecked,
+    lost_wake_up,
+    lost_answer,
+    answered_twice,
+    slots_of_given_up_pulls,
+]
+
+
+@pytest.mark.parametrize("plant", PLANTED)
+def test_a_planted_fault_is_caught(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(map(breaks, range(MOST_SEEDS)))
+
+
+def test_blocks_that_are_overwritten_under_a_lease_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpin(monkeypatch)
+    assert not any(map(breaks, range(200)))
+
+
+def breaks(seed: int) -> bool:
+    try:
+        run_seed(seed)
+    except AssertionError:
+        return True
+    return False
