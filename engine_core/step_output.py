@@ -115,6 +115,8 @@ class PeerUse:
     """Tokens whose keys and values were copied for other engines."""
     num_discarded: int = 0
     """Blocks that other engines were thought to hold, and that did not come or were not what was asked for."""
+    num_leases: int = 0
+    """Leases that other engines have here, now."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -100,6 +100,7 @@ class Add(_message.Message):
     PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     FORKS_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
     attempt: _builtins.int
@@ -166,6 +167,10 @@ class Add(_message.Message):
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenSequence]:
         """bad words as token sequences"""
 
+    @_builtins.property
+    def holder(self) -> Global___Holder:
+        """another engine that may have more of the prompt cached; absent: none is known"""
+
     def __init__(
         self,
         *,
@@ -195,14 +200,45 @@ class Add(_message.Message):
         prompt_index: _builtins.int = ...,
         forks: _builtins.bool = ...,
         tracestate: _builtins.str = ...,
+        holder: Global___Holder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "forks", b"forks", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "forks", b"forks", "grammar", b"grammar", "holder", b"holder", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Add: _TypeAlias = Add  # noqa: Y015
+
+@_typing.final
+class Holder(_message.Message):
+    """An engine that is thought to have the beginning of a prompt in its KV cache: advice, whose blocks are verified."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """host:port of its server"""
+    epoch: _builtins.int
+    """its incarnation"""
+    num_tokens: _builtins.int
+    """of the prompt, and of the answer so far"""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "epoch", b"epoch", "num_tokens", b"num_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Holder: _TypeAlias = Holder  # noqa: Y015
 
 @_typing.final
 class AddPart(_message.Message):

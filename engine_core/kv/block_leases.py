@@ -72,6 +72,10 @@ class BlockLeases:
         return bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
 
     @property
+    def num_leases(self) -> int:
+        return len(self._leases)
+
+    @property
     def pinned_blocks(self) -> list[int]:
         """Blocks that are held, once for each lease."""
         return [block for lease in (*self._pinned, *self._copying) for block in lease.blocks]

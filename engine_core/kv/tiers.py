@@ -78,6 +78,7 @@ class Tiers:
                 num_pulled=self.peers.num_pulled * self._block_size,
                 num_lent=self.leases.num_lent * self._block_size,
                 num_discarded=self.peers.num_discarded,
+                num_leases=self.leases.num_leases,
             )
 
 

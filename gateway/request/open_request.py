@@ -39,6 +39,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=request.pooling,
         forks=len(generation.choices) > 1,
+        holder=_holder_of(decision),
     )
     if not add.sampling.max_tokens and not request.pooling:
         add.sampling.max_tokens = 1
@@ -51,6 +52,12 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
         charge=_charge_of(generation),
     )
+
+
+def _holder_of(decision: Decision) -> engine_pb2.Holder | None:
+    if (holder := decision.holder) is None:
+        return None
+    return engine_pb2.Holder(address=holder.member.address, epoch=holder.member.epoch, num_tokens=holder.num_tokens)
 
 
 def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:

@@ -33,6 +33,14 @@ class Candidate:
     """Sixteenths of its cache that hold something."""
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A replica that the index says has the first tokens of a prompt."""
+
+    member: Member
+    num_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Decision:
     """The chosen replica. `receipt` is plain data, for logs and for clients that ask."""
@@ -51,6 +59,8 @@ class Decision:
     predicted_cached_tokens: int
     predicted_seconds: float
     """Until the prompt is computed."""
+    holder: Holder | None = None
+    """Another replica that may have more of the prompt cached than the chosen one."""
     actual_cached_tokens: int | None = None
     """Known when the prompt is computed; as is the next."""
     actual_seconds: float | None = None
@@ -90,11 +100,16 @@ class Decision:
             "prompt_tokens": self.num_prompt_tokens,
             "predicted_cached_tokens": self.predicted_cached_tokens,
             "actual_cached_tokens": self.actual_cached_tokens,
+            "holder": None if self.holder is None else _held(self.holder),
             "predicted_prefill_seconds": round(self.predicted_seconds, 6),
             "actual_prefill_seconds": round(self.actual_seconds, 6) if self.actual_seconds is not None else None,
             "num_candidates": self.num_candidates,
             "candidates": [_plain(candidate) for candidate in self.candidates],
         }
+
+
+def _held(holder: Holder) -> dict[str, Any]:
+    return {"replica_id": holder.member.replica_id, "tokens": holder.num_tokens}
 
 
 def shown(seen: list[Candidate], chosen: Candidate) -> list[Candidate]:

@@ -21,11 +21,11 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.index.kv_index import Column
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
-from headwater.services.runtime.member import new_epoch
+from headwater.services.runtime.member import Member, new_epoch
 from headwater.services.runtime.membership import Members
 
 from . import policy, rendezvous
-from .decision import Candidate, Decision, shown
+from .decision import Candidate, Decision, Holder, shown
 from .fleet import Fleet
 from .lag import EventLag
 from .load import InFlight
@@ -194,6 +194,7 @@ class Router:
         decision = _decide(
             self._fleet.of(model_key)[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
         )
+        decision.holder = self._holder(decision.member, chosen, seen)
         self._metrics.decisions.add(reason)
         self._metrics.seconds(time.perf_counter() - started)
         return decision
@@ -304,6 +305,15 @@ class Router:
         if chosen is not best and chosen.cost > best.cost:
             return chosen, "spread"
         return chosen, "prefix" if chosen.parts.matched_tokens else "load"
+
+    def _holder(self, member: Member, chosen: Candidate, seen: list[Candidate]) -> Holder | None:
+        """The replica that has most of the prompt, where that is more than the chosen one has: its blocks may come
+        sooner from there than they are computed. One that has failed lends nothing."""
+        best = max(seen, key=lambda each: each.parts.matched_tokens)
+        if best.parts.matched_tokens <= chosen.parts.matched_tokens or best.guard in ("failed", "failing"):
+            return None
+        other = self._fleet.of(member.model_key)[best.replica_id].member
+        return Holder(other, best.parts.matched_tokens) if other.numerics_id == member.numerics_id else None
 
     def _remember(self, prefix: bytes, replica_id: str, now: float) -> None:
         self._last_served.setdefault(prefix, {})[replica_id] = now

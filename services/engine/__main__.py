@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import AsyncIterator
 
+from headwater.proto.blocks_pb2_grpc import add_BlocksServicer_to_server
 from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
 
 from ..models.draft_model import check_draft_model
@@ -25,6 +27,7 @@ from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .messages import Ready
 from .metrics import collected
+from .peer_plane import BlocksServicer, PeerPlane
 from .replica import Replica
 from .servicer import EngineServicer
 from .settings import EngineSettings
@@ -54,15 +57,34 @@ async def _serve_core(
     with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
         server = EngineServer(core, ready, KvEventLog(replica.incarnation), replica.model.name, compiler, tracing)
         await compiler.read()
-        await _serve_clients(settings, core, server, replica, life)
+        async with _peers_joined(core, ready, replica) as peers:
+            await _serve_clients(settings, core, server, replica, peers, life)
+
+
+@contextlib.asynccontextmanager
+async def _peers_joined(core: CoreClient, ready: Ready, replica: Replica) -> AsyncIterator[PeerPlane | None]:
+    """None where no memory is set aside for blocks of other engines."""
+    if not ready.num_peer_rows:
+        yield None
+        return
+    async with PeerPlane(core, replica.epoch, core.map_records(ready)).running() as peers:
+        core.connect_peers(peers.hear)
+        yield peers
 
 
 async def _serve_clients(
-    settings: EngineSettings, core: CoreClient, server: EngineServer, replica: Replica, life: Lifetime
+    settings: EngineSettings,
+    core: CoreClient,
+    server: EngineServer,
+    replica: Replica,
+    peers: PeerPlane | None,
+    life: Lifetime,
 ) -> None:
     servicer = EngineServicer(server, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)
+    if peers is not None:
+        add_BlocksServicer_to_server(BlocksServicer(peers.leases), listener.server)
     replica.address = settings.advertise or listener.address
     await listener.start()
     try:

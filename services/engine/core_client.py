@@ -24,7 +24,25 @@ from ..runtime.tasks import owned_task
 from .core_watch import CoreWatch
 from .kernel_cache import with_kernel_cache
 from .mask_table import Int32Array, create_mask_memory, map_masks
-from .messages import Command, Ends, Failed, Idle, Prepared, Progress, Ranks, Ready, Report, Step, decode_report, encode
+from .messages import (
+    BlocksLent,
+    Command,
+    EndPull,
+    Ends,
+    Failed,
+    Idle,
+    Prepared,
+    Progress,
+    PullBlocks,
+    Ranks,
+    Ready,
+    Report,
+    Step,
+    ToPeers,
+    decode_report,
+    encode,
+)
+from .peer_records import UInt8Array, create_record_memory, map_records
 from .settings import EngineSettings
 
 MAX_BACKLOG_BYTES = 16 << 20
@@ -76,13 +94,14 @@ class CoreClient:
         self._watch = CoreWatch(hang_limit)
         command_writer, self._command_reader = create_ring()
         self._report_writer, report_reader = create_ring()
-        self._mask_memory = create_mask_memory()
+        self._mask_memory, self._record_memory = create_mask_memory(), create_record_memory()
         self._mask_report_writer, mask_report_reader = create_ring()
         self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
         self._mask_reports: RingReader | None = RingReader(mask_report_reader)
         self._start_result: Ready | CoreFailed | None = None
         self._hear: Callable[[Step | Idle], None] | None = None
         self._hear_end: Callable[[], None] | None = None
+        self._hear_peers: Callable[[ToPeers], None] | None = None
         # Held by whoever sends, looks after what waits, compares what was sent, or ends it all.
         self._sending = threading.Lock()
         self._has_stopped = False
@@ -126,6 +145,10 @@ class CoreClient:
         """From now on `hear` gets every step, on the event loop, and `hear_end` is told when the core dies."""
         self._hear, self._hear_end = hear, hear_end
 
+    def connect_peers(self, hear: Callable[[ToPeers], None]) -> None:
+        """From now on `hear` gets what the core has to say to other engines, on the event loop."""
+        self._hear_peers = hear
+
     def send(self, command: Command) -> None:
         """From any thread; after the end nothing is sent."""
         message = encode(command)
@@ -141,6 +164,10 @@ class CoreClient:
     def map_masks(self, ready: Ready) -> Int32Array:
         """The table in which the core finds the masks of its rows, to be written."""
         return map_masks(self._mask_memory, ready.max_draft_tokens + 1, ready.num_rows, ready.vocab_size)
+
+    def map_records(self, ready: Ready) -> UInt8Array:
+        """Blocks on their way from and to other engines."""
+        return map_records(self._record_memory, ready.num_peer_rows, ready.peer_row_bytes)
 
     def take_mask_reports(self) -> RingReader:
         """Once: where steps come that ask for masks or were drawn under them, also to be closed by whoever takes it."""
@@ -168,13 +195,14 @@ class CoreClient:
             reports=self._report_writer,
             mask_reports=self._mask_report_writer,
             masks=self._mask_memory,
+            records=self._record_memory,
             lifeline=lifeline,
         )
         # NOTE: the server does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
         self._process = await start_core(
             [msgspec.json.encode(ends).decode(), *to_argv(settings)],
             environment=core_environment(settings.threads),
-            descriptors=(*ends.commands, *ends.reports, *ends.mask_reports, ends.masks, lifeline),
+            descriptors=(*ends.commands, *ends.reports, *ends.mask_reports, ends.masks, ends.records, lifeline),
         )
         for end in (self._command_reader, self._report_writer, self._mask_report_writer):
             end.close()
@@ -201,6 +229,7 @@ class CoreClient:
         if self._mask_reports is not None:
             self._mask_reports.close()
         os.close(self._mask_memory)
+        os.close(self._record_memory)
         if self._process is None:
             return
         try:
@@ -242,6 +271,9 @@ class CoreClient:
                 structlog.get_logger().info("prepared")
             case Ranks():
                 self.rank_figures = report.figures
+            case PullBlocks() | EndPull() | BlocksLent():
+                if self._hear_peers is not None:
+                    self._hear_peers(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:

@@ -21,12 +21,14 @@ import msgspec
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
-from headwater.engine_core.kv.tiers import open_disk
+from headwater.engine_core.kv.peer_link import PeerLink
+from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
 
 from ..runtime.settings import read_settings
+from .core_peers import open_peer_link
 from .mask_table import map_masks
 from .messages import (
     Add,
@@ -37,8 +39,10 @@ from .messages import (
     Ends,
     Fail,
     Failed,
+    FromPeers,
     Idle,
     MasksFilled,
+    OfRequests,
     Prepared,
     Progress,
     Ready,
@@ -111,6 +115,13 @@ def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWrit
 
 
 def _apply(engine: Engine, command: Command) -> None:
+    if isinstance(command, FromPeers):
+        engine.take(command.message)
+    else:
+        _apply_to_requests(engine, command)
+
+
+def _apply_to_requests(engine: Engine, command: OfRequests) -> None:
     match command:
         case Add(request):
             engine.add(request)
@@ -160,12 +171,15 @@ def main() -> None:
         masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)
         speculator = build_speculator(settings, config, executor, facts)
-        engine = Engine(config, measured, masks=masks, speculator=speculator, disk_files=disk_files)
+        link = None
+        if config.num_peer_blocks:
+            link = open_peer_link(ends.records, reports, key_of(options, config, facts, executor), config, executor)
+        engine = Engine(config, measured, masks=masks, speculator=speculator, disk_files=disk_files, peer_link=link)
         with contextlib.closing(engine):
             # What stands now stands for good: a collection in a step need not look at it.
             gc.collect()
             gc.freeze()
-            reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings))))
+            reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link)))
             run(engine, measured, commands, reports, mask_reports, rank_reports_of(executor, reports))
 
 
@@ -197,6 +211,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         kv_swap_memory=settings.kv_swap_memory,
         kv_disk_dir=settings.kv_disk_dir,
         kv_disk_memory=settings.kv_disk_memory,
+        kv_peer_memory=settings.kv_peer_memory,
         kv_cache_dtype=settings.kv_cache_dtype,
         activation_dtype=settings.activation_dtype,
         quantization=settings.quantization,
@@ -220,8 +235,14 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
 
 
 def _ready(
-    engine: Engine, config: EngineConfig, facts: ModelFacts, longest_step: float, drafters: tuple[str, ...]
+    engine: Engine,
+    config: EngineConfig,
+    facts: ModelFacts,
+    longest_step: float,
+    drafters: tuple[str, ...],
+    link: PeerLink | None,
 ) -> Ready:
+    num_rows, row_bytes = (0, 0) if link is None else link.records.shape
     return Ready(
         dtype=facts.dtype,
         kv_format=facts.kv_format,
@@ -236,6 +257,8 @@ def _ready(
         prompt_logprobs=facts.prompt_logprobs,
         drafters=drafters,
         max_draft_tokens=config.max_draft_tokens,
+        num_peer_rows=num_rows,
+        peer_row_bytes=row_bytes,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headwater.engine_core.kv.peer_link import LeaseEnd, LeaseRequest, Lent, Pulled, PullEnd, PullRequest
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.ring import RingEnd
@@ -56,7 +57,21 @@ class Ask(msgspec.Struct, tag="ask", array_like=True):
     keys: list[int]
 
 
-Command = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
+class BlocksPulled(msgspec.Struct, tag="pulled", array_like=True):
+    message: Pulled
+
+
+class LendBlocks(msgspec.Struct, tag="lend", array_like=True):
+    message: LeaseRequest
+
+
+class EndLease(msgspec.Struct, tag="end_lease", array_like=True):
+    message: LeaseEnd
+
+
+FromPeers = BlocksPulled | LendBlocks | EndLease
+OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
+Command = OfRequests | FromPeers
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -88,6 +103,9 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     """Those that requests may ask for."""
     max_draft_tokens: int = 0
     """Drafted tokens of a request in a step at most; the mask table has a place for each."""
+    num_peer_rows: int = 0
+    """Rows of the memory through which blocks go from and to other engines; 0: none do."""
+    peer_row_bytes: int = 0
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
@@ -124,7 +142,20 @@ class Ranks(msgspec.Struct, tag="ranks", array_like=True):
     figures: list[RankFigures]
 
 
-Report = Progress | Ready | Failed | Step | Idle | Prepared | Ranks
+class PullBlocks(msgspec.Struct, tag="pull", array_like=True):
+    message: PullRequest
+
+
+class EndPull(msgspec.Struct, tag="end_pull", array_like=True):
+    message: PullEnd
+
+
+class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
+    message: Lent
+
+
+ToPeers = PullBlocks | EndPull | BlocksLent
+Report = Progress | Ready | Failed | Step | Idle | Prepared | Ranks | ToPeers
 
 
 class Ends(msgspec.Struct):
@@ -136,6 +167,8 @@ class Ends(msgspec.Struct):
     """For those of the reports that whoever fills masks waits for."""
     masks: int
     """Memory of the mask table."""
+    records: int
+    """Memory through which blocks go from and to other engines."""
     lifeline: int
     """Reaches end of file when the server is gone."""
 

@@ -145,6 +145,7 @@ class EngineCollector(Collector):
         yield self._labelled(
             "prefix_cache_hits_by_tier", "Prompt tokens found cached, by where they were", "tier", hits
         )
+        yield from self._peers(load)
         if (disk := load.disk) is None:
             return
         yield self._gauge("kv_disk_on", "1 while blocks are written to the disk and read from it", not disk.failure)
@@ -155,6 +156,16 @@ class EngineCollector(Collector):
         yield self._counter("kv_disk_out_tokens", "Tokens written to the disk", disk.num_written)
         yield self._counter("kv_disk_in_tokens", "Tokens read from the disk", disk.num_read)
         yield self._counter("kv_disk_damaged_blocks", "KV blocks whose files were gone or torn", disk.num_damaged)
+
+    def _peers(self, load: EngineLoad) -> Iterator[Metric]:
+        if (peers := load.peers) is None:
+            return
+        yield self._counter("kv_pulled_tokens", "Tokens pulled from other engines", peers.num_pulled)
+        yield self._counter("kv_lent_tokens", "Tokens copied for other engines", peers.num_lent)
+        yield self._counter(
+            "kv_pull_discarded_blocks", "KV blocks asked of other engines that did not come whole", peers.num_discarded
+        )
+        yield self._gauge("kv_leases", "Leases of other engines on KV blocks", peers.num_leases)
 
     def _labelled(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
         family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name", label])

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
-from headwater.engine_core.request import NewRequest, Speculation
+from headwater.engine_core.request import Holder, NewRequest, Speculation
 from headwater.engine_core.sampling_params import MOST_LOGPROBS, SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.proto.engine_pb2 import Add, AddPart
+from headwater.proto.engine_pb2 import Holder as WireHolder
 
 from ..runtime.errors import BadRequest, ContextTooLong, UnsupportedField
 from ..runtime.request_limits import MAX_BIASES, check_count
@@ -92,6 +93,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
     add = pending.add
     _check(pending, limits)
     sampling, speculation = _sampling_of(add), _speculation_of(add.sampling.speculative, limits)
+    holder = _holder_of(add.holder) if add.HasField("holder") else None
     requests = []
     for i, (_, key) in enumerate(zip(add.stream_ids, keys, strict=False)):
         if i == 1:
@@ -113,6 +115,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 weight=add.weight or 1.0,
                 speculation=speculation,
                 forks=add.forks or len(add.stream_ids) > 1,
+                holder=holder,
             )
         )
     return requests
@@ -183,6 +186,10 @@ def _sampling_of(add: Add) -> SamplingParams:
         num_prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         pooling=POOLINGS[add.pooling],
     )
+
+
+def _holder_of(wire: WireHolder) -> Holder:
+    return Holder(address=wire.address, epoch=wire.epoch, num_tokens=wire.num_tokens)
 
 
 def _speculation_of(wire: Speculative, limits: Limits) -> Speculation:

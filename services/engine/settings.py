@@ -59,6 +59,9 @@ class EngineSettings(StageSecuritySettings):
         None, "folder for prefixes that memory has no room for; they survive a restart; none: no disk"
     )
     kv_disk_memory: int = setting(16 << 30, "bytes that an engine's prefixes may take there")
+    kv_peer_memory: int = setting(
+        0, "bytes of host memory through which prefixes go from and to other engines of the model; 0: none do"
+    )
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     activation_dtype: str = setting(
         "auto", "beside weights that stay packed on a CPU: int8 (auto), or model (the dtype's, with weights expanded)"
@@ -109,8 +112,9 @@ class EngineSettings(StageSecuritySettings):
                 raise SettingError(name, getattr(self, name), "0 or more seconds")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
-        if self.kv_swap_memory < 0:
-            raise SettingError("kv_swap_memory", self.kv_swap_memory, "0 or more bytes")
+        for name in ("kv_swap_memory", "kv_peer_memory"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "0 or more bytes")
         if self.kv_disk_memory < 1:
             raise SettingError("kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
         for name, allowed in CHOICES.items():

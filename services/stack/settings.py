@@ -41,7 +41,7 @@ CHOICES = {
     "speculation": MODES,
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
-LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0, "kv_disk_memory": 1}
+LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
 
@@ -101,6 +101,7 @@ class StackSettings:
     kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for prefixes, each engine.")
     kv_disk_dir: Path | None = engine_flag("kv_disk_dir", "Folder for prefixes that outlive memory and restarts.")
     kv_disk_memory: int = engine_flag("kv_disk_memory", "Bytes that each engine may take there.")
+    kv_peer_memory: int = engine_flag("kv_peer_memory", "Bytes of each engine for prefixes from and to others.")
     gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
     max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
     served_model_name: str | None = flag(None, "What clients ask for.")

@@ -338,3 +338,36 @@ async def test_hits_that_have_to_be_brought_to_the_device_cost_the_time_that_the
         cluster.reports("b", replace(IDLE, seconds_per_hit_token=seconds))
         own = {each.replica_id: each.parts.own for each in cluster.choose(blocks, extra_tokens=0).candidates}
         assert own == pytest.approx({"a": 1.024, "b": expected}), "never more than computing them"
+
+
+def test_a_replica_that_has_more_of_the_prompt_than_the_chosen_one_is_named(cluster: Cluster) -> None:
+    blocks = chain("p", 8)
+    cluster.caches("a", blocks)
+    cluster.caches("b", blocks[:2])
+    assert (cluster.choose(blocks).replica_id, cluster.choose(blocks).holder) == ("a", None)
+    cluster.reports("a", replace(IDLE, num_prefill_tokens=50_000))
+    decision = cluster.choose(blocks)
+    assert decision.replica_id == "b"
+    assert decision.holder is not None
+    assert (decision.holder.member.address, decision.holder.num_tokens) == ("a:1", 8 * BLOCK)
+    assert decision.receipt["holder"] == {"replica_id": "a", "tokens": 8 * BLOCK}
+
+
+def test_one_that_leaves_is_named_and_one_that_failed_is_not(cluster: Cluster) -> None:
+    blocks = chain("p", 8)
+    cluster.caches("a", blocks)
+    cluster.caches("b", [])
+    assert cluster.choose(blocks, exclude=("a",)).holder is None
+    cluster.reports("a", draining=True)
+    decision = cluster.choose(blocks)
+    assert (decision.replica_id, decision.holder is not None) == ("b", True)
+
+
+def test_one_that_computes_other_bits_is_not_named(cluster: Cluster) -> None:
+    blocks = chain("p", 8)
+    cluster.replicas["a"] = replace(cluster.replicas["a"], numerics_id="other")
+    cluster.reports("a", replace(IDLE, num_prefill_tokens=50_000))
+    cluster.caches("a", blocks)
+    cluster.caches("b", [])
+    decision = cluster.choose(blocks)
+    assert (decision.replica_id, decision.holder) == ("b", None)

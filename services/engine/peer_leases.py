@@ -1,0 +1,185 @@
+"""The lending side between engines: the sessions of engines that copy blocks from this one.
+
+A lease ends when its records are sent, when its session ends, and when the engine that asked has been silent for
+seconds, by whatever comes first. Knows nothing about blocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import structlog
+
+from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.peer_link import Claim, LeaseEnd, LeaseRequest, Lent, Wanted
+from headwater.proto import blocks_pb2 as pb
+
+from ..runtime.session.answering import AnsweringEnd
+from .peer_records import UInt8Array
+
+CHUNK_BYTES = 240 * 1024
+"""Of records in a frame."""
+LOST_SECONDS = 4.0
+"""After which an engine that sends no sign of life has no leases any more."""
+
+
+@dataclass(slots=True, eq=False)
+class _Sending:
+    """A pull whose answer is on its way."""
+
+    pull_id: int
+    lent: Lent
+    num_bytes: int = 0
+    """Of the records, so far."""
+
+
+class LeaseSession:
+    """One engine that copies blocks from this one."""
+
+    def __init__(self, owner: PeerLeases) -> None:
+        self._owner = owner
+        self._leases: dict[int, int] = {}
+        """By pull, for which the core lends."""
+        self._queue: deque[_Sending] = deque()
+        self._has_ended = False
+        self.heard_at = asyncio.get_running_loop().time()
+        self._end: AnsweringEnd[pb.BlockFrame, pb.PullFrame] = AnsweringEnd(
+            self._next_frame, self._take, lambda is_clean: self.end()
+        )
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._leases)
+
+    async def run(self, incoming: AsyncIterator[pb.PullFrame]) -> AsyncIterator[pb.BlockFrame]:
+        """What the other engine gets, until it leaves or is lost."""
+        try:
+            async with contextlib.aclosing(self._end.run(incoming)) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Nobody is there any more: nothing is lent, from now on."""
+        self._has_ended = True
+        self._queue.clear()
+        for pull_id in list(self._leases):
+            self._end_lease(pull_id)
+        self._end.close()
+
+    def on_lent(self, pull_id: int, lent: Lent) -> None:
+        self._queue.append(_Sending(pull_id, lent))
+        self._end.wake()
+
+    def _take(self, frame: pb.PullFrame) -> None:
+        if self._has_ended:
+            return
+        self.heard_at = asyncio.get_running_loop().time()
+        for pull in frame.pulls:
+            if pull.epoch == self._owner.epoch and pull.pull_id not in self._leases:
+                self._leases[pull.pull_id] = self._owner.lend(self, pull)
+            else:
+                # Another incarnation is meant: nothing of it is here.
+                self.on_lent(pull.pull_id, Lent(lease=0, rows=[], before=Claim(), after=Claim()))
+        for pull_id in frame.ended:
+            self._queue = deque(each for each in self._queue if each.pull_id != pull_id)
+            self._end_lease(pull_id)
+
+    def _next_frame(self) -> pb.BlockFrame | None:
+        if not self._queue:
+            return None
+        sending = self._queue[0]
+        lent = sending.lent
+        frame = pb.BlockFrame(pull_id=sending.pull_id)
+        if not sending.num_bytes:
+            frame.before.CopyFrom(claim_to_pb(lent.before))
+        frame.records = self._owner.read(lent, sending.num_bytes)
+        sending.num_bytes += len(frame.records)
+        if sending.num_bytes == self._owner.num_bytes(lent):
+            frame.after.CopyFrom(claim_to_pb(lent.after))
+            self._queue.popleft()
+            self._end_lease(sending.pull_id)
+        return frame
+
+    def _end_lease(self, pull_id: int) -> None:
+        if (lease := self._leases.pop(pull_id, None)) is not None:
+            self._owner.end_lease(lease)
+
+
+class PeerLeases:
+    """Sessions of all engines that copy blocks from this one. `lend` and `end` reach the core."""
+
+    def __init__(
+        self,
+        epoch: int,
+        records: UInt8Array,
+        lend: Callable[[LeaseRequest], None],
+        end: Callable[[LeaseEnd], None],
+    ) -> None:
+        self.epoch, self._records, self._lend, self._end = epoch, records, lend, end
+        self._sessions: set[LeaseSession] = set()
+        self._asked: dict[int, tuple[LeaseSession, int]] = {}
+        """By lease: whose it is, and for which pull."""
+        self._numbers = count(1)
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._asked)
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[LeaseSession]:
+        """A session for the length of a scope; leaving it ends its leases."""
+        session = LeaseSession(self)
+        self._sessions.add(session)
+        try:
+            yield session
+        finally:
+            self._sessions.discard(session)
+            session.end()
+
+    async def watch(self) -> None:
+        """For ever: ends the leases of engines that send no sign of life."""
+        while True:
+            await asyncio.sleep(LOST_SECONDS / 8)
+            now = asyncio.get_running_loop().time()
+            for session in [each for each in self._sessions if each.num_leases]:
+                if now - session.heard_at > LOST_SECONDS:
+                    structlog.get_logger().warning("an engine that pulls blocks is silent", leases=session.num_leases)
+                    session.end()
+
+    def lend(self, session: LeaseSession, pull: pb.Pull) -> int:
+        lease = next(self._numbers)
+        self._asked[lease] = session, pull.pull_id
+        owner = Owner(pull.namespace, pull.tenant)
+        wanted = Wanted(key=pull.key, owner=owner, parent=pull.parent, hashes=list(pull.block_hashes))
+        self._lend(LeaseRequest(lease=lease, wanted=wanted))
+        return lease
+
+    def on_lent(self, lent: Lent) -> None:
+        """The core has copied what it has. Of a lease that has ended, nothing is sent."""
+        if (asked := self._asked.get(lent.lease)) is not None:
+            asked[0].on_lent(asked[1], lent)
+
+    def end_lease(self, lease: int) -> None:
+        if self._asked.pop(lease, None) is not None:
+            self._end(LeaseEnd(lease=lease))
+
+    def num_bytes(self, lent: Lent) -> int:
+        return len(lent.rows) * int(self._records.shape[1])
+
+    def read(self, lent: Lent, start: int) -> bytes:
+        """The next bytes of the records from `start` on, within one of them."""
+        if start >= self.num_bytes(lent):
+            return b""
+        number, at = divmod(start, self._records.shape[1])
+        return self._records[lent.rows[number], at : at + CHUNK_BYTES].tobytes()
+
+
+def claim_to_pb(claim: Claim) -> pb.Claim:
+    return pb.Claim(key=claim.key, block_hashes=claim.hashes, generations=claim.generations)

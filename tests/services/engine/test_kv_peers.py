@@ -1,0 +1,243 @@
+"""Blocks between engines, through their services: what is pulled, what is not, and what becomes of leases."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from headwater.engine_core.kv.block_record import kv_key
+from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.proto import blocks_pb2, blocks_pb2_grpc
+from headwater.proto import engine_pb2 as pb
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.runtime.settings import SettingError, read_settings
+from tests.services.engine.engine_process import (
+    VOCAB_SIZE,
+    Client,
+    EngineProcess,
+    add,
+    answer,
+    client_of,
+    engine_process,
+    prompt,
+)
+from tests.services.engine.test_kv_disk import held, until
+from tests.services.engine.test_kv_swap import metrics
+
+BLOCK_SIZE, PROMPT_LEN, NUM_CACHED = 16, 200, 192
+FLAGS = ("--kv-peer-memory=65536", "--simulated-prefill-seconds=0.001")
+ASKED = [prompt(seed, PROMPT_LEN) for seed in range(8)]
+
+
+class Peer:
+    """An engine and a client of it."""
+
+    def __init__(self, engine: EngineProcess, client: Client, epoch: int) -> None:
+        self.engine, self.client, self.epoch = engine, client, epoch
+        self._num_asked = 0
+
+    def holds(self, num_tokens: int = PROMPT_LEN) -> pb.Holder:
+        return pb.Holder(address=self.engine.address, epoch=self.epoch, num_tokens=num_tokens)
+
+    async def ask(self, prompt_ids: list[int], **fields: Any) -> pb.Start:
+        self._num_asked += 1
+        await self.client.send(add(self._num_asked, prompt_ids, **fields))
+        await self.client.read_until_finished(self._num_asked)
+        assert self.client.tokens[self._num_asked] == answer(prompt_ids)[len(fields.get("output_ids", ())) :]
+        return self.client.starts[self._num_asked]
+
+    async def metric(self, name: str) -> float:
+        return (await metrics(self.engine))[f"headwater_{name}"]
+
+
+@contextlib.asynccontextmanager
+async def peer(*flags: str) -> AsyncIterator[Peer]:
+    with engine_process(*FLAGS, *flags) as engine:
+        async with client_of(engine) as client:
+            info = await client.stub.Info(pb.InfoRequest())
+            yield Peer(engine, client, info.incarnation.epoch)
+
+
+def tiers(start: pb.Start) -> dict[str, int]:
+    return dict(start.cached_by_tier)
+
+
+async def test_an_engine_pulls_what_another_one_has_and_answers_the_same() -> None:
+    async with peer() as owner, peer() as puller:
+        await owner.ask(ASKED[0])
+        start = await puller.ask(ASKED[0], holder=owner.holds())
+        assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {"peer": NUM_CACHED})
+        # From now on they are its own.
+        start = await puller.ask(ASKED[0], holder=owner.holds())
+        assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {})
+        assert await puller.metric("kv_pulled_tokens_total") == NUM_CACHED
+        assert await owner.metric("kv_lent_tokens_total") == NUM_CACHED
+        assert await held(puller.client) >= set(block_hashes(bytes(16), ASKED[0], BLOCK_SIZE))
+
+
+async def test_requests_of_one_prompt_pull_it_once() -> None:
+    async with peer() as owner, peer() as puller:
+        await owner.ask(ASKED[0])
+        client = puller.client
+        await client.send(*(add(number, ASKED[0], holder=owner.holds()) for number in range(1, 9)))
+        await client.read_until_finished(*range(1, 9))
+        assert all(client.tokens[number] == answer(ASKED[0]) for number in range(1, 9))
+        assert all(client.starts[number].cached_tokens == NUM_CACHED for number in range(1, 9))
+        assert await owner.metric("kv_lent_tokens_total") == NUM_CACHED
+
+
+async def test_only_what_is_there_is_pulled_and_the_rest_is_computed() -> None:
+    async with peer() as owner, peer() as puller:
+        await owner.ask(ASKED[0][:100])
+        start = await puller.ask(ASKED[0], holder=owner.holds())
+        assert (start.cached_tokens, tiers(start)) == (96, {"peer": 96})
+        assert await puller.metric("kv_pull_discarded_blocks_total") == (NUM_CACHED - 96) / BLOCK_SIZE
+
+
+@pytest.mark.parametrize(
+    ("other", "holder"),
+    [
+        (("--block-size=32",), {}),
+        (("--kv-peer-memory=0",), {}),
+        ((), {"epoch": 5}),
+        ((), {"address": "127.0.0.1:9"}),
+        ((), {"num_tokens": 0}),
+    ],
+    ids=["another layout", "an engine that lends nothing", "another incarnation", "nobody there", "no tokens"],
+)
+async def test_what_does_not_fit_is_computed(other: tuple[str, ...], holder: dict[str, Any]) -> None:
+    async with peer(*other) as owner, peer() as puller:
+        await owner.ask(ASKED[0])
+        wrong = owner.holds()
+        wrong.MergeFrom(pb.Holder(**holder))
+        if holder == {"num_tokens": 0}:
+            wrong.ClearField("num_tokens")
+        start = await puller.ask(ASKED[0], holder=wrong)
+        assert (start.cached_tokens, tiers(start)) == (0, {})
+
+
+async def test_an_engine_without_the_memory_takes_no_notice_of_the_advice() -> None:
+    async with peer() as owner, peer("--kv-peer-memory=0") as puller:
+        await owner.ask(ASKED[0])
+        assert (await puller.ask(ASKED[0], holder=owner.holds())).cached_tokens == 0
+
+
+async def test_a_resumed_answer_pulls_prompt_and_output() -> None:
+    async with peer() as owner, peer() as puller:
+        known = answer(ASKED[0], 40)
+        await owner.client.send(add(99, ASKED[0], 40))
+        await owner.client.read_until_finished(99)
+        client, num_known = puller.client, PROMPT_LEN + 24
+        fields = {"output_ids": known[:24], "num_output_tokens": 24, "holder": owner.holds(num_known)}
+        await client.send(add(1, ASKED[0], 40, **fields))
+        client.tokens[1] = known[:24]
+        await client.read_until_finished(1)
+        assert client.tokens[1] == known
+        assert await puller.metric("kv_pulled_tokens_total") == (num_known - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+
+async def test_pulls_that_are_slower_than_computing_are_not_made() -> None:
+    async with peer() as owner, peer("--simulated-prefill-seconds=0.0000000001") as puller:
+        await owner.ask(ASKED[0])
+        assert (await puller.ask(ASKED[0], holder=owner.holds())).cached_tokens == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_when_the_owner_is_gone_or_hangs_the_rest_is_computed(number: signal.Signals) -> None:
+    async with peer() as owner, peer() as puller:
+        for prompt_ids in ASKED:
+            await owner.ask(prompt_ids)
+        client = puller.client
+        await puller.ask(ASKED[0], holder=owner.holds())
+        os.kill(owner.engine.pid, number)
+        try:
+            asked = range(10, 10 + len(ASKED))
+            await client.send(*(add(10 + i, each, holder=owner.holds()) for i, each in enumerate(ASKED)))
+            await client.read_until_finished(*asked)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(owner.engine.pid, signal.SIGCONT)
+        assert all(client.tokens[10 + i] == answer(each) for i, each in enumerate(ASKED))
+
+
+class Stranger:
+    """A client of the plane that does what no engine does."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.call: Any = blocks_pb2_grpc.BlocksStub(channel).Pull()
+
+    async def pull(self, owner: Peer, number: int, key: bytes) -> None:
+        hashes = block_hashes(bytes(16), ASKED[0], BLOCK_SIZE)[:2]
+        pull = blocks_pb2.Pull(pull_id=number, epoch=owner.epoch, key=key, namespace=bytes(16), block_hashes=hashes)
+        await self.call.write(blocks_pb2.PullFrame(pulls=[pull]))
+
+    async def answer(self) -> list[blocks_pb2.BlockFrame]:
+        frames: list[blocks_pb2.BlockFrame] = []
+        while not (frames and frames[-1].HasField("after")):
+            frames.append(await asyncio.wait_for(self.call.read(), 10))
+        return frames
+
+
+async def test_another_key_is_lent_nothing() -> None:
+    async with peer() as owner, grpc.aio.insecure_channel(owner.engine.address) as channel:
+        await owner.ask(ASKED[0])
+        stranger = Stranger(channel)
+        await stranger.pull(owner, 1, b"k" * 16)
+        [frame] = await stranger.answer()
+        assert (list(frame.before.block_hashes), list(frame.after.block_hashes)) == ([], [])
+        await stranger.pull(owner, 2, kv_key("simulated", BLOCK_SIZE, 8 * BLOCK_SIZE, VOCAB_SIZE))
+        frames = await stranger.answer()
+        assert frames[0].before == frames[-1].after
+        assert len(frames[0].before.block_hashes) == 2
+
+
+async def test_leases_end_within_five_seconds_of_a_silent_puller() -> None:
+    """It asks for more than is sent while it reads nothing, and says nothing more."""
+    async with peer("--kv-peer-memory=4194304", "--block-size=128", "--max-model-len=4096") as owner:
+        long = prompt(3, 4000)
+        await owner.client.send(add(99, long, 1))
+        await owner.client.read_until_finished(99)
+        async with grpc.aio.insecure_channel(owner.engine.address) as channel:
+            call: Any = blocks_pb2_grpc.BlocksStub(channel).Pull()
+            hashes, key = block_hashes(bytes(16), long, 128), kv_key("simulated", 128, 1024, VOCAB_SIZE)
+            for first in range(1, 600, 60):
+                pulls = [
+                    blocks_pb2.Pull(
+                        pull_id=number, epoch=owner.epoch, key=key, namespace=bytes(16), block_hashes=hashes[:16]
+                    )
+                    for number in range(first, first + 60)
+                ]
+                await call.write(blocks_pb2.PullFrame(pulls=pulls))
+            await until(owner.engine, lambda figures: figures["headwater_kv_leases"] > 0)
+            async with asyncio.timeout(5.5):
+                await until(owner.engine, lambda figures: figures["headwater_kv_leases"] == 0)
+            call.cancel()
+        # What was lent is there for others.
+        await owner.ask(ASKED[1])
+
+
+async def test_only_engines_of_the_cluster_are_lent_anything(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("t" * 40)
+    token.chmod(0o600)
+    with engine_process(*FLAGS, f"--cluster-token-file={token}") as engine:
+        async with grpc.aio.insecure_channel(engine.address) as channel:
+            call: Any = blocks_pb2_grpc.BlocksStub(channel).Pull()
+            with pytest.raises(grpc.aio.AioRpcError, match="needs the cluster's token"):
+                await call.read()
+
+
+def test_too_little_memory_is_refused_at_the_start() -> None:
+    engine = EngineProcess("--kv-peer-memory=100")
+    assert engine.wait() != 0
+    assert "kv_peer_memory is 100; allowed: 0, or 512 bytes (2 blocks, twice) and more" in engine.close()
+    with pytest.raises(SettingError, match="--kv-peer-memory is -1; allowed: 0 or more bytes"):
+        read_settings(EngineSettings, ["--executor=simulated", "--kv-peer-memory=-1"], env={})
