@@ -1,0 +1,155 @@
+"""Memory of several GPUs that kernels of each of them reach, and how ranks meet within a kernel.
+
+Each rank allocates one piece with cudaMalloc's allocator and maps those of the others by their CUDA IPC handles. A
+piece has a count and an epoch for each block of a launch, then slots: each block of a launch exchanges data through
+slots of its own, in two halves by turns. A block's n-th meeting is over when its count is n times the number of ranks.
+Epochs are kept in the memory, so that a graph which is replayed goes on where the last launch ended.
+
+Knows nothing about what is exchanged, nor how handles reach the other ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+NUM_BLOCKS = tl.constexpr(512)
+"""Most blocks of a launch: those of a GPU of 132 multiprocessors that work at the same time, and few more."""
+HEADER = tl.constexpr(8 * 512)
+"""Bytes of counts and epochs before the slots."""
+MAX_POLLS = 1 << 26
+"""Looks at a count before a rank gives up, which traps: some 40 s, in which another rank may compile a kernel."""
+HANDLE_BYTES = 64
+ALIGNMENT = 128
+_LAZY_PEER_ACCESS = 1
+_NATIVE_ATOMICS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerMemory:
+    """The memory of all ranks as one of them sees it."""
+
+    index: int
+    """Of this rank."""
+    bases: torch.Tensor
+    """int64 [ranks]: addresses, in the order of the ranks."""
+    slot_bytes: int
+    """Bytes that a rank exchanges in one meeting of a block."""
+    max_polls: int = MAX_POLLS
+
+    @property
+    def size(self) -> int:
+        return self.bases.shape[0]
+
+    def grid(self, num_items: int) -> tuple[int]:
+        """Blocks of a launch that takes so many items by turns."""
+        return (min(num_items, NUM_BLOCKS.value),)
+
+
+class PeerError(OSError):
+    """The driver refuses to share memory."""
+
+
+class OwnMemory:
+    """The piece of this process on its current GPU, zeroed. It lasts until the process ends: others have it mapped."""
+
+    def __init__(self, num_ranks: int, slot_bytes: int) -> None:
+        """Raises `PeerError`."""
+        self.slot_bytes, size = slot_bytes, memory_bytes(num_ranks, slot_bytes)
+        # The driver's calls need the context that torch makes with its first tensor.
+        torch.cuda.synchronize()
+        address = ctypes.c_uint64()
+        _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        _call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+        torch.cuda.synchronize()
+        self.address = address.value
+
+    def handle(self) -> bytes:
+        """What another process opens the piece by, `HANDLE_BYTES` of them."""
+        handle = _Handle()
+        _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
+        return bytes(handle)
+
+    def beside(self, index: int, handles: Sequence[bytes]) -> PeerMemory:
+        """Maps the pieces of all ranks, given in their order; this process's own is number `index`. Raises
+        `PeerError`."""
+        bases = [self.address if rank == index else _opened(handle) for rank, handle in enumerate(handles)]
+        return PeerMemory(index=index, bases=torch.tensor(bases, device="cuda"), slot_bytes=self.slot_bytes)
+
+
+def memory_bytes(num_ranks: int, slot_bytes: int) -> int:
+    """Bytes of each rank's piece."""
+    return int(HEADER.value + NUM_BLOCKS.value * 2 * num_ranks * slot_bytes)
+
+
+def slot_bytes_of(num_bytes: int) -> int:
+    """The least slot for so many bytes."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def reaches(own: int, other: int) -> bool:
+    """Whether kernels on one GPU of this process reach the memory of another one, with atomic operations."""
+    if own == other:
+        return True
+    if not torch.cuda.can_device_access_peer(own, other):
+        return False
+    found = ctypes.c_int()
+    _call("cuDeviceGetP2PAttribute", ctypes.byref(found), _NATIVE_ATOMICS, own, other)
+    return bool(found.value)
+
+
+@triton.jit
+def slot(p_bases, rank, i_block, epoch, part, slot_bytes, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+    """Pointer to a block's slot in the memory of a rank: `part` 0 … SIZE − 1 of the half that the epoch has."""
+    number = (i_block * 2 + epoch % 2) * SIZE + part
+    address = tl.load(p_bases + rank) + HEADER + number.to(tl.int64) * slot_bytes
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def epoch_of(p_bases, index, i_block):
+    """Pointer to the number of meetings that a block has had."""
+    return tl.load(p_bases + index).to(tl.pointer_type(tl.int32)) + NUM_BLOCKS + i_block
+
+
+@triton.jit
+def meet(p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
+    """Returns when this block has come to its meeting number `epoch`, from 1 on, on every rank. What the ranks wrote
+    before is there then."""
+    tl.debug_barrier()
+    for rank in tl.static_range(SIZE):
+        p_count = tl.load(p_bases + rank).to(tl.pointer_type(tl.int32)) + i_block
+        tl.atomic_add(p_count, 1, sem="release", scope="sys")
+    p_own = tl.load(p_bases + index).to(tl.pointer_type(tl.int32)) + i_block
+    # A difference, which is right when both have wrapped.
+    num_missing = epoch * SIZE - tl.atomic_add(p_own, 0, sem="acquire", scope="sys")
+    polls = 0
+    while (num_missing > 0) & (polls < max_polls):
+        num_missing = epoch * SIZE - tl.atomic_add(p_own, 0, sem="acquire", scope="sys")
+        polls += 1
+    if ON_GPU:
+        stop: tl.constexpr = "{ .reg .pred %p; setp.gt.s32 %p, $1, 0; @%p trap; mov.u32 $0, 0; }"
+        tl.inline_asm_elementwise(stop, "=r,r", [num_missing], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
+
+
+def _opened(handle: bytes) -> int:
+    address = ctypes.c_uint64()
+    found = _Handle.from_buffer_copy(handle)
+    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), found, ctypes.c_uint(_LAZY_PEER_ACCESS))
+    return address.value
+
+
+def _call(function: str, *arguments: object) -> None:
+    code = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
+    if code:
+        raise PeerError(f"{function} failed with error {code} of the GPU's driver")

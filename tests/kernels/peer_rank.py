@@ -1,0 +1,111 @@
+"""A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
+
+Where there is a GPU all ranks share it and map one another's memory by IPC handles; elsewhere kernels are interpreted
+over memory that the processes share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwater.kernels.peer_memory import OwnMemory, PeerMemory, memory_bytes
+from tests.kernels import interpreter
+
+Work = Callable[..., Any]
+"""A function of a module, called with the rank's `PeerMemory` and what the parent sends."""
+SECONDS = 120
+ROOT = Path(__file__).parents[2]
+
+
+class PeerRanks:
+    """Processes of all ranks of a group."""
+
+    def __init__(self, pipes: list[Connection]) -> None:
+        self._pipes = pipes
+
+    @property
+    def size(self) -> int:
+        return len(self._pipes)
+
+    def __call__(self, work: Work, *given: Any) -> list[Any]:
+        """What the ranks return, in their order; the i-th of each thing that is given goes to rank i."""
+        for rank, pipe in enumerate(self._pipes):
+            send(pipe, (work, tuple(each[rank] for each in given)))
+        return [received(pipe) for pipe in self._pipes]
+
+
+def send(pipe: Connection, value: Any) -> None:
+    """With tensors as bytes, where torch would share memory of its own."""
+    pipe.send_bytes(pickle.dumps(value))
+
+
+def received(pipe: Connection) -> Any:
+    assert pipe.poll(SECONDS), "a rank says nothing"
+    value = pickle.loads(pipe.recv_bytes())
+    assert not isinstance(value, BaseException), value
+    return value
+
+
+@contextmanager
+def peer_ranks(size: int, slot_bytes: int) -> Iterator[PeerRanks]:
+    memory = os.memfd_create("peers")
+    os.ftruncate(memory, size * memory_bytes(size, slot_bytes))
+    pipes, processes = [], []
+    for rank in range(size):
+        pipe, end = Pipe()
+        given = [*map(str, (rank, size, slot_bytes, memory, end.fileno()))]
+        command = [sys.executable, "-m", "tests.kernels.peer_rank", *given]
+        processes.append(subprocess.Popen(command, cwd=ROOT, pass_fds=(memory, end.fileno())))
+        pipes.append(pipe)
+        end.close()
+    try:
+        handles = [received(pipe) for pipe in pipes]
+        for pipe in pipes:
+            send(pipe, handles)
+        yield PeerRanks(pipes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+        os.close(memory)
+
+
+def main(rank: int, size: int, slot_bytes: int, shared: int, end: int) -> None:
+    pipe = Connection(end)
+    torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        own = OwnMemory(size, slot_bytes)
+        send(pipe, own.handle())
+        memory = own.beside(rank, received(pipe))
+    else:
+        interpreter.mend()
+        send(pipe, b"")
+        received(pipe)
+        whole = torch.frombuffer(mmap.mmap(shared, 0), dtype=torch.uint8)
+        piece = memory_bytes(size, slot_bytes)
+        bases = torch.tensor([whole.data_ptr() + i * piece for i in range(size)])
+        memory = PeerMemory(index=rank, bases=bases, slot_bytes=slot_bytes)
+    while True:
+        work, given = pickle.loads(pipe.recv_bytes())
+        try:
+            send(pipe, work(memory, *given))
+        except Exception as error:
+            traceback.print_exc()
+            send(pipe, error)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

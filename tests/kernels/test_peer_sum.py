@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from headwater.kernels.peer_best import peer_best
+from headwater.kernels.peer_join import peer_join
+from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
+from headwater.kernels.peer_sum import peer_sum, peer_sum_add_rms_norm, peer_sum_twin
+from headwater.kernels.rms_norm import add_rms_norm
+from headwater.kernels.sample import Candidates
+from tests.kernels.paging import GPU, relative_error
+from tests.kernels.peer_rank import PeerRanks, peer_ranks
+
+SLOT_BYTES = slot_bytes_of(4096 * 4)
+SHAPES = [(1, 64), (5, 576), (3, 1000), pytest.param(700, 4096, marks=GPU), pytest.param(64, 1023, marks=GPU)]
+ROUNDED = 3e-3
+"""Relative error of rounding to bfloat16, which alone costs 1.7e-3."""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[PeerRanks]:
+    with peer_ranks(2, SLOT_BYTES) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[PeerRanks]:
+    with peer_ranks(3, SLOT_BYTES) as ranks:
+        yield ranks
+
+
+def device_of(memory: PeerMemory) -> torch.device:
+    return memory.bases.device
+
+
+def summed(memory: PeerMemory, x: torch.Tensor, two_shots: bool) -> torch.Tensor:
+    return peer_sum(memory, x.to(device_of(memory)), two_shots=two_shots).cpu()
+
+
+def normed(
+    memory: PeerMemory, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, two_shots: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Norm and residual, fused and one after the other."""
+    own, kept, scale = (each.to(device_of(memory)) for each in (x, residual, weight))
+    again = kept.clone()
+    fused = peer_sum_add_rms_norm(memory, own, kept, scale, 1e-6, two_shots=two_shots)
+    apart = add_rms_norm(peer_sum(memory, own), again, scale, 1e-6)
+    return fused.cpu(), kept.cpu(), apart.cpu(), again.cpu()
+
+
+def joined(memory: PeerMemory, x: torch.Tensor) -> torch.Tensor:
+    return peer_join(memory, x.to(device_of(memory))).cpu()
+
+
+def best(memory: PeerMemory, scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    out = torch.full((len(scores),), -1, dtype=torch.int32, device=device_of(memory))
+    candidates = Candidates(scores=scores.to(out.device), ids=ids.to(out.device))
+    peer_best(memory, candidates, scores.shape[1], out)
+    return out.cpu()
+
+
+def replayed(memory: PeerMemory, x: torch.Tensor, num_replays: int) -> list[torch.Tensor]:
+    """Sums of a graph that is replayed beside launches of other sizes."""
+    own, found = x.to(device_of(memory)), []
+    peer_sum(memory, own)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        once = peer_sum(memory, own)
+        twice = peer_sum(memory, once)
+    for i in range(num_replays):
+        own.fill_(float(memory.index + i))
+        graph.replay()
+        peer_sum(memory, own[: 1 + i % len(own)])
+        found += [once.cpu(), twice.cpu()]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_a_sum_is_added_in_the_order_of_the_ranks_and_rounded_once(
+    two: PeerRanks, three: PeerRanks, num_tokens: int, hidden: int, two_shots: bool, dtype: torch.dtype
+) -> None:
+    for ranks in (two, three):
+        parts = [(torch.randn(num_tokens, hidden) * 10**rank).to(dtype) for rank in range(ranks.size)]
+        sums = ranks(summed, parts, [two_shots] * ranks.size)
+        expected = peer_sum_twin(parts).to(dtype)
+        assert all(torch.equal(each, expected) for each in sums)
+        exact = peer_sum_twin([part.double() for part in parts])
+        assert relative_error(sums[0], exact) < (ROUNDED if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
+def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(two: PeerRanks, two_shots: bool) -> None:
+    parts = [torch.randn(13, 200).bfloat16() for _ in range(2)]
+    [whole, _] = two(summed, parts, [two_shots] * 2)
+    for rows in (slice(0, 1), slice(4, 5), slice(3, 11), slice(12, 13)):
+        for shots in (False, True):
+            for some in two(summed, [part[rows] for part in parts], [shots] * 2):
+                assert torch.equal(some, whole[rows])
+
+
+@pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_the_norm_behind_a_sum_has_the_bits_of_the_norm_alone(
+    two: PeerRanks, num_tokens: int, hidden: int, two_shots: bool
+) -> None:
+    parts = [torch.randn(num_tokens, hidden).bfloat16() for _ in range(2)]
+    residual, weight = torch.randn(num_tokens, hidden).bfloat16(), torch.rand(hidden).bfloat16()
+    for fused, kept, apart, again in two(normed, parts, [residual] * 2, [weight] * 2, [two_shots] * 2):
+        assert torch.equal(fused, apart)
+        assert torch.equal(kept, again)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (7, 33), (3, 9000)])
+def test_parts_of_rows_stand_side_by_side(three: PeerRanks, shape: tuple[int, int]) -> None:
+    for dtype in (torch.bfloat16, torch.float32, torch.int32):
+        parts = [(100 * torch.randn(shape)).to(dtype) for _ in range(3)]
+        assert all(torch.equal(each, torch.cat(parts, 1)) for each in three(joined, parts))
+
+
+def test_the_best_token_of_all_ranks_is_chosen_and_the_smaller_one_of_equals(three: PeerRanks) -> None:
+    scores = [torch.randint(0, 3, (6, 5)).float() for _ in range(3)]
+    ids = [torch.arange(5, dtype=torch.int32).expand(6, 5).contiguous() + 5 * rank for rank in range(3)]
+    scores[2][0, 3], scores[0][1], scores[1][1] = 9.0, float("-inf"), float("-inf")
+    expected = torch.cat(scores, 1).argmax(1).int()
+    assert expected[0] == 13
+    assert all(torch.equal(each, expected) for each in three(best, scores, ids))
+
+
+@pytest.mark.gpu
+def test_a_graph_goes_on_where_the_last_launch_ended(two: PeerRanks) -> None:
+    found = two(replayed, [torch.zeros(9, 128).bfloat16()] * 2, [6] * 2)
+    for ours in found:
+        for i in range(6):
+            assert ours[2 * i].eq(2 * i + 1).all()
+            assert ours[2 * i + 1].eq(4 * i + 2).all()
