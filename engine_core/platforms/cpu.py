@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -148,7 +148,7 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
     return list(dict.fromkeys(used))
 
 
-def every_packed_kernel() -> list[Kernel]:
+def _every_packed_kernel() -> list[Kernel]:
     """What packed weights of any format are multiplied and looked up with."""
     of_blocks = [
         kernel_of(each) for each in FORMATS.values() for kernel_of in (tile_product.kernel_of, block_rows.kernel_of)
@@ -170,3 +170,11 @@ def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of
         if dtype in DTYPES:
             kernel.compile(dtype)
         progress(done, len(kernels))
+
+
+def compile_for_every_model() -> Iterator[tuple[str, int, int]]:
+    """(phase, done, total): compiles what models of each type that CPUs compute in need, packed weights included."""
+    # Packed weights go with bfloat16 elsewhere in the model, unless --dtype says otherwise.
+    for dtype, packed in ((torch.float32, []), (torch.bfloat16, _every_packed_kernel())):
+        yield f"kernels for {str(dtype).removeprefix('torch.')}", 0, 1
+        compile_kernels(dtype, lambda done, total: None, packed)

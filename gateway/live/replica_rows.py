@@ -12,7 +12,6 @@ from headwater.services.runtime.membership import Members
 from ..router.replica import Replica
 from ..router.router import Router
 
-
 RoutedByReplica = Mapping[str, tuple[int, int, int]]
 """By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those found."""
 

@@ -29,7 +29,11 @@ def tenant_rows(tenants: Tenants, figures: Mapping[str, TenantFigures], tenant: 
 
 def _row(name: str, key: str, figures: TenantFigures | None, record: TenantRecord | None) -> dict[str, Any]:
     # The key tells tenants apart that have the same name: one of the key file, and one that was added.
-    row: dict[str, Any] = msgspec.to_builtins(figures or TenantFigures(name)) | {"id": name, "key": key, "is_kept": record is not None}
+    row: dict[str, Any] = msgspec.to_builtins(figures or TenantFigures(name)) | {
+        "id": name,
+        "key": key,
+        "is_kept": record is not None,
+    }
     if record is None:
         return row | {"weight": 1.0, "tier": 0, "limits": {}, "models": {}, "num_keys": 0}
     limits = {"limits": msgspec.to_builtins(record.limits), "models": msgspec.to_builtins(record.models)}

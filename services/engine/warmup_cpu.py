@@ -45,19 +45,14 @@ def main() -> None:
 def _phases(settings: EngineSettings) -> Iterator[tuple[str, int, int]]:
     """(phase, done, total). Raises `ConfigError`."""
     # Imported here: torch takes seconds.
-    import torch  # noqa: PLC0415
-
     from headwater.engine_core.executors.registry import build_executor  # noqa: PLC0415
     from headwater.engine_core.executors.warmup import warm_up  # noqa: PLC0415
-    from headwater.engine_core.platforms.cpu import compile_kernels, every_packed_kernel  # noqa: PLC0415
+    from headwater.engine_core.platforms.cpu import compile_for_every_model  # noqa: PLC0415
 
     from .core_process import executor_options  # noqa: PLC0415
     from .speculation import build_speculator  # noqa: PLC0415
 
-    # Packed weights go with bfloat16 elsewhere in the model, unless --dtype says otherwise.
-    for dtype, packed in ((torch.float32, []), (torch.bfloat16, every_packed_kernel())):
-        yield f"kernels for {str(dtype).removeprefix('torch.')}", 0, 1
-        compile_kernels(dtype, lambda done, total: None, packed)
+    yield from compile_for_every_model()
     options = executor_options(settings)
     yield from warm_up(options)
     yield "kernels of drafting", 0, 1
