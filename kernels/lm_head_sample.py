@@ -29,11 +29,26 @@ def lm_head_sample(
     dependent: bool = False,
 ) -> None:
     """Draws from hidden [R, H] with R at most 16 and weight [V, H]; writes out int32 [R]."""
+    num_stretches = best_of_head(hidden, weight, draws, candidates, dependent=dependent)
+    pick_best(candidates, hidden.shape[0], num_stretches, out)
+
+
+def best_of_head(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    draws: Draws,
+    candidates: Candidates,
+    first_token: int = 0,
+    *,
+    dependent: bool = False,
+) -> int:
+    """Fills the candidates of the tokens first_token … first_token + N - 1, whose rows [N, H] of the head are given.
+    Returns how many there are of each row of hidden."""
     num_rows, k = hidden.shape
     vocab_size = weight.shape[0]
     assert num_rows <= MAX_ROWS
     assert hidden.stride(1) == weight.stride(1) == 1
-    num_stretches = triton.cdiv(vocab_size, BLOCK_N)
+    num_stretches: int = triton.cdiv(vocab_size, BLOCK_N)
     block_k = BLOCK_K if k % BLOCK_K == 0 else 64
     _head_and_best[(num_stretches,)](
         hidden,
@@ -50,6 +65,7 @@ def lm_head_sample(
         hidden.stride(0),
         weight.stride(0),
         candidates.ids.stride(0),
+        first_token,
         BLOCK_M=MAX_ROWS,
         BLOCK_N=BLOCK_N,
         BLOCK_K=block_k,
@@ -61,7 +77,7 @@ def lm_head_sample(
         num_stages=5,
         **launch_options(dependent),
     )
-    pick_best(candidates, num_rows, num_stretches, out)
+    return num_stretches
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -80,6 +96,7 @@ def _head_and_best(
     stride_hidden,
     stride_weight,
     stride_candidate,
+    first_token,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -107,10 +124,12 @@ def _head_and_best(
         tl.load(p_output + o_m, mask=is_m, other=0),
         PURPOSE,
     )
-    b_score = perturb(b_logit, o_n, b_inverse[None, :], b_key_0[None, :], b_key_1[None, :], b_greedy[None, :], ON_GPU)
+    b_score = perturb(
+        b_logit, first_token + o_n, b_inverse[None, :], b_key_0[None, :], b_key_1[None, :], b_greedy[None, :], ON_GPU
+    )
     b_score = tl.where(is_n, b_score, float("-inf"))
     b_best = tl.max(b_score, axis=0)
     b_id = tl.min(tl.where(b_score == b_best[None, :], o_n, 0x7FFFFFFF), axis=0)
     tl.store(p_score + o_m * stride_candidate + i_stretch, b_best, mask=is_m)
-    b_id = tl.where(b_id == 0x7FFFFFFF, i_stretch * BLOCK_N, b_id)
+    b_id = first_token + tl.where(b_id == 0x7FFFFFFF, i_stretch * BLOCK_N, b_id)
     tl.store(p_id + o_m * stride_candidate + i_stretch, b_id, mask=is_m)

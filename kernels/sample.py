@@ -60,9 +60,15 @@ class Candidates:
 
 def sample(logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor) -> None:
     """Draws from logits bf16 or float32 [R, V]; writes out int32 [R]."""
+    pick_best(candidates, logits.shape[0], best_of_stretches(logits, draws, candidates), out)
+
+
+def best_of_stretches(logits: torch.Tensor, draws: Draws, candidates: Candidates, first_token: int = 0) -> int:
+    """Fills the candidates of the tokens first_token … first_token + N - 1, whose logits [R, N] are given. Returns how
+    many there are of each row."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
-    num_stretches = triton.cdiv(vocab_size, BLOCK)
+    num_stretches: int = triton.cdiv(vocab_size, BLOCK)
     _best_of_stretch[(num_rows, num_stretches)](
         logits,
         draws.temperatures,
@@ -74,12 +80,13 @@ def sample(logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torc
         logits.stride(0),
         candidates.ids.stride(0),
         vocab_size,
+        first_token,
         BLOCK=BLOCK,
         PURPOSE=PURPOSE_SAMPLE,
         ON_GPU=logits.is_cuda,
         num_warps=4,
     )
-    pick_best(candidates, num_rows, num_stretches, out)
+    return num_stretches
 
 
 def pick_best(candidates: Candidates, num_rows: int, num_stretches: int, out: torch.Tensor) -> None:
@@ -131,6 +138,7 @@ def _best_of_stretch(
     stride_logit,
     stride_candidate,
     vocab_size,
+    first_token,
     BLOCK: tl.constexpr,
     PURPOSE: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -144,8 +152,8 @@ def _best_of_stretch(
         b_score = b_logit
     else:
         key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
-        b_score = perturb(b_logit, o_v, 1.0 / temperature, key_0, key_1, False, ON_GPU)
-    score, token = best_token(b_score, o_v)
+        b_score = perturb(b_logit, first_token + o_v, 1.0 / temperature, key_0, key_1, False, ON_GPU)
+    score, token = best_token(b_score, first_token + o_v)
     tl.store(p_score + i_row * stride_candidate + i_stretch, score)
     tl.store(p_id + i_row * stride_candidate + i_stretch, token)
 

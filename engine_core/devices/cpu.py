@@ -39,6 +39,7 @@ capabilities = Capabilities(
     draft_models=True,
     draft_heads=True,
     parallel=True,
+    stages=True,
 )
 KV_CACHE_BYTES = 512 << 20
 
@@ -66,6 +67,10 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 def max_ranks(options: ExecutorOptions) -> int:
     """A core each, or as many as threads are asked for."""
     return max(_num_cores(), options.num_threads)
+
+
+def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
+    return {}
 
 
 def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:

@@ -3,6 +3,7 @@ machine without a GPU may lack their dependencies."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from headwater.kernels.environment import Environment
 
 from ..config import EngineConfig
 from ..executor import Executor
+from ..executors import rank_devices
 from ..executors.build_single import KV_DTYPES, engine_config_of, load_heads_weights, load_weights
+from ..executors.rank_place import RankPlace
 from ..layers.kinds import Weights
 from ..layers.linear import Linear
 from ..options import BuildRequest, ExecutorOptions, Progress
@@ -33,6 +36,7 @@ capabilities = Capabilities(
     decode_steps=16,
     draft_models=True,
     draft_heads=True,
+    parallel=True,
 )
 
 
@@ -106,3 +110,18 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
     )
+
+
+def max_ranks(options: ExecutorOptions) -> int:
+    """A GPU each."""
+    return rank_devices.most_ranks(os.environ, torch.cuda.device_count())
+
+
+def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
+    return rank_devices.rank_variables(os.environ, torch.cuda.device_count(), rank, options.layout.num_ranks)
+
+
+def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
+    from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
+
+    return build_cuda_rank(request, place, progress)

@@ -46,9 +46,9 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         prompt_logprobs=loaded.device.capabilities.prompt_logprobs,
         most_own_drafts=0 if request.heads is None else request.heads.most,
     )
-    build = loaded.device.build_executor if options.layout.num_ranks == 1 else build_ranks
-    executor, config = build(request, progress)
-    return executor, config, facts
+    if options.layout.num_ranks == 1:
+        return *loaded.device.build_executor(request, progress), facts
+    return *build_ranks(request, loaded.device, progress), facts
 
 
 def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> BuildRequest:
@@ -155,9 +155,9 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
 
 def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
     sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-    for name, size in sizes.items():
-        if size != 1 and not flags.parallel:
-            raise ConfigError(name, size, f"1 {where}")
+    for name, allows in (("tensor_parallel_size", flags.parallel), ("pipeline_parallel_size", flags.stages)):
+        if sizes[name] != 1 and not allows:
+            raise ConfigError(name, sizes[name], f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
     for name, size in sizes.items():
         for other in ("draft_model", "draft_heads", "kv_disk_dir"):
@@ -165,6 +165,8 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
                 raise ConfigError(other, str(folder), f"none with {name} {size}")
         if size > 1 and options.kv_peer_memory:
             raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 with {name} {size}")
+        if size > 1 and options.kv_swap_memory:
+            raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 with {name} {size}")
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:

@@ -15,7 +15,6 @@ from headwater.kernels.compile_ahead import CompileAhead
 
 from ..config import ConfigError, EngineConfig
 from ..models.model import LayerInputs
-from ..platforms.cuda import CudaPlatform
 from .cuda import SCORED_AT_ONCE, CudaExecutor
 from .cuda_drafting import (
     Drafting,
@@ -45,7 +44,7 @@ def build_cuda_executor(
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
     would fit."""
     most_rows, block_size = config.max_positions, config.block_size
-    weights, platform = served.weights, CudaPlatform.of(served.config, config)
+    weights, platform = served.weights, served.platform(config)
     decoder, planes = served.on(platform, config.max_model_len), [served.planes]
     drafting: Drafting | None = None
     if draft is not None:
@@ -68,7 +67,7 @@ def build_cuda_executor(
         num_blocks = config.num_blocks
         if not is_sized:
             free = kv_cache_memory or memory.left(gpu_memory_utilization)
-            num_blocks = max(free, 0) // block_bytes
+            num_blocks = served.agreed(max(free, 0) // block_bytes)
         check_cache(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
         config = replace(config, num_blocks=num_blocks)
         num_bytes, num_tokens, dtype = num_blocks * block_bytes, num_blocks * block_size, served.kv_dtype
@@ -76,7 +75,15 @@ def build_cuda_executor(
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(kv_caches, config.num_swap_slots) if config.num_swap_slots else None
         looks_at_all = drafting is not None and drafting.looks_at_all
-        executor = CudaExecutor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
+        executor = CudaExecutor(
+            decoder,
+            platform,
+            config,
+            kv_caches,
+            swapper=swapper,
+            looks_at_all=looks_at_all,
+            head_part=served.head_part(platform),
+        )
         if drafting is not None:
             executor.draft_by(drafting.make(config, kv_caches[1:]))
         ahead.note(executor.launch_likely)
@@ -86,6 +93,8 @@ def build_cuda_executor(
     if platform.own_products:
         with CompileAhead(device) as ahead:
             ahead.note(partial(platform.launch_own_products, weights))
+    # From here on a rank's launches wait for those of the others, which have compiled theirs by now.
+    served.agreed(0)
     executor.prepare_first()
     return executor, config
 

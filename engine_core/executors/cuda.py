@@ -27,6 +27,7 @@ from .device_model import DeviceModel
 from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
 from .device_table import DeviceTable
 from .draw_buffers import DrawBuffers, held_at
+from .head_part import HeadPart
 from .in_flight_step import InFlightStep
 from .own_rows import OwnRows
 from .spread import spread_drafts, spread_draw
@@ -57,9 +58,10 @@ class CudaExecutor:
         *,
         swapper: CudaSwapper | None = None,
         looks_at_all: bool = False,
+        head_part: HeadPart | None = None,
     ) -> None:
         """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has, the
-        served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens."""
+        served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens. `head_part`: see `DeviceSampler`."""
         self.swapper = swapper
         self._config, device = config, platform.device
         self._device = device
@@ -73,7 +75,9 @@ class CudaExecutor:
         self._planes = [as_planes(each) for each in kv_caches]
         self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
         self._decoder, self._graphs = decoder, self._model.graphs
-        self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts)
+        self._sampler = DeviceSampler(
+            decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts, head_part
+        )
         self._pools = Pools()
         self._num_prompt, self._num_prompt_logprobs = np.zeros((2, num_rows), np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so

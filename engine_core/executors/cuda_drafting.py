@@ -21,6 +21,7 @@ from ..platforms.cuda import CudaPlatform
 from .cuda_draft_model import guessing_config
 from .cuda_guessers import Make, by_chain, by_model, by_places
 from .gpu_memory import Planes, measure
+from .head_part import HeadPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +32,23 @@ class LoadedModel:
     weights: Weights
     kv_dtype: torch.dtype
 
+    def platform(self, config: EngineConfig) -> CudaPlatform:
+        return CudaPlatform.of(self.config, config)
+
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         return model_class(self.config)(self.config, self.weights, platform, max_model_len)
 
     @property
     def planes(self) -> Planes:
         return Planes(self.config, self.kv_dtype)
+
+    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+        """What there is of the vocabulary head, if ranks divide it."""
+        return None
+
+    def agreed(self, number: int) -> int:
+        """The least of the numbers of all ranks; returns when each has come here."""
+        return number
 
 
 @dataclass(frozen=True, slots=True)

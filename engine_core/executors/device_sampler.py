@@ -18,6 +18,7 @@ from headwater.kernels.token_mask import mask_tokens
 from ..executor import AdmittedRow, Int32Array
 from ..layers.dense import DenseLinear
 from ..layers.lm_head import LMHead
+from .head_part import HeadPart
 from .row_settings import RowSettings
 from .score_table import SampledScores, ScoreTable
 
@@ -67,9 +68,11 @@ class DeviceSampler:
         dtype: torch.dtype,
         device: torch.device,
         num_parts: int,
+        part: HeadPart | None = None,
     ) -> None:
         """For a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up to `num_parts` draws
-        in flight; dtype is that of hidden states."""
+        in flight; dtype is that of hidden states. `part`: what this rank has of the head, if ranks divide it."""
+        self._part = part
         self._num_positions = num_positions
         self._lm_head, self.dtype, self._device = lm_head, dtype, device
         head = lm_head.linear
@@ -118,7 +121,9 @@ class DeviceSampler:
         """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can hold it."""
         draws, _ = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
-        if len(rows) <= MAX_ROWS and self._dense_head is not None:
+        if self._part is not None:
+            self._part.draw(hidden, draws, self._candidates, tokens)
+        elif len(rows) <= MAX_ROWS and self._dense_head is not None:
             lm_head_sample(hidden, self._dense_head, draws, self._candidates, tokens)
         else:
             sample(self._lm_head(hidden), draws, self._candidates, tokens)

@@ -15,11 +15,12 @@ import torch
 from ..config import ConfigError, EngineConfig
 from ..executor import DrawPlan, StepPlan, StepResult
 from ..options import BuildRequest, ExecutorOptions, Progress
-from ..parallel.plan_messages import encode_draw, encode_step, encode_warm_up
+from ..parallel.plan_messages import encode_draw, encode_prepare, encode_step, encode_warm_up
 from ..parallel.ranks import Ranks
 from ..parallel.result_messages import (
     Hello,
     Loading,
+    RankPrepared,
     Refusal,
     WarmedUp,
     decode_result,
@@ -31,6 +32,8 @@ from .rank_place import ParallelDevice
 
 LEAST_SILENCE = 2.0
 """Seconds in which ranks may compute no plan; more where a step is expected to take longer."""
+COMPILING_SILENCE = 15.0
+"""`LEAST_SILENCE` of ranks whose steps may compile a rare kernel or capture a graph first."""
 PATIENCE = 10
 """Times the predicted time of a step after which its ranks hang."""
 
@@ -40,11 +43,13 @@ class MultiExecutor:
 
     swapper = None
     """No rank has blocks in host memory."""
-    copies_blocks = True
 
-    def __init__(self, ranks: Ranks, hello: Hello) -> None:
+    def __init__(self, ranks: Ranks, hello: Hello, *, launches: bool = False) -> None:
+        """`launches`: ranks launch work on devices and prepare launches ahead of time."""
         self.ranks, self._speaker = ranks, ranks.layout.speaker
         self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
+        self.copies_blocks, self._prepares = hello.copies_blocks, launches
+        self._least_silence = COMPILING_SILENCE if launches else LEAST_SILENCE
         self._budget = hello.config.max_num_batched_tokens
         self._longest_step: float | None = None
         """Seconds of a step of the whole budget; None: nothing is known, and much is still to be compiled."""
@@ -82,11 +87,16 @@ class MultiExecutor:
         self._launched.append((time.monotonic(), predicted))
         if self._longest_step is not None:
             slowest = max(self._slowest_step, *(seconds for _, seconds in self._launched))
-            self.ranks.allow_silence(max(LEAST_SILENCE, PATIENCE * slowest))
+            self.ranks.allow_silence(max(self._least_silence, PATIENCE * slowest))
         self.ranks.tell(message)
 
     def prepare(self) -> bool:
-        return False
+        if self._prepares:
+            self.ranks.tell(encode_prepare())
+            told = decode_told(self.ranks.hear(self._speaker))
+            assert isinstance(told, RankPrepared)
+            self._prepares = told.is_more_left
+        return self._prepares
 
     def rank_figures(self) -> list[RankFigures]:
         return self.ranks.board.figures()
@@ -108,16 +118,18 @@ def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
         raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
 
 
-def build_ranks(request: BuildRequest, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:
+def build_ranks(request: BuildRequest, device: Device, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:
     """Raises `ConfigError` where a rank is refused, and `RankLost`."""
-    ranks = Ranks(request.options, request.options.num_threads or torch.get_num_threads())
+    options, parallel = request.options, cast("ParallelDevice", device)
+    variables = [parallel.rank_variables(options, rank) for rank in range(options.layout.num_ranks)]
+    ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables)
     try:
         hellos = [_hello(ranks, rank, progress) for rank in range(ranks.size)]
     except BaseException:
         ranks.close()
         raise
     assert all(hello == hellos[0] for hello in hellos)
-    return MultiExecutor(ranks, hellos[0]), hellos[0].config
+    return MultiExecutor(ranks, hellos[0], launches=device.capabilities.graphs), hellos[0].config
 
 
 def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
@@ -129,7 +141,7 @@ def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
                 raise ConfigError(told.name, told.value, told.allowed)
             case Loading():
                 progress(told.phase, told.done, told.total)
-            case WarmedUp():
+            case WarmedUp() | RankPrepared():
                 raise AssertionError(told)
 
 

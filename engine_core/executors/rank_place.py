@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -58,6 +58,10 @@ class RankPlace:
         """Names this rank's part of a model's weights."""
         return f"shard {self.shard.index} of {self.shard.size}, layers {self.stage.first} to {self.stage.stop}"
 
+    def over(self, group: Group) -> RankPlace:
+        """The place with the same ranks over another memory."""
+        return replace(self, group=group)
+
     def local_config(self, model: ModelConfig) -> ModelConfig:
         """The shapes of this rank's layers."""
         return local_config(model.of_layers(self.stage.first, self.stage.stop), self.shard)
@@ -71,6 +75,9 @@ class ParallelDevice(Protocol):
 
     def max_ranks(self, options: ExecutorOptions) -> int:
         """Ranks that one engine may have on this machine."""
+
+    def rank_variables(self, options: ExecutorOptions, rank: int) -> dict[str, str]:
+        """Variables of the environment of a rank's process, beside those of the engine's."""
 
 
 def stages_of(request: BuildRequest) -> list[Stage]:
@@ -95,24 +102,27 @@ def _weight_of(tensor_name: str, layout: Layout) -> str:
 def load_rank_weights(
     request: BuildRequest, place: RankPlace, device: torch.device, progress: Progress, *, keeps_packed: bool = False
 ) -> Weights:
-    """As `build_single.load_weights`, of this rank alone. Of a folder's tensors on a CPU, which are mapped, nothing
-    else is read. Raises `ConfigError`."""
+    """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors, which are mapped.
+    Raises `ConfigError`."""
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
-    tensors = stored_tensors(request, device, partial(progress, "loading weights"), keeps_packed=keeps_packed)
+    # Random ones are made where they are used.
+    source = torch.device("cpu") if request.options.load_format == "auto" else device
+    tensors = stored_tensors(request, source, partial(progress, "loading weights"), keeps_packed=keeps_packed)
     own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
     elsewhere = {name for name in others if name not in sources}
     kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
     # The source of a tied weight is there for it alone.
     spare = {name: layout[name] for name in others & sources}
-    return stage_weights(kinds.load_weights({**own, **spare}, kept, dtype, place.shard), layout, place.stage, dtype)
+    part = kinds.load_weights({**own, **spare}, kept, dtype, place.shard, device)
+    return stage_weights(part, layout, place.stage, dtype)
 
 
 def rank_executor(
     request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
 ) -> Executor:
     """As `single_executor`, over this rank's weights."""
-    model = _model(request, place, config, platform, weights)
+    model = rank_model(request, place, config.max_model_len, platform, weights)
     kv_dtype, links = KV_DTYPES[request.kv_format], place.links
     if not place.stage.is_last:
         assert links.stream_out is not None
@@ -133,14 +143,22 @@ def _sampler(request: BuildRequest, place: RankPlace, config: EngineConfig, plat
     return Sampler(config.num_rows, sharded, platform.device, sharded.whole)
 
 
-def _model(
-    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
+def rank_model(
+    request: BuildRequest,
+    place: RankPlace,
+    max_model_len: int,
+    platform: Platform,
+    weights: Weights,
+    *,
+    sums_products: bool = True,
 ) -> Model:
+    """The model over this rank's weights. `sums_products`: see `over_group`."""
     local = place.local_config(request.model)
     layout = local_names(model_class(request.model).layout(request.model), place.stage)
     joins = not isinstance(platform.sampling, PartSampling)
-    whole = over_group(weights, layout, platform, place.shard, place.group, joins_vocabulary=joins)
-    model = model_class(request.model)(local, whole, platform, config.max_model_len)
+    how = {"joins_vocabulary": joins, "sums_products": sums_products}
+    whole = over_group(weights, layout, platform, place.shard, place.group, **how)
+    model = model_class(request.model)(local, whole, platform, max_model_len)
     if place.stage.is_first:
         token_ids = place.shard.vocabulary(request.model.vocab_size)
         model.embedding = ShardedEmbedding(model.embedding, token_ids, place.group)

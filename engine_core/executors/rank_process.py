@@ -15,12 +15,13 @@ from ..config import ConfigError
 from ..executor import Executor, Int32Array, StepResult
 from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
-from ..parallel.plan_messages import DRAW, STEP, decode_draw, decode_step, kind_of
+from ..parallel.plan_messages import DRAW, PREPARE, STEP, decode_draw, decode_step, kind_of
 from ..parallel.rank_start import RankStart
-from ..parallel.result_messages import Hello, Loading, Refusal, WarmedUp, encode_result, encode_told
+from ..parallel.result_messages import Hello, Loading, RankPrepared, Refusal, WarmedUp, encode_result, encode_told
 from ..platforms import registry as platforms
 from ..ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build import checked
+from .later_results import LaterResults
 from .rank_place import ParallelDevice, RankPlace, StageLinks, stages_of
 from .stage_link import Receiver
 
@@ -37,18 +38,24 @@ class RankProcess:
 
     def run(self) -> None:
         """Until the executor closes the ring of plans, or another rank is gone."""
-        executor = self._built()
+        executor, launches = self._built()
+        later = LaterResults(executor, self._take) if launches else None
         while True:
             self._plans.wait()
             for message in self._plans.read():
                 self._board.set_state(self._start.rank, COMPUTES)
                 start = time.perf_counter()
-                self._compute(executor, message)
-                self._board.set_state(self._start.rank, IDLE)
-                self._board.note_plan(self._start.rank, time.perf_counter() - start, self._seconds_waited)
+                handle = self._handle(executor, message)
+                if handle is not None and later is not None:
+                    later.add(handle, start)
+                    continue
+                if handle is not None:
+                    self._tell(executor.retire(handle))
+                self._is_computed(time.perf_counter() - start)
 
-    def _built(self) -> Executor:
-        """Raises `SystemExit` where the rank is refused, and says why."""
+    def _built(self) -> tuple[Executor, bool]:
+        """The executor, and whether it launches work on a device. Raises `SystemExit` where the rank is refused, and
+        says why."""
         options = self._start.options
         try:
             device = platforms.load(options.device).device
@@ -63,25 +70,48 @@ class RankProcess:
         except ConfigError as error:
             self._reports.write(encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed)))
             raise SystemExit(1) from None
-        hello = Hello(config=config, can_draft=executor.can_draft, prefill_seconds=executor.prefill_seconds)
+        hello = Hello(
+            config=config,
+            can_draft=executor.can_draft,
+            copies_blocks=executor.copies_blocks,
+            prefill_seconds=executor.prefill_seconds,
+        )
         self._reports.write(encode_told(hello))
-        return executor
+        return executor, device.capabilities.graphs
 
-    def _compute(self, executor: Executor, message: bytes) -> None:
+    def _handle(self, executor: Executor, message: bytes) -> int | None:
+        """Does what a message wants. The handle of a plan, which is to be retired."""
         kind = kind_of(message)
         if kind == STEP:
-            self._tell(executor.retire(executor.submit(decode_step(message))))
-        elif kind == DRAW:
+            return executor.submit(decode_step(message))
+        if kind == DRAW:
             plan = decode_draw(message, self._masks)
             self._masks = plan.masks
-            self._tell(executor.retire(executor.draw(plan)))
+            return executor.draw(plan)
+        if kind == PREPARE:
+            prepared = RankPrepared(is_more_left=executor.prepare())
+            if self._is_speaker:
+                self._reports.write(encode_told(prepared))
         else:
             self._reports.write(encode_told(WarmedUp(seconds=executor.warm_up())))
+        return None
+
+    def _take(self, result: StepResult, seconds: float) -> None:
+        self._tell(result)
+        self._is_computed(seconds)
+
+    def _is_computed(self, seconds: float) -> None:
+        self._board.set_state(self._start.rank, IDLE)
+        self._board.note_plan(self._start.rank, seconds, self._seconds_waited)
 
     def _tell(self, result: StepResult) -> None:
         """All ranks of the last stage have the same result: one of them says it."""
-        if self._start.rank == self._start.options.layout.speaker:
+        if self._is_speaker:
             self._reports.write(encode_result(result))
+
+    @property
+    def _is_speaker(self) -> bool:
+        return self._start.rank == self._start.options.layout.speaker
 
     def _say_loading(self, phase: str, done: int, total: int) -> None:
         if self._start.rank == 0:

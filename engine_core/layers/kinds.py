@@ -46,10 +46,16 @@ def register(kind: type[StoredLinear]) -> None:
     KINDS[kind.kind] = kind
 
 
-def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype, shard: Shard = WHOLE) -> Weights:
-    """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part. Raises `ConfigError`
-    for a tensor that is missing, has another shape or dtype, or is not in the layout, and for one that cannot be
-    divided."""
+def load_weights(
+    layout: Layout,
+    tensors: Tensors,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
+    device: torch.device | None = None,
+) -> Weights:
+    """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part, which alone goes to
+    the device; None: tensors stay where they are. Raises `ConfigError` for a tensor that is missing, has another shape
+    or dtype, or is not in the layout, and for one that cannot be divided."""
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}
     tables: dict[str, BlockTable] = {}
@@ -60,21 +66,25 @@ def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype, shard: Sh
             kind = _kind_of(source, tensors)
             own = _own_tensors(kind, source, spec, tensors, dtype)
             used |= {source + suffix for suffix in own}
-            linears[name] = kind.load(_cut(kind, own, source, spec, dtype, shard), dtype)
+            linears[name] = kind.load(_on(device, _cut(kind, own, source, spec, dtype, shard)), dtype)
         elif source + BLOCKS in tensors:
             own = _own_tensors(BlockLinear, source, spec, tensors, dtype)
             used |= {source + suffix for suffix in own}
-            own = _cut(BlockLinear, own, source, spec, dtype, shard)
+            own = _on(device, _cut(BlockLinear, own, source, spec, dtype, shard))
             parts = stored_parts(own[BLOCKS], own[PARTS])
             if len(parts) != 1:
                 raise ConfigError(f"parts of {source}", len(parts), "1, as of every table")
             tables[name] = BlockTable(parts[0], dtype)
         else:
-            plain[name] = _cut_rows(_tensor(tensors, source, spec.shape), spec, shard)
+            plain[name] = _cut_rows(_tensor(tensors, source, spec.shape), spec, shard).to(device)
             used.add(source)
     for name in tensors.keys() - used:
         raise ConfigError("checkpoint tensor", name, "tensors that config.json announces")
     return Weights(linears=linears, tensors=plain, tables=tables)
+
+
+def _on(device: torch.device | None, tensors: Tensors) -> dict[str, torch.Tensor]:
+    return {suffix: tensor.to(device) for suffix, tensor in tensors.items()}
 
 
 def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:

@@ -67,16 +67,23 @@ class ShardedEmbedding(Embedding):
 
 
 def over_group(
-    weights: Weights, layout: Layout, platform: Platform, shard: Shard, group: Group, *, joins_vocabulary: bool = True
+    weights: Weights,
+    layout: Layout,
+    platform: Platform,
+    shard: Shard,
+    group: Group,
+    *,
+    joins_vocabulary: bool = True,
+    sums_products: bool = True,
 ) -> Weights:
     """A shard's weights as a model reads whole ones. `layout` is the whole model's. Unless the vocabulary is joined, a
-    rank's logits are those of its own tokens."""
+    rank's logits are those of its own tokens; unless products are summed, the platform sums their parts."""
     linears = dict(weights.linears)
     for name, part in weights.linears.items():
         spec = layout[name]
         if isinstance(part, AbsentLinear):
             continue
-        if spec.split is Split.INPUTS:
+        if spec.split is Split.INPUTS and sums_products:
             linears[name] = SummedLinear(platform, part, group)
         elif spec.split is Split.VOCABULARY and joins_vocabulary:
             num_outputs = len(Shard(0, shard.size).vocabulary(spec.shape[0]))

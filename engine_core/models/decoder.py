@@ -34,6 +34,7 @@ class Layer:
 class Decoder:
     """See `Model`."""
 
+    adds_products = True
     names = CheckpointNames(
         model={
             "model.embed_tokens.weight": "embed",

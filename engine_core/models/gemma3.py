@@ -36,6 +36,8 @@ class Layer:
 class Gemma3:
     """See `Model`. Five of six layers see a window of keys and have a rotary base of their own."""
 
+    adds_products = False
+    """A norm stands between each product and the residual stream."""
     names = CheckpointNames(
         model={"model.embed_tokens.weight": "embed", "model.norm.weight": "final_norm", "lm_head.weight": "lm_head"},
         layer={

@@ -57,6 +57,9 @@ class Model(Protocol):
     """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
 
     names: ClassVar[CheckpointNames]
+    adds_products: ClassVar[bool]
+    """Whether `RMSNorm.add` takes every product whose inputs ranks divide (`Split.INPUTS`), and nothing else: then a
+    platform may sum the ranks' parts as it adds them."""
     config: ModelConfig
     embedding: Embedding
     dtype: torch.dtype

@@ -15,7 +15,7 @@ from ..sampling.verification import positions_of
 from ..sampling_params import SamplingParams
 from .arrays import Array, pack, unpack
 
-STEP, DRAW, WARM_UP = range(3)
+STEP, DRAW, WARM_UP, PREPARE = range(4)
 STEP_COLUMNS: dict[str, type] = {
     "block_rows": np.int32,
     "block_indices": np.int32,
@@ -61,6 +61,10 @@ def encode_draw(plan: DrawPlan) -> bytes:
 
 def encode_warm_up() -> bytes:
     return pack([WARM_UP], [])
+
+
+def encode_prepare() -> bytes:
+    return pack([PREPARE], [])
 
 
 def kind_of(message: bytes) -> int:

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..options import ExecutorOptions
@@ -35,8 +35,9 @@ EXIT_SECONDS = 1.0
 class Ranks:
     """One process a rank. Plans are written once for all of them."""
 
-    def __init__(self, options: ExecutorOptions, num_threads: int) -> None:
-        """`num_threads`: those that compute, of all ranks together."""
+    def __init__(self, options: ExecutorOptions, num_threads: int, variables: Sequence[Mapping[str, str]]) -> None:
+        """`num_threads`: those that compute, of all ranks together. `variables` of each rank's environment come beside
+        those of this process."""
         self.layout = layout = options.layout
         self.size = layout.num_ranks
         self._allowed_silence = 0.0
@@ -72,7 +73,7 @@ class Ranks:
                 lifeline=lifelines[rank][0],
                 life=lives[rank][1],
             )
-            self._processes.append(_started(start))
+            self._processes.append(_started(start, variables[rank]))
         # The ranks have these; here they would keep a dead rank's pipes open.
         for rank in range(self.size):
             plan_readers[rank].close()
@@ -202,12 +203,12 @@ class Ranks:
             self._on_lost(self._lost)
 
 
-def _started(start: RankStart) -> subprocess.Popen[bytes]:
+def _started(start: RankStart, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     threads = str(start.options.num_threads)
     return subprocess.Popen(
         [sys.executable, "-m", MODULE, start.to_json()],
         stdin=subprocess.DEVNULL,
-        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **variables},
         pass_fds=start.descriptors,
     )
 

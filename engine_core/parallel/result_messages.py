@@ -30,6 +30,7 @@ class Hello:
 
     config: EngineConfig
     can_draft: bool = False
+    copies_blocks: bool = True
     prefill_seconds: float = 0.0
 
 
@@ -58,8 +59,15 @@ class WarmedUp:
     seconds: float
 
 
-Told = Hello | Refusal | Loading | WarmedUp
-_TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, WarmedUp)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPrepared:
+    """What `Executor.prepare` returned."""
+
+    is_more_left: bool
+
+
+Told = Hello | Refusal | Loading | WarmedUp | RankPrepared
+_TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, WarmedUp, RankPrepared)}
 
 
 def encode_told(told: Told) -> bytes:

@@ -41,6 +41,9 @@ class Capabilities:
     draft_heads: bool = False
     """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
     parallel: bool = False
-    """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank` and `max_ranks`."""
+    """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank`, `max_ranks` and
+    `rank_variables`."""
+    stages: bool = False
+    """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

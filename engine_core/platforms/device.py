@@ -44,11 +44,16 @@ REQUIRED = ("name", "capabilities", "Platform", "is_available", "environment", "
 OPTIONAL = ("prepare_products",)
 """`prepare_products(platform, linear, row_counts)`: what an engine does at its start so that products of a weight with
 so many rows keep bits. The conformance suite calls it before it multiplies."""
-BY_FLAG = {"graphs": ("capture",), "host_blocks": ("copy_blocks",), "parallel": ("build_rank", "max_ranks")}
+BY_FLAG = {
+    "graphs": ("capture",),
+    "host_blocks": ("copy_blocks",),
+    "parallel": ("build_rank", "max_ranks", "rank_variables"),
+}
 """Hooks that a module has to offer where the flag is set.
 
 `capture(launch: Callable[[], Tensor]) -> Callable[[], Tensor]`: runs a launch once, captures it, returns its replay.
 `copy_blocks(source, target, source_blocks, target_blocks)`: of int32 [planes, blocks, words], as `kernels.copy_blocks`.
 `build_rank(request, place, progress)`: as `build_executor`, of one rank of an engine (`executors.rank_place`).
 `max_ranks(options)`: how many ranks one engine may have on this machine.
+`rank_variables(options, rank)`: variables of the environment of a rank's process, beside those of the engine's.
 """

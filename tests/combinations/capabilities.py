@@ -284,6 +284,7 @@ TENSOR_PARALLEL = Capability(
     options={"tensor_parallel_size": 2},
     refused_on_gpu=Refused(field="tensor_parallel_size", says="allowed: 1 on the platform cuda"),
     is_simulated=False,
+    is_on_gpu=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
 PIPELINE_PARALLEL = Capability(
@@ -292,6 +293,7 @@ PIPELINE_PARALLEL = Capability(
     options={"pipeline_parallel_size": 2},
     refused_on_gpu=Refused(field="pipeline_parallel_size", says="allowed: 1 on the platform cuda"),
     is_simulated=False,
+    is_on_gpu=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -79,6 +80,17 @@ def replayed(memory: PeerMemory, x: torch.Tensor, num_replays: int) -> list[torc
     return found
 
 
+def waited(memory: PeerMemory, launches: bool) -> str:
+    """What becomes of a rank that waits for one that never comes."""
+    try:
+        if launches:
+            peer_sum(replace(memory, max_polls=1 << 12), torch.zeros(1, 64, device="cuda"))
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return type(error).__name__
+    return ""
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
 @pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
@@ -139,3 +151,11 @@ def test_a_graph_goes_on_where_the_last_launch_ended(two: PeerRanks) -> None:
         for i in range(6):
             assert ours[2 * i].eq(2 * i + 1).all()
             assert ours[2 * i + 1].eq(4 * i + 2).all()
+
+
+@pytest.mark.gpu
+def test_a_rank_that_waits_in_vain_stops() -> None:
+    with peer_ranks(2, SLOT_BYTES) as ranks:
+        stopped, idle = ranks(waited, [True, False])
+    assert stopped
+    assert not idle

@@ -1,0 +1,28 @@
+"""Which GPU each rank of an engine has. Knows names of devices, no CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+SHARE = "HEADWATER_RANKS_SHARE_GPU"
+"""For developers: ranks take turns on one GPU, where kernels that wait for one another are right and slow."""
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+MOST_SHARING = 8
+
+
+def shares_a_gpu(environment: Mapping[str, str]) -> bool:
+    return environment.get(SHARE) == "1"
+
+
+def most_ranks(environment: Mapping[str, str], num_gpus: int) -> int:
+    return MOST_SHARING if shares_a_gpu(environment) and num_gpus else num_gpus
+
+
+def rank_variables(environment: Mapping[str, str], num_gpus: int, rank: int, num_ranks: int) -> dict[str, str]:
+    """Variables of a rank's process: it sees the GPUs of all ranks, whose memory it maps, and its own is the first, so
+    that everything in it runs there."""
+    if shares_a_gpu(environment):
+        return {}
+    visible = environment.get(VISIBLE) or ",".join(map(str, range(num_gpus)))
+    gpus = visible.split(",")[:num_ranks]
+    return {VISIBLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}

@@ -1,0 +1,29 @@
+"""Operations of one of several GPUs that compute a model together."""
+
+from __future__ import annotations
+
+import torch
+
+from ..config import EngineConfig
+from ..model_config import ModelConfig
+from .cuda import EARLY_ROWS, CudaPlatform
+from .peer_group import PeerGroup
+
+
+class SummingPlatform(CudaPlatform):
+    """See `Platform`. What is added to a residual stream is a part of a product: the ranks' parts are summed in the
+    launch that adds them. For models that say so, see `Model.adds_products`."""
+
+    _group: PeerGroup
+
+    @classmethod
+    def over(cls, group: PeerGroup, model: ModelConfig, config: EngineConfig) -> CudaPlatform:
+        """`model` has the shapes of this rank's layers."""
+        platform = cls.of(model, config)
+        assert isinstance(platform, cls)
+        platform._group = group
+        return platform
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        dependent = x.shape[0] <= EARLY_ROWS
+        return self._group.sum_add_rms_norm(x, residual, weight, eps, dependent=dependent)

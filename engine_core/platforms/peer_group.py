@@ -1,0 +1,61 @@
+"""Ranks of one machine with a GPU each, which exchange tensors through memory of all of their GPUs. Launches only, so
+that graphs can hold them."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.kernels.peer_best import peer_best
+from headwater.kernels.peer_join import peer_join
+from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
+from headwater.kernels.peer_sum import peer_sum, peer_sum_add_rms_norm
+from headwater.kernels.sample import Candidates
+
+from ..config import ConfigError
+from ..layers.group import Group
+
+LEAST_SLOT = 16 << 10
+"""Bytes that logits are joined by, at least."""
+
+
+class PeerGroup:
+    """See `Group`."""
+
+    def __init__(self, memory: PeerMemory) -> None:
+        self.index, self.size = memory.index, memory.size
+        self._memory = memory
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        return peer_sum(self._memory, x)
+
+    def join(self, x: torch.Tensor) -> torch.Tensor:
+        return peer_join(self._memory, x)
+
+    def sum_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, *, dependent: bool
+    ) -> torch.Tensor:
+        """residual += the sum of the ranks' x, in place; the norm of that."""
+        return peer_sum_add_rms_norm(self._memory, x, residual, weight, eps, dependent=dependent)
+
+    def best(self, candidates: Candidates, num_stretches: int, out: torch.Tensor) -> None:
+        """Writes the ids of the best candidates of all ranks to out int32 [R]."""
+        peer_best(self._memory, candidates, num_stretches, out)
+
+
+def open_peer_group(host: Group, row_bytes: int, devices: list[int]) -> PeerGroup:
+    """The group of the ranks that `host` has, over memory that they allocate now. `row_bytes`: those of the longest row
+    that is summed. `devices`: the GPU of each rank as this process numbers them; its own is 0. Raises `ConfigError`
+    where GPUs do not reach one another's memory."""
+    for rank, device in enumerate(devices):
+        if not reaches(0, device):
+            pair = f"those of ranks {host.index} and {rank} do not"
+            allowed = f"as many GPUs as reach one another's memory with atomic operations (NVLink); {pair}"
+            raise ConfigError("tensor_parallel_size", host.size, allowed)
+    own = OwnMemory(host.size, slot_bytes_of(max(row_bytes, LEAST_SLOT)))
+    handle = own.handle()
+    joined = host.join(torch.frombuffer(bytearray(handle), dtype=torch.uint8)[None])
+    handles = [bytes(each) for each in joined.view(host.size, -1).tolist()]
+    group = PeerGroup(own.beside(host.index, handles))
+    # Nobody writes into memory that another rank has not mapped yet, or not zeroed.
+    host.join(torch.zeros(1, 1, dtype=torch.uint8))
+    return group

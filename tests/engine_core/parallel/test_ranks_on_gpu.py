@@ -1,0 +1,118 @@
+"""Engines of two ranks that take turns on one GPU, beside one process on it. Says nothing of the speed of several."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwater.engine_core.executors.multi import MultiExecutor
+from headwater.engine_core.executors.rank_devices import SHARE
+from headwater.engine_core.rank_facts import RankLost
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
+from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLED, SAMPLINGS, refused
+from tests.engine_core.small_models import SmallEngine, greedy
+from tests.engine_core.test_cuda_engine import behind_the_likeliest
+
+pytestmark = pytest.mark.gpu
+
+SMALL = {"device": "cuda", "block_size": 64, "num_blocks": 60, "max_num_batched_tokens": 512, "max_num_seqs": 8}
+
+
+@pytest.fixture(autouse=True)
+def _one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SHARE, "1")
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    return folder_of(QWEN3, tmp_path_factory.mktemp("qwen3"), "bfloat16")
+
+
+@contextmanager
+def engine(folder: Path, **options: Any) -> Iterator[SmallEngine]:
+    one = SmallEngine(folder, **SMALL | options)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def test_an_answer_of_two_ranks_is_likely_and_has_bits_of_its_own(qwen3: tuple[Any, Path]) -> None:
+    model, folder = qwen3
+    model = model.bfloat16().float().cuda()
+    with engine(folder, tensor_parallel_size=2) as two:
+        assert isinstance(two.executor, MultiExecutor)
+        divided = two.answer(PROMPTS, *SAMPLINGS)
+        answers = two.tokens(PROMPTS, greedy(12, num_logprobs=3, num_prompt_logprobs=0))
+        # Again, now that all graphs are there, and one by one: bits are a row's own.
+        again = two.answer(PROMPTS, *SAMPLINGS)
+        alone = [two.answer([prompt], sampling)[0] for prompt, sampling in zip(PROMPTS, SAMPLINGS, strict=True)]
+        figures = two.executor.rank_figures()
+    for answered in (again, alone):
+        assert [each.token_ids for each in answered] == [each.token_ids for each in divided]
+        assert [each.logprobs for each in answered] == [each.logprobs for each in divided]
+    assert figures[0].num_plans >= 40
+    gaps = [behind_the_likeliest(model, *each) for each in zip(PROMPTS, answers, strict=True)]
+    # bf16 may choose another of two tokens that are nearly equal.
+    assert torch.cat(gaps).max() < 0.3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_two_ranks_score_and_answer_as_one_process(dtype: str, tmp_path: Path) -> None:
+    _, folder = folder_of(QWEN3, tmp_path, dtype)
+    scored = SamplingParams(temperature=0.0, max_tokens=1, num_prompt_logprobs=0)
+    with engine(folder) as one, engine(folder, tensor_parallel_size=2) as two:
+        alone, divided = one.answer(PROMPTS, scored), two.answer(PROMPTS, scored)
+        tokens = [each.tokens(PROMPTS, *SAMPLINGS) for each in (one, two)]
+    for ours, theirs in zip(divided, alone, strict=True):
+        a, b = ([entry.logprob for entry in each.prompt_logprobs] for each in (ours, theirs))
+        assert a == pytest.approx(b, abs=1e-3 if dtype == "float32" else 0.1)
+    if dtype == "float32":
+        assert tokens[0] == tokens[1]
+
+
+def test_the_death_of_a_rank_ends_the_executor(qwen3: tuple[Any, Path]) -> None:
+    with engine(qwen3[1], tensor_parallel_size=2) as two:
+        two.tokens(PROMPTS[:1], greedy(2))
+        assert isinstance(two.executor, MultiExecutor)
+        os.kill(two.executor.ranks.pids[1], signal.SIGKILL)
+        with pytest.raises(RankLost, match="rank 1 was ended by SIGKILL"):
+            two.tokens(PROMPTS, greedy(200))
+
+
+def test_steps_ahead_and_drafts_change_no_token(qwen3: tuple[Any, Path]) -> None:
+    repeated = [(prompt * 40)[:120] for prompt in PROMPTS]
+    asked = [replace(SAMPLED, seed=seed, max_tokens=24) for seed in range(len(repeated))]
+    with engine(qwen3[1], tensor_parallel_size=2) as plain:
+        expected = plain.tokens(repeated, *asked)
+    with engine(qwen3[1], tensor_parallel_size=2, decode_steps=4, async_depth=3) as ahead:
+        assert ahead.tokens(repeated, *asked) == expected
+
+
+def test_a_family_whose_norms_stand_before_the_sum_answers_as_transformers(tmp_path: Path) -> None:
+    model, folder = folder_of("gemma3 of 4 and 2 heads", tmp_path, "bfloat16")
+    with engine(folder, tensor_parallel_size=2) as two:
+        answers = two.tokens(PROMPTS, SamplingParams(temperature=0.0, max_tokens=12))
+    model = model.bfloat16().float().cuda()
+    gaps = [behind_the_likeliest(model, *each) for each in zip(PROMPTS, answers, strict=True)]
+    assert torch.cat(gaps).max() < 0.3
+
+
+def test_more_ranks_than_gpus_are_refused(qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(SHARE)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert refused(qwen3[1], device="cuda", block_size=64, tensor_parallel_size=2) == (
+        "tensor_parallel_size is 2; allowed: at most 1 ranks on this machine, on the platform cuda"
+    )
+    assert refused(qwen3[1], device="cuda", block_size=64, pipeline_parallel_size=2).startswith(
+        "pipeline_parallel_size is 2; allowed: 1 on the platform cuda"
+    )
