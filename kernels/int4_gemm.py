@@ -2,7 +2,8 @@
 
 Up to `MOST_ROWS` rows weights become numbers in registers, each rounded as `int4_layout.expand` rounds it, on their way
 to the matrix unit, where they are the operand with the many rows; K is never split and its order is that of `gemm`.
-More rows are worth a matrix: it is expanded into scratch memory and left to `gemm`.
+More rows are worth a matrix: it is expanded into scratch memory and left to `gemm`. On Hopper `hopper_packed_gemm`
+multiplies bfloat16 rows by weights whose groups follow one another.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from . import gemm
+from . import gemm, hopper_packed_gemm
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .hopper_packed_gemm import PackedWords
 from .int4_layout import Int4Weight, depth
 
 MOST_ROWS = 256
@@ -51,11 +53,25 @@ def choose(num_rows: int, dtype: torch.dtype) -> Int4Tiles | None:
 
 def int4_linear(x: torch.Tensor, weight: Int4Weight, *, dependent: bool = False) -> torch.Tensor:
     """x [M, K] times weight [N, K]: [M, N] in x's dtype, accumulated in float32."""
+    if (packed := _packed(x, weight)) is not None and (
+        ring := hopper_packed_gemm.choose(x.shape[0], packed)
+    ) is not None:
+        out = x.new_empty(x.shape[0], weight.shape[0])
+        hopper_packed_gemm.hopper_packed_gemm(x, packed, out, ring, dependent=dependent)
+        return out
     tiles = choose(x.shape[0], x.dtype)
     if tiles is None:
         return gemm.linear(x, expanded(weight, x.dtype), dependent=dependent, is_own=True)
     int4_gemm(x, weight, out := x.new_empty(x.shape[0], weight.shape[0]), tiles, dependent=dependent)
     return out
+
+
+def _packed(x: torch.Tensor, weight: Int4Weight) -> PackedWords | None:
+    """The weight as the kernel for Hopper reads it; None: that kernel does not multiply x by it."""
+    is_served = weight.groups is None and hopper_packed_gemm.serves(x)
+    if not (is_served and hopper_packed_gemm.fits(weight.shape, len(weight.scales), bits=4)):
+        return None
+    return PackedWords(words=weight.words, scales=weight.scales, zeros=weight.zeros, bits=4)
 
 
 def int4_gemm(

@@ -1,0 +1,328 @@
+"""x @ weight.T with weights of four or eight bits on Hopper: the bits of `gemm` over the expanded matrix.
+
+Two warps fill rings of packed weights, scales and rows of x by the copy engine. Four warps make packed weights numbers
+in registers, from where the matrix unit takes them as the operand with the many rows; while it multiplies 64 inputs,
+the next are unpacked. K is never split, and its order is that of `gemm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from . import dependent_launch, hopper_attention
+from .unpacked_weights import beside, split_blocks, unpack_fp8, unpack_int4, unpack_int8, word_layout
+
+wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
+release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
+
+BLOCK_N = 64
+"""Outputs of a program: the rows that the matrix unit takes from four warps."""
+TILE_WORDS = 16
+"""Words of an output in a tile: four of each of four blocks."""
+ALIGNMENT = 16
+"""Number of outputs by which they divide: the copy engine reads zero points of a group from a multiple of 16 bytes."""
+GL_DTYPES = {
+    torch.int32: gl.int32,
+    torch.uint8: gl.uint8,
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float32: gl.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RingTiles:
+    block_m: int
+    """Number of rows of x in a tile, a multiple of 8."""
+    num_tiles: int
+    """Tiles of weights in a stage."""
+    num_stages: int
+    registers: int = 128
+    """Registers of a thread at the launch. With fewer, more programs share a multiprocessor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedWords:
+    """A weight [N, K] as the kernel reads it."""
+
+    words: torch.Tensor
+    """int32 [N, K / weights of a word]"""
+    scales: torch.Tensor
+    """float16, bfloat16 or float32 [groups, N]; of four bits, not float32."""
+    zeros: torch.Tensor | None
+    """uint8 [groups, N]; None: numbers are e4m3."""
+    bits: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.words.shape[0], self.words.shape[1] * 32 // self.bits
+
+    @property
+    def group_size(self) -> int:
+        return self.shape[1] // len(self.scales)
+
+
+# Keys are bits of a weight and the largest numbers of rows. Measured on an H200 (docs/benchmarks.md, "Weights of few
+# bits").
+TILES = {
+    (4, 8): RingTiles(8, 4, 6),
+    (4, 16): RingTiles(16, 4, 5),
+    (4, 32): RingTiles(32, 2, 8),
+    (4, 64): RingTiles(64, 2, 5),
+    (4, 128): RingTiles(128, 1, 6, 160),
+    (4, 256): RingTiles(256, 1, 3, 240),
+    (8, 8): RingTiles(8, 8, 4),
+    (8, 16): RingTiles(16, 8, 4),
+    (8, 32): RingTiles(32, 4, 6),
+    (8, 64): RingTiles(64, 4, 4),
+    (8, 128): RingTiles(128, 2, 5, 160),
+    (8, 256): RingTiles(256, 1, 6, 240),
+}
+CROWDED_TILES = {
+    (4, 8): RingTiles(8, 4, 2, 80),
+    (4, 16): RingTiles(16, 4, 2, 80),
+    (8, 8): RingTiles(8, 8, 2, 80),
+}
+"""Tiles where there are more programs than multiprocessors: two or three share one."""
+ONE_ROUND = 132 * BLOCK_N
+"""Number of outputs for which each multiprocessor of an H200 has one program."""
+
+
+def choose(num_rows: int, weight: PackedWords) -> RingTiles | None:
+    """The tiles for a product; None: there are more rows than a tile has."""
+    most = next((rows for bits, rows in TILES if bits == weight.bits and num_rows <= rows), None)
+    if most is None:
+        return None
+    key = weight.bits, most
+    is_crowded = weight.shape[0] > ONE_ROUND and key in CROWDED_TILES
+    return CROWDED_TILES[key] if is_crowded else TILES[key]
+
+
+def fits(shape: tuple[int, int], num_groups: int, bits: int) -> bool:
+    """Whether a weight [N, K] with groups of inputs that follow one another is whole in tiles of the kernel."""
+    n, k = shape
+    tile = TILE_WORDS * 32 // bits
+    size = k // num_groups
+    return n % ALIGNMENT == 0 and k % tile == 0 and (size % tile == 0 or (size >= 32 and tile % size == 0))
+
+
+def serves(x: torch.Tensor) -> bool:
+    """Whether rows of this type and place are multiplied here."""
+    return x.dtype == torch.bfloat16 and x.is_contiguous() and hopper_attention.is_hopper(x.device)
+
+
+def hopper_packed_gemm(
+    x: torch.Tensor, weight: PackedWords, out: torch.Tensor, tiles: RingTiles, *, dependent: bool = False
+) -> None:
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]."""
+    m, (n, k) = x.shape[0], weight.shape
+    tile_k = TILE_WORDS * 32 // weight.bits
+    assert serves(x)
+    assert fits((n, k), len(weight.scales), weight.bits)
+    assert out.is_contiguous()
+    num_tiles = next(each for each in (tiles.num_tiles, 4, 2, 1) if k % (each * tile_k) == 0)
+    block_k = num_tiles * tile_k
+    _hopper_packed_gemm[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
+        _tiled(x, [tiles.block_m, block_k]),
+        _tiled(weight.words, [BLOCK_N, num_tiles * TILE_WORDS], 64),
+        _tiled(weight.scales.view(-1), [BLOCK_N]),
+        # The copy engine writes to multiples of 128 bytes.
+        None if weight.zeros is None else _tiled(weight.zeros.view(-1), [2 * BLOCK_N]),
+        out,
+        m,
+        n,
+        k,
+        BITS=weight.bits,
+        GROUP=weight.group_size if block_k % weight.group_size == 0 else tile_k,
+        GROUP_SIZE=weight.group_size,
+        STAGES=min(tiles.num_stages, k // block_k),
+        DEPENDENT=dependent,
+        num_warps=4,
+        maxnreg=tiles.registers,
+        **dependent_launch.launch_options(dependent),
+    )
+
+
+def _tiled(matrix: torch.Tensor, block: list[int], swizzle: int | None = None) -> TensorDescriptor:
+    dtype = GL_DTYPES[matrix.dtype]
+    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
+    if swizzle is not None:
+        layout = gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, len(block))
+    return TensorDescriptor.from_tensor(matrix, block, layout)
+
+
+@gluon.jit(do_not_specialize=["m"])
+def _hopper_packed_gemm(
+    x,
+    words,
+    scales,
+    zeros,
+    p_out,
+    m,
+    n,
+    k,
+    BITS: gl.constexpr,
+    GROUP: gl.constexpr,
+    GROUP_SIZE: gl.constexpr,
+    STAGES: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
+    ROWS: gl.constexpr = x.block_shape[0]
+    BLOCK_K: gl.constexpr = x.block_shape[1]
+    BLOCK_N: gl.constexpr = words.block_shape[0]
+    GROUPS: gl.constexpr = BLOCK_K // GROUP
+    o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
+    w_ring = gl.allocate_shared_memory(words.dtype, [STAGES, BLOCK_N, words.block_shape[1]], words.layout)
+    s_ring = gl.allocate_shared_memory(scales.dtype, [STAGES * GROUPS, BLOCK_N], scales.layout)
+    if zeros is not None:
+        z_ring = gl.allocate_shared_memory(zeros.dtype, [STAGES * GROUPS, 2 * BLOCK_N], zeros.layout)
+    else:
+        z_ring = s_ring
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(ready.index(i), count=2)
+        hopper.mbarrier.init(free.index(i), count=1)
+    hopper.fence_async_shared()
+    release_dependents(DEPENDENT)
+    rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
+    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, zeros is not None)
+    gl.warp_specialize(
+        [
+            (_multiply, (rings, p_out, o_m, o_n, m, n, k, shape)),
+            (_copy_weights, (x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE, shape)),
+            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
+        ],
+        [1, 1],
+        [40, 40],
+    )
+
+
+@gluon.jit
+def _copy_weights(x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE: gl.constexpr, shape: gl.constexpr):
+    """Fills the rings of weights, also before the previous kernel has ended. The rows of a stage arrive on the same
+    barrier, maybe before this warp says how many bytes to expect."""
+    _, w_ring, s_ring, z_ring, ready, free = rings
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
+    GROUP: gl.constexpr = shape[4]
+    GROUPS: gl.constexpr = shape[5]
+    OF_GROUP: gl.constexpr = scales.block_type.nbytes + (zeros.block_type.nbytes if shape[7] else 0)
+    for i in range(k // BLOCK_K):
+        slot = i % STAGES
+        o_k = i * BLOCK_K
+        is_ready = ready.index(slot)
+        hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
+        hopper.mbarrier.expect(is_ready, words.block_type.nbytes + GROUPS * OF_GROUP)
+        hopper.tma.async_copy_global_to_shared(words, [o_n, o_k * shape[6] // 32], is_ready, w_ring.index(slot))
+        for g in gl.static_range(GROUPS):
+            o_group = (o_k + g * GROUP) // GROUP_SIZE * n + o_n
+            hopper.tma.async_copy_global_to_shared(scales, [o_group], is_ready, s_ring.index(slot * GROUPS + g))
+            if shape[7]:
+                hopper.tma.async_copy_global_to_shared(zeros, [o_group], is_ready, z_ring.index(slot * GROUPS + g))
+
+
+@gluon.jit
+def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+    """Fills the ring of rows when the previous kernel has ended. The other warps read nothing of that kernel's output,
+    so they need not wait for it."""
+    x_ring, _, _, _, ready, free = rings
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
+    wait_for_inputs(DEPENDENT)
+    for i in range(k // BLOCK_K):
+        slot = i % STAGES
+        is_ready = ready.index(slot)
+        hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
+        hopper.mbarrier.expect(is_ready, x.block_type.nbytes)
+        hopper.tma.async_copy_global_to_shared(x, [o_m, i * BLOCK_K], is_ready, x_ring.index(slot))
+
+
+@gluon.jit
+def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
+    x_ring, _, _, _, ready, free = rings
+    ROWS: gl.constexpr = shape[0]
+    BLOCK_N: gl.constexpr = shape[1]
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
+    TILE_K: gl.constexpr = 512 // shape[6]
+    TILES: gl.constexpr = BLOCK_K // TILE_K
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    b_acc = gl.full([BLOCK_N, ROWS], 0.0, gl.float32, mma)
+    num_stages = k // BLOCK_K
+    hopper.mbarrier.wait(ready.index(0), 0)
+    tile = _load_tile(rings, 0, 0, shape)
+    for i in range(num_stages):
+        slot = i % STAGES
+        b_rows = x_ring.index(slot)
+        for t in gl.static_range(TILES):
+            now = tile
+            if t + 1 < TILES:
+                tile = _load_tile(rings, slot, t + 1, shape)
+            for part in gl.static_range(TILE_K // 64):
+                b_weight = gl.convert_layout(_unpack(now, part, shape), gl.DotOperandLayout(0, mma, 2))
+                b_x = b_rows.slice(t * TILE_K + 64 * part, 64, dim=1).permute((1, 0))
+                b_acc = hopper.warpgroup_mma(b_weight, b_x, b_acc, is_async=True)
+                b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
+        # NOTE: products of one stage must end before weights of the next are unpacked: the assembler would otherwise
+        # end each product before the next one.
+        after = gl.minimum(i + 1, num_stages - 1)
+        hopper.mbarrier.wait(ready.index(after % STAGES), after // STAGES & 1)
+        tile = _load_tile(rings, after % STAGES, 0, shape)
+        b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+        if i + STAGES < num_stages:
+            # The copy engine writes through another proxy than loads read.
+            hopper.fence_async_shared()
+            hopper.mbarrier.arrive(free.index(slot), count=1)
+    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
+    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, mma))
+    is_inside = (o_row < m)[None, :] & (o_out < n)[:, None]
+    gl.store(p_out + o_row.to(gl.int64)[None, :] * n + o_out[:, None], b_acc.to(gl.bfloat16), mask=is_inside)
+
+
+@gluon.jit
+def _unpack(tile, PART: gl.constexpr, shape: gl.constexpr):
+    """Weights [N, 64] of a part of a tile as `_load_tile` returns it: of four bits, a tile has two."""
+    if shape[6] == 4:
+        b_left = unpack_int4(tile[2 * PART], tile[4 + 2 * PART])
+        b_right = unpack_int4(tile[2 * PART + 1], tile[4 + 2 * PART + 1])
+    elif shape[7]:
+        b_left = beside(unpack_int8(tile[0], tile[4]), unpack_int8(tile[1], tile[5]))
+        b_right = beside(unpack_int8(tile[2], tile[6]), unpack_int8(tile[3], tile[7]))
+    else:
+        b_left = beside(unpack_fp8(tile[0], tile[4]), unpack_fp8(tile[1], tile[5]))
+        b_right = beside(unpack_fp8(tile[2], tile[6]), unpack_fp8(tile[3], tile[7]))
+    return beside(b_left, b_right)
+
+
+@gluon.jit
+def _load_tile(rings, slot, TILE: gl.constexpr, shape: gl.constexpr):
+    """Words of the four blocks of a tile of a stage, then (scales, zero points) of each block."""
+    _, w_ring, s_ring, z_ring, _, _ = rings
+    GROUP: gl.constexpr = shape[4]
+    TILE_K: gl.constexpr = 512 // shape[6]
+    PARTS: gl.constexpr = TILE_K // GROUP if GROUP < TILE_K else 1
+    b_0, b_1, b_2, b_3 = split_blocks(w_ring.index(slot).slice(TILE * 16, 16, dim=1).load(word_layout()))
+    first = slot * shape[5] + TILE * TILE_K // GROUP
+    group_0 = _load_group(s_ring, z_ring, first, b_0)
+    group_1 = _load_group(s_ring, z_ring, first + 1, b_0) if PARTS == 4 else group_0
+    group_2 = _load_group(s_ring, z_ring, first + PARTS // 2, b_0) if PARTS > 1 else group_0
+    group_3 = _load_group(s_ring, z_ring, first + 3, b_0) if PARTS == 4 else group_2
+    return b_0, b_1, b_2, b_3, group_0, group_1, group_2, group_3
+
+
+@gluon.jit
+def _load_group(s_ring, z_ring, i, b_words):
+    """Scales and zero points of a group, [N, 1] each; e4m3 numbers have none of the latter."""
+    layout: gl.constexpr = gl.SliceLayout(1, b_words.type.layout)
+    b_scale = s_ring.index(i).load(layout)[:, None]
+    b_zero = z_ring.index(i).slice(0, b_words.shape[0]).load(layout)[:, None]
+    return b_scale, b_zero

@@ -1,0 +1,175 @@
+"""Weights of few bits as numbers in registers, in the places from which Hopper's matrix unit takes them.
+
+A thread holds a word of four bytes of each of four blocks of a tile, for two outputs that are eight apart. The words
+are those of `int4_layout` and `byte_layout`. Every weight is rounded once, as `expand` there rounds it.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def word_layout():
+    """Layout of the words of a tile, [64, 16]."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]],
+        block_bases=[],
+        shape=[64, 16],
+    )
+
+
+@gluon.jit
+def split_blocks(b_words):
+    """The words of a tile [N, 16] by blocks: four times [N, 4]."""
+    # [N, words of a block, block by bit 1, block by bit 0]
+    b_even, b_odd = gl.split(gl.reshape(b_words, (b_words.shape[0], 4, 2, 2)))
+    b_0, b_2 = gl.split(b_even)
+    b_1, b_3 = gl.split(b_odd)
+    return b_0, b_1, b_2, b_3
+
+
+@gluon.jit
+def beside(b_left, b_right):
+    """Two tensors [N, K] side by side: [N, 2 K]."""
+    b_both = gl.permute(gl.join(b_left, b_right), (0, 2, 1))
+    return gl.reshape(b_both, (b_left.shape[0], 2 * b_left.shape[1]))
+
+
+@gluon.jit
+def unpack_int4(b_words, group):
+    """Converts a block of words, int32 [N, 4], with a group's scales and zero points, [N, 1] each, to bfloat16 weights
+    of 32 inputs, [N, 32].
+
+    (q - zero) is exact in bfloat16. A float16 scale is the sum of two bfloat16 numbers; the product with the lower one
+    has at most eight bits, so that only the last operation rounds.
+    """
+    b_scale, b_zero = group
+    b_offset = b_zero.to(gl.int32) * 0x10001 | 0x43004300
+    if b_scale.dtype == gl.bfloat16:
+        w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+            _INT4_BF16,
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+            [b_words, b_offset, _twice(b_scale)],
+            dtype=[gl.bfloat16] * 8,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        b_wide = b_scale.to(gl.float32)
+        b_high = b_wide.to(gl.bfloat16)
+        b_low = (b_wide - b_high.to(gl.float32)).to(gl.bfloat16)
+        w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+            _INT4_FP16,
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r",
+            [b_words, b_offset, _twice(b_high), _twice(b_low)],
+            dtype=[gl.bfloat16] * 8,
+            is_pure=True,
+            pack=2,
+        )
+    return beside(_in_order(w0, w1, w4, w5), _in_order(w2, w3, w6, w7))
+
+
+@gluon.jit
+def unpack_int8(b_words, group):
+    """As `unpack_int4`, of integers of eight bits: weights of 16 inputs, [N, 16]. The difference is exact in float32,
+    and its product with the scale is rounded to float32 first, as in `byte_weights`."""
+    b_scale, b_zero = group
+    w0, w1, w2, w3 = gl.inline_asm_elementwise(
+        _INT8,
+        "=&r,=&r,=&r,=&r,r,r,r,r,r,r",
+        [b_words, b_scale.to(gl.float32), b_zero.to(gl.float32) + 8388608.0],
+        dtype=[gl.bfloat16] * 4,
+        is_pure=True,
+        pack=2,
+    )
+    return _in_order(w0, w1, w2, w3)
+
+
+@gluon.jit
+def unpack_fp8(b_words, group):
+    """As `unpack_int8`, of e4m3 numbers, which have no zero point."""
+    b_scale, _ = group
+    w0, w1, w2, w3 = gl.inline_asm_elementwise(
+        _FP8,
+        "=&r,=&r,=&r,=&r,r,r,r,r",
+        [b_words, b_scale.to(gl.float32)],
+        dtype=[gl.bfloat16] * 4,
+        is_pure=True,
+        pack=2,
+    )
+    return _in_order(w0, w1, w2, w3)
+
+
+@gluon.jit
+def _in_order(b_00, b_01, b_10, b_11):
+    """Weights [N, 16] of pairs 0 and 1 of outputs whose bit 3 is clear, and of those whose bit 3 is set. The assembly
+    puts the two elements of a pair where the two outputs of a thread would be: in place of bit 3."""
+    N: gl.constexpr = b_00.shape[0]
+    b_pairs = gl.join(gl.join(b_00, b_10), gl.join(b_01, b_11))
+    # [outputs / 16, element, outputs, words, bit 3 of an output, pair]
+    b_pairs = gl.reshape(b_pairs, (N // 16, 2, 8, 4, 2, 2))
+    return gl.reshape(gl.permute(b_pairs, (0, 4, 2, 5, 3, 1)), (N, 16))
+
+
+@gluon.jit
+def _twice(b_values):
+    """Both halves of an int32: a bfloat16."""
+    return gl.inline_asm_elementwise("mov.b32 $0, {$1, $1};", "=r,h", [b_values], dtype=gl.int32, is_pure=True, pack=1)
+
+
+def _int4_assembly(has_low: bool) -> str:
+    """Unpacks two words, $8 and $9, with offsets, $10 and $11, and scales, $12 and $13, of which $14 and $15 are the
+    lower parts, into pairs of weights, $0 to $7. A nibble becomes the last bits of 128 + q."""
+    lines = ["{", ".reg .b32 value, low;"]
+    for word in (0, 1):
+        for pair in range(4):
+            out, source = f"${4 * word + pair}", f"${8 + word}"
+            if pair:
+                lines.append(f"shr.u32 value, {source}, {4 * pair};")
+                source = "value"
+            lines.append(f"lop3.b32 value, {source}, 0x000F000F, 0x43004300, 0xEA;")
+            lines.append(f"sub.rn.bf16x2 value, value, ${10 + word};")
+            if has_low:
+                lines.append(f"mul.rn.bf16x2 low, value, ${14 + word};")
+                lines.append(f"fma.rn.bf16x2 {out}, value, ${12 + word}, low;")
+            else:
+                lines.append(f"mul.rn.bf16x2 {out}, value, ${12 + word};")
+    return "\n".join([*lines, "}"])
+
+
+def _int8_assembly() -> str:
+    """Unpacks two words, $4 and $5, with scales, $6 and $7, and offsets, $8 and $9, into pairs of weights, $0 to $3. A
+    byte becomes the last bits of 2**23 + q."""
+    lines = ["{", ".reg .f32 left, right;", ".reg .b32 bits;"]
+    for word in (0, 1):
+        for pair in (0, 1):
+            for place, number in enumerate(("left", "right")):
+                lines.append(f"prmt.b32 bits, ${4 + word}, 0x4B000000, {0x7650 + 2 * pair + place};")
+                lines.append(f"mov.b32 {number}, bits;")
+                lines.append(f"sub.rn.f32 {number}, {number}, ${8 + word};")
+                lines.append(f"mul.rn.f32 {number}, {number}, ${6 + word};")
+            lines.append(f"cvt.rn.bf16x2.f32 ${2 * word + pair}, right, left;")
+    return "\n".join([*lines, "}"])
+
+
+def _fp8_assembly() -> str:
+    """Unpacks two words, $4 and $5, with scales, $6 and $7, into pairs of weights, $0 to $3."""
+    lines = ["{", ".reg .b16 pairs<2>, left, right;", ".reg .b32 both;", ".reg .f32 low, high;"]
+    for word in (0, 1):
+        lines.append(f"mov.b32 {{pairs0, pairs1}}, ${4 + word};")
+        for pair in (0, 1):
+            lines.append(f"cvt.rn.f16x2.e4m3x2 both, pairs{pair};")
+            lines.append("mov.b32 {left, right}, both;")
+            for half, number in (("left", "low"), ("right", "high")):
+                lines.append(f"cvt.f32.f16 {number}, {half};")
+                lines.append(f"mul.rn.f32 {number}, {number}, ${6 + word};")
+            lines.append(f"cvt.rn.bf16x2.f32 ${2 * word + pair}, high, low;")
+    return "\n".join([*lines, "}"])
+
+
+_INT4_FP16, _INT4_BF16 = gl.constexpr(_int4_assembly(True)), gl.constexpr(_int4_assembly(False))
+_INT8, _FP8 = gl.constexpr(_int8_assembly()), gl.constexpr(_fp8_assembly())
