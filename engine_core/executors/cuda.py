@@ -61,7 +61,8 @@ class CudaExecutor:
         head_part: HeadPart | None = None,
     ) -> None:
         """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has, the
-        served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens. `head_part`: see `DeviceSampler`."""
+        served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens. `head_part`: see
+        `DeviceSampler`."""
         self.swapper = swapper
         self._config, device = config, platform.device
         self._device = device
