@@ -21,11 +21,10 @@ import httpx
 import msgspec
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.services.stack.cluster_record import ClusterRecord
 
+from .figures import AsJson, show_figures
 from .own_cluster import own_cluster
 from .program import run_program
 
@@ -174,7 +173,7 @@ def main(
     prompts: Annotated[int, typer.Option(help="prompts of each of them; more than one: latencies alone")] = 1,
     choices: Annotated[int, typer.Option(help="choices of each of these prompts, in the same way")] = 1,
     rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 0.3,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Jain's index among ten tenants, and what an abuser does to the others' time to first token."""
     os.environ |= {"HEADWATER_MAX_NUM_SEQS": str(seats), "HEADWATER_SIMULATED_STEP_SECONDS": str(step_ms / 1e3)}
@@ -203,13 +202,7 @@ def main(
         "wait_and_prefill_p99_ratio": round(fair_p99["beside"] / fair_p99["alone"], 3),
         "failed": share.num_failed + alone.num_failed + beside.num_failed,
     }
-    if as_json:
-        print(json.dumps(found))
-        return
-    table = Table("figure", "value")
-    for name, value in found.items():
-        table.add_row(name, str(value))
-    Console().print(table)
+    show_figures(found, "shares of ten tenants", as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,16 @@ def seconds_of(work: Callable[[], object], rounds: int) -> list[float]:
 
 
 def show_rows(rows: Sequence[Any], title: str, *, as_json: bool) -> None:
-    """Prints dataclasses of one kind: a list of objects, or a table with a line each, below it what all have alike."""
-    found = [asdict(row) for row in rows]
+    """Prints dataclasses or mappings of one kind: a list of objects, or a table with a line each.
+
+    Below the table stands what all rows have alike."""
+    found = [dict(row) if isinstance(row, Mapping) else asdict(row) for row in rows]
     if as_json:
         print(json.dumps(found))
         return
     # Settings are counts or names, figures mostly fractions.
     settings = [name for name, value in found[0].items() if len(found) > 1 and not isinstance(value, float)]
-    alike = [name for name in settings if len({row[name] for row in found}) == 1]
+    alike = [name for name in settings if len({str(row[name]) for row in found}) == 1]
     caption = ", ".join(f"{_words(name)} {_cell(found[0][name])}" for name in alike)
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
     columns = [name for name in found[0] if name not in alike]
@@ -69,4 +71,6 @@ def _cell(value: Any) -> str:
         return "  ".join(f"{name} {each}" for name, each in value.items())
     if isinstance(value, int | float):
         return f"{value:,}"
+    if isinstance(value, list):
+        return "  ".join(map(_cell, value))
     return "–" if value is None else str(value)

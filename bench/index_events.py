@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import gc
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -24,8 +23,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
@@ -41,6 +38,7 @@ from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats, start_valkey
 
+from .figures import AsJson, show_rows
 from .program import run_program
 from .routing_decision import timed_decision
 from .synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
@@ -209,20 +207,14 @@ def main(
     blocks: Annotated[int, typer.Option(help="that they cache together")] = 1_000_000,
     decisions: Annotated[int, typer.Option(help="of each measurement")] = 400,
     over_nats: Annotated[bool, typer.Option("--live", help="over NATS, faster and faster")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Memory, decisions and events of a gateway with very many replicas."""
     configure_logging("bench", "error")
     rows = []
     for number in replicas or (100, 300, 1000):
         rows.append(asyncio.run(live(number, blocks)) if over_nats else _apart(number, blocks, decisions))
-    if as_json:
-        print(json.dumps(rows))
-        return
-    table = Table("", *(f"{row['replicas']} replicas" for row in rows))
-    for name in list(rows[0])[1:]:
-        table.add_row(name, *(str(row[name]) for row in rows))
-    Console().print(table)
+    show_rows(rows, "an index of very many replicas", as_json=as_json)
 
 
 def _apart(number: int, blocks: int, decisions: int) -> Row:
