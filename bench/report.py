@@ -89,13 +89,8 @@ def add_row(path: Path, what: str, metric: str, values: list[float], **others: s
         raise RowError(f"{path.name} has {known} series of {what!r} and {metric!r}; write its row by hand")
     value = values if len(values) > 1 else values[0]
     given = {name: text for name, text in others.items() if text}
-    row = msgspec.structs.replace(
-        series[0][-1],
-        **{"date": datetime.date.today(), "commit": source_version(), "value": value, "interval": None, "note": ""}
-        | given,
-    )
-    append_row(path, row)
-    return row
+    now = {"date": datetime.date.today(), "commit": source_version(), "value": value, "interval": None, "note": ""}
+    return append_row(path, msgspec.structs.asdict(series[0][-1]) | now | given)
 
 
 def main(

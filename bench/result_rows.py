@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime
 import math
+import re
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
-Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{7,40}$")]
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
 Readings = Annotated[list[float], msgspec.Meta(min_length=1)]
 
 
@@ -24,7 +25,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """One measured figure. Rows of one section, subject and metric are a series; its newest row is what counts."""
 
     date: datetime.date
-    commit: Commit
+    commit: str
     """The commit that was measured, as git abbreviates it."""
     machine: Text
     """A name that the topic's page explains, and what else ran there."""
@@ -47,6 +48,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     claim: bool = False
     """Whether the series stands on the page of newest claims."""
     note: str = ""
+
+    def __post_init__(self) -> None:
+        if COMMIT.fullmatch(self.commit) is None:
+            raise ValueError(
+                f"commit is {self.commit!r}; allowed: 7 to 40 hexadecimal digits of a commit without changes"
+            )
 
     @property
     def series(self) -> tuple[str, str, str]:
@@ -96,12 +103,12 @@ def by_series(rows: Iterable[Row]) -> dict[tuple[str, str, str], list[Row]]:
     return {series: sorted(each, key=lambda row: row.date) for series, each in found.items()}
 
 
-def append_row(path: Path, row: Row) -> None:
-    """Adds a row at the end. Raises `RowError` where reading it back would."""
-    line = msgspec.json.encode(row)
+def append_row(path: Path, fields: Mapping[str, object]) -> Row:
+    """Adds a row at the end of a topic. Raises `RowError` for fields that do not fit the schema."""
     try:
-        msgspec.json.decode(line, type=Row)
+        row = msgspec.convert(fields, Row)
     except msgspec.ValidationError as error:
         raise RowError(f"not added to {path.name}: {error}") from None
     with path.open("ab") as file:
-        file.write(line + b"\n")
+        file.write(msgspec.json.encode(row) + b"\n")
+    return row
