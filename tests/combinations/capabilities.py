@@ -10,6 +10,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import torch
+
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.draft_folders import OWN_MODEL, RANDOM_HEADS
 
@@ -86,6 +88,7 @@ HOST_MEMORY = Capability(
     options={"num_blocks": TIGHT_BLOCKS, "kv_swap_memory": 64 << 20},
     moves=frozenset({Move.WARM, Move.FLOOD}),
     took_place=lambda answer: answer.num_swapped_in > 0 and answer.num_cached_tokens > 0,
+    beside={"tensor parallel": Refused(field="kv_swap_memory", says="allowed: 0 with tensor_parallel_size 2")},
     refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on the platform cpu"),
 )
 DISK = Capability(
@@ -278,13 +281,15 @@ INT4_WEIGHTS = Capability(
     beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
 )
 
+TOO_FEW_GPUS = Refused(
+    field="tensor_parallel_size", says=f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
+)
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
     promise=Promise.NEAR,
     options={"tensor_parallel_size": 2},
-    refused_on_gpu=Refused(field="tensor_parallel_size", says="allowed: 1 on the platform cuda"),
+    refused_on_gpu=TOO_FEW_GPUS if torch.cuda.device_count() < 2 else None,
     is_simulated=False,
-    is_on_gpu=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
 PIPELINE_PARALLEL = Capability(
@@ -293,7 +298,6 @@ PIPELINE_PARALLEL = Capability(
     options={"pipeline_parallel_size": 2},
     refused_on_gpu=Refused(field="pipeline_parallel_size", says="allowed: 1 on the platform cuda"),
     is_simulated=False,
-    is_on_gpu=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import pytest
 
 from tests.combinations.asked import Asked, asked
-from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS
+from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS, TOO_FEW_GPUS
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
@@ -58,7 +58,9 @@ class Cell:
 
     @property
     def refused_on_gpu(self) -> Refused | None:
-        return next((each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None), None)
+        """How a GPU refuses the pair. GPUs are counted when all else is in order."""
+        found = next((each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None), None)
+        return self.refused or found if found is TOO_FEW_GPUS else found
 
     @property
     def is_simulated_on_cpu(self) -> bool:
