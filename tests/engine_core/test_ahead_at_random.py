@@ -14,8 +14,9 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
-from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, Driver, HalfRightSpeculator
-from tests.engine_core.test_engine_at_random import (
+from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
+from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
+from tests.engine_core.random_schedules import (
     MANY,
     SOME,
     VERY_MANY,

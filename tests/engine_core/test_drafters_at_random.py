@@ -24,8 +24,8 @@ from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
-from tests.engine_core.checked_engine import BLOCK_SIZE, MODEL
-from tests.engine_core.test_engine_at_random import (
+from tests.engine_core.checked_executor import BLOCK_SIZE, MODEL
+from tests.engine_core.random_schedules import (
     MANY,
     SOME,
     VERY_MANY,

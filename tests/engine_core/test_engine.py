@@ -8,83 +8,15 @@ from itertools import count
 
 import pytest
 
-from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.config import ConfigError
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated import SimulatedExecutor
+from headwater.engine_core.executors.simulated_model import expected_tokens
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.step_output import Finished, StepOutput
-
-MODEL = SimulatedModel(vocab_size=1000)
-CONFIG = EngineConfig(
-    num_blocks=65, max_model_len=512, max_num_seqs=8, max_num_batched_tokens=64, async_depth=1, block_size=16
-)
-# Results come only when as many steps are in flight as may be.
-LATE = SimulatedTiming(late_polls=1 << 30)
-
-
-class RecordingExecutor(SimulatedExecutor):
-    """Keeps the plans."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config, MODEL, LATE, verify_every=1)
-        self.plans: list[StepPlan] = []
-
-    def submit(self, plan: StepPlan) -> int:
-        self.plans.append(plan)
-        return super().submit(plan)
-
-
-class Bench:
-    """An engine, its plans and what it said."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self.executor = RecordingExecutor(config)
-        self.engine = Engine(config, self.executor)
-        self.outputs: list[StepOutput] = []
-
-    def add(self, key: int, prompt_ids: list[int], **sampling: object) -> None:
-        self.engine.add(request(key, prompt_ids, **sampling))
-
-    def steps(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            if (output := self.engine.step()) is not None:
-                self.outputs.append(output)
-
-    def run(self) -> None:
-        for _ in range(2000):
-            if not self.engine.has_work():
-                return
-            self.steps(1)
-        raise AssertionError("it does not end")
-
-    def tokens(self, key: int) -> list[int]:
-        return [
-            token
-            for output in self.outputs
-            for each, token in zip(output.keys, output.token_ids, strict=True)
-            if each == key
-        ]
-
-    def finish(self, key: int) -> Finished:
-        (finished,) = (each for output in self.outputs for each in output.finishes if each.key == key)
-        return finished
-
-    def cached_tokens(self, key: int) -> int:
-        (started,) = (each for output in self.outputs for each in output.starts if each.key == key)
-        return started.cached_tokens
-
-
-def request(key: int, prompt_ids: list[int], **sampling: object) -> NewRequest:
-    params = replace(SamplingParams(max_tokens=8, seed=key), **sampling)
-    return NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=params)
-
-
-def prompt(num_tokens: int, *, first: int = 0) -> list[int]:
-    return [(first + 7 * i) % 1000 for i in range(num_tokens)]
+from headwater.engine_core.step_output import Finished
+from tests.engine_core.recorded_engine import CONFIG, MODEL, Bench, prompt, request
 
 
 @pytest.fixture(params=[1, 2, 4], ids=lambda depth: f"depth {depth}")
@@ -240,114 +172,6 @@ def test_without_credit_a_request_keeps_its_blocks_and_others_go_on(bench: Bench
     bench.engine.add_credit(1, 100)
     bench.run()
     assert bench.tokens(1) == expected_tokens(MODEL, prompt(20), SamplingParams(max_tokens=9, seed=1))
-
-
-def stalled_bench(config: EngineConfig) -> Bench:
-    """Requests 1 and 2 run, without credit after three tokens each."""
-    bench = Bench(config)
-    for key in (1, 2):
-        bench.engine.add(replace(request(key, prompt(20, first=key), max_tokens=9), credit=3))
-    bench.run()
-    return bench
-
-
-@pytest.mark.parametrize(
-    "config",
-    [replace(CONFIG, max_num_seqs=2), replace(CONFIG, num_blocks=6, max_model_len=80)],
-    ids=["seats", "blocks"],
-)
-def test_who_stands_still_makes_room_for_who_waits_and_goes_on_with_the_same_tokens(config: EngineConfig) -> None:
-    bench = stalled_bench(config)
-    bench.add(3, prompt(20, first=3), max_tokens=9)
-    bench.run()
-    assert (bench.tokens(3), bench.engine.load().num_waiting) == ([], 1)
-    bench.engine.stall(1)
-    bench.engine.stall(2)
-    bench.run()
-    assert len(bench.tokens(3)) == 9
-    # Only one had to leave; it waits without being prompt tokens that anyone could compute.
-    load = bench.engine.load()
-    assert (load.num_running, load.num_waiting, load.num_preemptions, load.num_prefill_tokens) == (1, 1, 1, 0)
-    for key in (1, 2):
-        bench.engine.add_credit(key, 100)
-    bench.run()
-    for key in (1, 2):
-        sampling = SamplingParams(max_tokens=9, seed=key)
-        assert bench.tokens(key) == expected_tokens(MODEL, prompt(20, first=key), sampling)
-
-
-def test_who_stands_still_keeps_seat_and_blocks_while_nobody_waits() -> None:
-    bench = stalled_bench(CONFIG)
-    bench.engine.stall(1)
-    bench.add(3, prompt(20, first=3), max_tokens=9)
-    bench.run()
-    assert (bench.engine.load().num_preemptions, bench.engine.load().num_running) == (0, 2)
-
-
-def test_who_has_credit_again_makes_no_room() -> None:
-    bench = stalled_bench(replace(CONFIG, max_num_seqs=2))
-    bench.engine.stall(1)
-    bench.engine.add_credit(1, 1)
-    bench.run()
-    bench.add(3, prompt(20, first=3), max_tokens=9)
-    bench.run()
-    assert (bench.tokens(3), bench.engine.load().num_preemptions) == ([], 0)
-
-
-def test_when_blocks_run_out_who_stands_still_leaves_before_who_computes() -> None:
-    bench = Bench(replace(CONFIG, num_blocks=8, max_model_len=112))
-    bench.engine.add(replace(request(1, prompt(20, first=1), max_tokens=9), credit=3))
-    bench.run()
-    bench.engine.stall(1)
-    bench.add(2, prompt(20, first=2), max_tokens=80)
-    bench.run()
-    work = bench.finish(2).work
-    assert work is not None
-    assert (len(bench.tokens(2)), work.num_preemptions, bench.engine.load().num_preemptions) == (80, 0, 1)
-
-
-def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_the_same() -> None:
-    bench = Bench(replace(CONFIG, num_blocks=14, max_model_len=128))
-    for key in range(3):
-        bench.add(key, prompt(30, first=key), max_tokens=60)
-    bench.run()
-    assert bench.engine.load().num_preemptions > 0
-    for key in range(3):
-        sampling = SamplingParams(max_tokens=60, seed=key)
-        assert bench.tokens(key) == expected_tokens(MODEL, prompt(30, first=key), sampling)
-    ends = [finish.key for output in bench.outputs for finish in output.finishes]
-    assert ends == [0, 1, 2]
-    works = [work for key in range(3) if (work := bench.finish(key).work) is not None]
-    assert sum(work.num_preemptions for work in works) == bench.engine.load().num_preemptions
-    assert works[0].num_preemptions == 0
-    assert works[0].num_steps == 60
-    assert 1 < works[0].mean_batch < 3
-
-
-def test_nobody_joins_in_a_step_that_preempts() -> None:
-    bench = Bench(replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="priority"))
-    for key in range(3):
-        bench.add(key, prompt(30, first=key), max_tokens=60)
-    bench.steps(1)
-    bench.engine.add(replace(request(3, [3], max_tokens=2), tier=-1))
-    while bench.engine.load().num_preemptions == 0:
-        bench.steps(1)
-    assert bench.executor.plans[-1].admitted == []
-    bench.steps(1)
-    assert [admitted.token_ids.tolist() for admitted in bench.executor.plans[-1].admitted] == [[3]]
-
-
-def test_a_prompt_is_scored_once_though_a_preemption_computes_it_twice() -> None:
-    config = replace(CONFIG, num_blocks=12, max_model_len=128, max_num_seqs=2, max_num_batched_tokens=3, policy="fcfs")
-    bench = Bench(config)
-    bench.add(0, prompt(70), max_tokens=58)
-    bench.add(1, prompt(80, first=100), max_tokens=1, num_prompt_logprobs=0)
-    bench.run()
-    assert bench.engine.load().num_preemptions > 0
-    parts = [part for output in bench.outputs for part in output.prompt_logprobs]
-    positions = [part.first_position + i for part in parts for i in range(len(part.entries))]
-    assert positions == list(range(1, 80))
-    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
 def test_the_lower_tier_then_the_smaller_virtual_time_runs_first() -> None:

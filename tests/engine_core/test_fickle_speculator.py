@@ -10,7 +10,8 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_table import RequestTable
-from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, Driver, HalfRightSpeculator
+from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
+from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 
 
 class FickleSpeculator(HalfRightSpeculator):

@@ -16,7 +16,8 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, Driver
+from tests.engine_core.checked_engine import Driver
+from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
 
 MANY = 1 << 30

@@ -7,7 +7,8 @@ import pytest
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, Driver, HalfRightSpeculator, Stream
+from tests.engine_core.checked_engine import Driver, HalfRightSpeculator, Stream
+from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.fixed_speculator import Undrafted
 
 MAX_DRAFTS = 7

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from tests.engine_core.checked_engine import BLOCK_SIZE, MODEL, HalfRightSpeculator, Stream
+from tests.engine_core.checked_engine import HalfRightSpeculator, Stream
+from tests.engine_core.checked_executor import BLOCK_SIZE, MODEL
 from tests.engine_core.fixed_speculator import Undrafted
-from tests.engine_core.test_drafters_at_random import rounds_with_wishes, speculators
-from tests.engine_core.test_engine_at_random import (
+from tests.engine_core.random_schedules import (
     MANY,
     SOME,
     VERY_MANY,
@@ -28,6 +28,7 @@ from tests.engine_core.test_engine_at_random import (
     configs,
     swapping_configs,
 )
+from tests.engine_core.test_drafters_at_random import rounds_with_wishes, speculators
 
 ILLEGAL = [-1, -(2**31), -(2**40), MODEL.vocab_size, 2**31, 2**40]
 NewSpeculator = Callable[[EngineConfig], HalfRightSpeculator | AdaptiveSpeculator | Undrafted]

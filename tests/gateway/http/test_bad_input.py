@@ -1,4 +1,4 @@
-"""What is refused, on both surfaces: status, envelope and the name of the field."""
+"""What REST refuses: status, envelope and the name of the field."""
 
 from __future__ import annotations
 
@@ -7,63 +7,12 @@ from typing import Any
 
 import grpc
 import pytest
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
-from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
+from tests.gateway.bad_sampling import SAMPLING, SAMPLING_IDS, VOCAB_SIZE, schema_format
 from tests.gateway.processes import MODEL, Gateway, chat_body, completion_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-VOCAB_SIZE = 49152
-
-
-def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-
-
-# Over the contract in one field, in chat and in completions, on REST and on gRPC alike.
-SAMPLING: list[tuple[str, Any, str]] = [
-    ("n", 0, "n"),
-    ("n", 129, "n"),
-    ("n", 2, "n"),
-    ("temperature", -0.1, "temperature"),
-    ("temperature", 2.1, "temperature"),
-    ("top_p", 0, "top_p"),
-    ("top_p", 1.01, "top_p"),
-    ("top_k", -2, "top_k"),
-    ("min_p", -0.1, "min_p"),
-    ("min_p", 1.1, "min_p"),
-    ("presence_penalty", -2.1, "presence_penalty"),
-    ("presence_penalty", 2.1, "presence_penalty"),
-    ("frequency_penalty", -2.1, "frequency_penalty"),
-    ("frequency_penalty", 2.1, "frequency_penalty"),
-    ("repetition_penalty", 0, "repetition_penalty"),
-    ("repetition_penalty", -1, "repetition_penalty"),
-    ("stop", [str(i) for i in range(17)], "stop"),
-    ("stop", [""], "stop"),
-    ("stop_token_ids", [VOCAB_SIZE], "stop_token_ids"),
-    ("bad_words", [""], "bad_words"),
-    ("allowed_token_ids", [VOCAB_SIZE], "allowed_token_ids"),
-    ("logit_bias", {VOCAB_SIZE: 1.0}, "logit_bias"),
-    ("min_tokens", 9, "min_tokens"),
-    ("max_tokens", 0, "max_tokens"),
-    ("max_tokens", 9000, "messages"),
-    ("prompt_logprobs", 21, "prompt_logprobs"),
-    ("best_of", 0, "best_of"),
-    ("best_of", 129, "best_of"),
-    ("best_of", 3, "best_of"),
-    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
-    ("truncate_prompt_tokens", 8193, "truncate_prompt_tokens"),
-    ("top_logprobs", 2, "top_logprobs"),
-    ("speculative", {"max_tokens": 0}, "speculative.max_tokens"),
-    ("speculative", {"max_tokens": 32}, "speculative.max_tokens"),
-    ("speculative", {"mode": "on"}, "speculative.mode"),
-    ("speculative", {"drafter": "eagle"}, "speculative.drafter"),
-    ("speculative", {"mode": "off", "drafter": ""}, "speculative.drafter"),
-]
-SAMPLING_IDS = [f"{name}={str(value)[:12]}" for name, value, _ in SAMPLING]
-
-# Just inside the contract.
 ACCEPTED: list[dict[str, Any]] = [
     {"n": 128, "temperature": 1, "max_tokens": 1},
     {"temperature": 2},
@@ -345,105 +294,3 @@ def test_rest_names_a_bad_header(gateway: Gateway, header: str, value: str) -> N
 
 def test_rest_refuses_a_tenant_name_that_is_none(gateway: Gateway) -> None:
     check(gateway.client.post(CHAT, json=chat_body(), headers={"x-tenant": "a b"}), 400, "x-tenant")
-
-
-def chat_request(**fields: Any) -> inference_pb2.ChatRequest:
-    conversation = processor_pb2.Conversation(messages=[common_pb2.ChatMessage(role="user", content="Hello")])
-    sampling = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | fields))
-    return inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=sampling)
-
-
-GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
-    ("Chat", inference_pb2.ChatRequest(model="nobody"), grpc.StatusCode.NOT_FOUND, "model"),
-    ("Chat", inference_pb2.ChatRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
-    (
-        "Chat",
-        inference_pb2.ChatRequest(model=MODEL, conversation={"messages": [{"role": "king", "content": "x"}]}),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "messages[0].role",
-    ),
-    (
-        "Chat",
-        inference_pb2.ChatRequest(
-            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f g"}]}
-        ),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "tools[0].function.name",
-    ),
-    (
-        "Chat",
-        inference_pb2.ChatRequest(
-            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}]}, priority=-1
-        ),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "priority",
-    ),
-    (
-        "Complete",
-        inference_pb2.CompleteRequest(model=MODEL, text="x", priority=2**31 - 1),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "priority",
-    ),
-    ("Complete", inference_pb2.CompleteRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
-    (
-        "Complete",
-        inference_pb2.CompleteRequest(model=MODEL, token_ids={"ids": [VOCAB_SIZE]}),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "prompt",
-    ),
-    (
-        "Complete",
-        inference_pb2.CompleteRequest(model=MODEL, text="a " * 9000),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "prompt",
-    ),
-    ("Tokenize", inference_pb2.TokenizeRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
-    (
-        "Detokenize",
-        inference_pb2.DetokenizeRequest(model=MODEL, token_ids=[VOCAB_SIZE]),
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "tokens",
-    ),
-]
-
-
-@pytest.fixture(scope="module")
-def stub(gateway: Gateway) -> Iterator[Any]:
-    with grpc.insecure_channel(gateway.grpc) as channel:
-        yield inference_pb2_grpc.InferenceStub(channel)
-
-
-def _first_of(reply: Any) -> Any:
-    return next(reply) if hasattr(reply, "__next__") else reply
-
-
-def refusal(call: Any, request: Any) -> tuple[grpc.StatusCode, str]:
-    """The status that a call ends with, and the field that its details name."""
-    with pytest.raises(grpc.RpcError) as raised:
-        _first_of(call(request, timeout=20))
-    failure: Any = raised.value
-    field, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
-    status = rpc_status.from_call(failure)
-    for detail in status.details if status is not None else ():
-        detail.Unpack(field)
-        detail.Unpack(info)
-    return failure.code(), field.field_violations[0].field if field.field_violations else info.metadata["param"]
-
-
-@pytest.mark.parametrize(("name", "value", "param"), SAMPLING, ids=SAMPLING_IDS)
-def test_grpc_refuses_what_the_sampling_contract_refuses(stub: Any, name: str, value: Any, param: str) -> None:
-    for call in (stub.Chat, stub.ChatStream):
-        assert refusal(call, chat_request(**{name: value})) == (grpc.StatusCode.INVALID_ARGUMENT, param)
-
-
-@pytest.mark.parametrize(("method", "request_", "code", "param"), GRPC_ROWS, ids=[f"{r[0]} {r[3]}" for r in GRPC_ROWS])
-def test_grpc_names_the_field_of_a_bad_request(
-    stub: Any, method: str, request_: Any, code: grpc.StatusCode, param: str
-) -> None:
-    assert refusal(getattr(stub, method), request_) == (code, param)
-
-
-def test_grpc_refuses_a_message_of_ten_megabytes(stub: Any) -> None:
-    with pytest.raises(grpc.RpcError) as raised:
-        stub.Complete(inference_pb2.CompleteRequest(model=MODEL, text="a" * (10 << 20)), timeout=20)
-    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -9,20 +9,17 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
 from headwater.engine_core.executors.simulated_model import expected_tokens
-from headwater.engine_core.kv.prefix_hash import block_hashes, expected_cached_tokens
+from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling
-from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine.frames import MAX_FRAME_BYTES
-from headwater.services.engine.kv_events import checksum_of
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import (
     MODEL,
@@ -340,43 +337,6 @@ def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_sp
         environment = Path(f"/proc/{engine.core_pid}/environ").read_bytes().split(b"\0")
     assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"GOMP_SPINCOUNT=30000"} <= set(environment)
     assert not any(entry.startswith(b"HEADWATER_READY_FD") for entry in environment)
-
-
-async def kv_state(client: Any, epoch: int) -> tuple[set[bytes], list[KvEventBatch]]:
-    """What replayed events add up to, and the events."""
-    cached: set[bytes] = set()
-    batches = [batch async for batch in client.stub.KvEvents(pb.KvEventsRequest(epoch=epoch, after_seq=0))]
-    for batch in batches:
-        cached = set() if batch.cleared else cached - set(batch.removed)
-        cached |= {block for chain in batch.stored for block in chain.block_hashes}
-        checksum = 0
-        for block in cached:
-            checksum ^= checksum_of(block)
-        assert (batch.index_count, batch.index_xor) == (len(cached), checksum)
-    return cached, batches
-
-
-async def test_events_replayed_and_the_snapshot_are_what_is_cached() -> None:
-    with engine_process("--num-blocks=300") as engine:
-        async with client_of(engine) as client:
-            epoch = (await client.stub.Info(pb.InfoRequest())).incarnation.epoch
-            # Twice as many blocks as there are: the first prompts are evicted.
-            for i in range(60):
-                await client.send(add(i, prompt(i, 160), 2))
-                await client.read_until_finished(i)
-            cached, batches = await kv_state(client, epoch)
-            parts = [part async for part in client.stub.KvSnapshot(pb.KvSnapshotRequest())]
-            assert {block for part in parts for block in part.block_hashes} == cached
-            assert [batch.seq for batch in batches] == list(range(1, parts[-1].seq + 1))
-            assert (parts[-1].last, parts[-1].incarnation.epoch) == (True, epoch)
-            assert cached >= set(block_hashes(bytes(16), prompt(59, 160), 16))
-            assert not cached & set(block_hashes(bytes(16), prompt(0, 160), 16))
-            for after_seq, wrong_epoch in ((parts[-1].seq + 1, 0), (0, 1)):
-                with pytest.raises(grpc.aio.AioRpcError, match="OUT_OF_RANGE"):
-                    async for _ in client.stub.KvEvents(
-                        pb.KvEventsRequest(epoch=epoch ^ wrong_epoch, after_seq=after_seq)
-                    ):
-                        pass
 
 
 async def test_the_load_says_what_runs_and_what_steps_cost() -> None:

@@ -1,21 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-
-import grpc
 import pytest
 
-from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import (
     FINISH_REASON_CANCELLED,
     FINISH_REASON_ERROR,
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
-    FINISH_REASON_TOOL_CALLS,
-    LOSS_CAUSE_MISSING,
-    LOSS_CAUSE_SILENT,
-    AnswerFormat,
     Sampling,
 )
 from headwater.proto.engine_pb2 import (
@@ -28,50 +19,11 @@ from headwater.proto.engine_pb2 import (
     PromptLogprobs,
     Start,
 )
-from headwater.services.answers.parser import call_id
 from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.output_processor.__main__ import OutputProcessor
-from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.runtime.listener import Listener
-from headwater.services.runtime.session import silence
-from headwater.services.text.tokenizer import Tokenizer
+from tests.services.output_processor.conftest import Line
 from tests.services.output_processor.scripted_engine import (
-    ListeningGateway,
-    ScriptedEngine,
     listening_gateway,
-    scripted_engine,
 )
-
-
-@dataclass
-class Line:
-    """An output processor between a scripted engine and a listening gateway."""
-
-    servicer: OutputProcessor
-    address: str
-    engine: ScriptedEngine
-    gateway: ListeningGateway
-    tokenizer: Tokenizer
-
-    def ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
-
-    async def open(self, *stream_ids: int, **fields: object) -> list[int]:
-        """Sends a request; returns the numbers that the engine knows its streams by."""
-        num_adds = len(self.engine.adds)
-        await self.gateway.send(self.gateway.opening(*stream_ids, **fields))  # type: ignore[arg-type]
-        return list((await self.engine.add(num_adds)).stream_ids)
-
-
-@pytest.fixture
-async def line(demo_tokenizer: Tokenizer) -> AsyncIterator[Line]:
-    async with scripted_engine() as engine, EngineLinks() as links:
-        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links), Listener("127.0.0.1", 0)
-        output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
-        await listener.start()
-        async with listening_gateway(listener.address, engine, DEMO_NAME) as gateway:
-            yield Line(servicer, listener.address, engine, gateway, demo_tokenizer)
-        await listener.server.stop(grace=0)
 
 
 async def test_tokens_become_text_and_the_plain_end_of_sequence_has_no_name(line: Line) -> None:
@@ -350,210 +302,3 @@ async def test_text_of_any_length_goes_in_frames_below_the_limit(line: Line) -> 
 async def test_a_resume_that_claims_more_text_than_its_tokens_spell_is_refused(line: Line) -> None:
     await line.gateway.send(line.gateway.opening(1, num_output_tokens=1, output_ids=line.ids("one"), delivered=[9]))
     assert "delivered_bytes is 9; allowed: 0…3" in (await line.gateway.finish(1)).error
-
-
-THINKING_CALLER = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think")
-CALL = '<think>Hm, ä.</think>\nWait. <tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>'
-
-
-async def test_thoughts_and_calls_come_beside_the_content(line: Line) -> None:
-    [number] = await line.open(1, answer_format=THINKING_CALLER)
-    ids = line.ids(CALL)
-    for i, token_id in enumerate(ids):
-        line.engine.say_tokens({number: [token_id]}, first=i)
-    line.engine.say_finish(number, FINISH_REASON_STOP)
-    finish = await line.gateway.finish(1)
-    heard = line.gateway.heard[1]
-    assert (heard.text, heard.reasoning, heard.num_bytes) == ("Wait.", "Hm, ä.", len(CALL.encode()))
-    assert [call.name for call in heard.calls] == ["time"] + [""] * (len(heard.calls) - 1)
-    assert heard.calls[0].id.startswith("call_")
-    assert "".join(call.arguments for call in heard.calls) == '{"zone": "UTC"}'
-    assert len(heard.calls) > 3
-    assert finish.reason == FINISH_REASON_TOOL_CALLS
-    assert 0 < finish.num_reasoning_tokens < len(ids) // 2
-
-
-@pytest.mark.parametrize("num_delivered", [0, 3, 12, 30, 60, 80])
-async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(line: Line, num_delivered: int) -> None:
-    ids = line.ids(CALL)
-    [number] = await line.open(1, answer_format=THINKING_CALLER, request_id="r")
-    if num_delivered:
-        line.engine.say_tokens({number: ids[:num_delivered]})
-    line.engine.say_finish(number, FINISH_REASON_ERROR)
-    await line.gateway.finish(1)
-    before = line.gateway.heard[1]
-    output = {"num_output_tokens": num_delivered, "output_ids": ids[:num_delivered], "request_id": "r"}
-    [number] = await line.open(2, answer_format=THINKING_CALLER, delivered=[before.num_bytes], **output)
-    line.engine.say_tokens({number: ids[num_delivered:]}, first=num_delivered)
-    line.engine.say_finish(number, FINISH_REASON_STOP)
-    await line.gateway.finish(2)
-    told = [before, line.gateway.heard[2]]
-    assert "".join(each.reasoning for each in told) == "Hm, ä."
-    assert "".join(each.text for each in told) == "Wait."
-    assert "".join(call.arguments for each in told for call in each.calls) == '{"zone": "UTC"}'
-    assert {call.id for each in told for call in each.calls if call.name} == {call_id(THINKING_CALLER, "r", 0, 0)}
-
-
-async def test_one_call_is_enough_where_calls_are_not_parallel(line: Line) -> None:
-    alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], single_call=True)
-    [number] = await line.open(1, answer_format=alone)
-    line.engine.say_tokens({number: line.ids('<tool_call>{"name": "time"}</tool_call> and on and on')})
-    finish = await line.gateway.finish(1)
-    assert (finish.reason, line.gateway.heard[1].text) == (FINISH_REASON_TOOL_CALLS, "")
-    await line.engine.hears(lambda: number in line.engine.cancels)
-
-
-@pytest.mark.parametrize("at_once", [3, 7, 60])
-async def test_tokens_that_come_at_once_count_as_those_that_come_one_by_one(line: Line, at_once: int) -> None:
-    """As the tokens of accepted drafts do, some of them behind the end of the thoughts or of the only call."""
-    alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think", single_call=True)
-    ids, told = line.ids(CALL + " and on and on"), []
-    for stream_id, step in ((1, 1), (2, at_once)):
-        [number] = await line.open(stream_id, answer_format=alone)
-        for first in range(0, len(ids), step):
-            line.engine.say_tokens({number: ids[first : first + step]}, first=first)
-        finish = await line.gateway.finish(stream_id)
-        heard = line.gateway.heard[stream_id]
-        told.append((finish.reason, finish.num_reasoning_tokens, heard.token_ids, heard.text, heard.reasoning))
-    assert told[0] == told[1]
-    assert 0 < len(told[0][2]) < len(ids)
-
-
-async def test_long_arguments_go_in_frames_below_the_limit(line: Line) -> None:
-    arguments = '{"text": "' + "hello " * 50_000 + '"}'
-    [number] = await line.open(1, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"]))
-    ids = line.ids(f'<tool_call>{{"arguments": {arguments}, "name": "time"}}</tool_call>')
-    for start in range(0, len(ids), 200):
-        line.engine.say_tokens({number: ids[start : start + 200]}, first=start)
-    line.engine.say_finish(number, FINISH_REASON_STOP)
-    await line.gateway.finish(1)
-    assert "".join(call.arguments for call in line.gateway.heard[1].calls) == arguments
-
-
-async def test_a_parser_that_nobody_knows_is_refused(line: Line) -> None:
-    await line.gateway.send(line.gateway.opening(1, answer_format=AnswerFormat(tool_parser="morse")))
-    assert (await line.gateway.finish(1)).error == "the parser 'morse' is not known here"
-
-
-async def test_an_engine_that_is_gone_ends_its_streams_so_that_they_can_be_retried(line: Line) -> None:
-    await line.open(1)
-    await line.engine.die()
-    finish = await line.gateway.finish(1)
-    assert (finish.reason, finish.error, finish.retriable) == (FINISH_REASON_ERROR, "engine e1 is gone", True)
-
-
-async def test_an_engine_that_says_nothing_when_it_is_asked_loses_its_streams(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
-    [number] = await line.open(1)
-    finish = await line.gateway.finish(1)
-    assert number in line.engine.asked
-    assert (finish.error, finish.retriable, finish.cause) == ("engine e1 is silent", True, LOSS_CAUSE_SILENT)
-
-
-async def test_an_engine_that_has_nothing_to_say_but_answers_keeps_its_streams(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
-    [number] = await line.open(1)
-    for num_questions in range(1, 2 * silence.LOST_TICKS):
-        await line.engine.hears(lambda count=num_questions: len(line.engine.asked) >= count)  # type: ignore[misc]
-        line.engine.say(EngineFrame(answered=True))
-    line.engine.say_finish(number)
-    assert (await line.gateway.finish(1)).reason == FINISH_REASON_LENGTH
-
-
-async def test_an_engine_that_was_never_there_is_gone(line: Line) -> None:
-    opening = line.gateway.opening(1)
-    opening.engine_address = "127.0.0.1:1"
-    await line.gateway.send(opening)
-    finish = await line.gateway.finish(1)
-    assert (finish.error, finish.retriable) == ("engine e1 is gone", True)
-
-
-async def test_another_incarnation_than_the_one_meant_refuses(line: Line) -> None:
-    await line.gateway.send(line.gateway.opening(1, epoch=8))
-    finish = await line.gateway.finish(1)
-    assert finish.error.startswith("engine e1 is gone: another one answers at 127.0.0.1:")
-    assert finish.retriable
-    assert line.engine.adds == []
-
-
-async def test_streams_of_a_gateway_that_left_are_cancelled_at_their_engine(line: Line) -> None:
-    async with listening_gateway(line.address, line.engine, DEMO_NAME) as other:
-        await other.send(other.opening(1))
-        [number] = (await line.engine.add()).stream_ids
-    await line.engine.hears(lambda: line.engine.cancels == {number: "gateway_gone"})
-
-
-async def test_a_gateway_that_does_not_read_stalls_nobody_else(line: Line) -> None:
-    async with listening_gateway(line.address, line.engine, DEMO_NAME) as deaf:
-        await deaf.send(deaf.opening(1))
-        deaf_number = (await line.engine.add()).stream_ids[0]
-        [number] = await line.open(1)
-        word = line.ids(" hello") * 250
-        for i in range(400):
-            line.engine.say_tokens({deaf_number: word}, first=i * 250)
-            line.engine.say_tokens({number: word[:1]}, first=i)
-        line.engine.say_finish(number)
-        await line.gateway.finish(1)
-        assert line.gateway.heard[1].text == " hello" * 400
-        line.engine.say_finish(deaf_number)
-        await deaf.finish(1)
-        assert deaf.heard[1].text == " hello" * 250 * 400
-
-
-async def test_a_model_without_tokenizer_here_is_refused(line: Line) -> None:
-    opening = line.gateway.opening(1)
-    opening.model = "nobody"
-    await line.gateway.send(opening)
-    finish = await line.gateway.finish(1)
-    assert (finish.error, finish.retriable) == ("the model 'nobody' has no tokenizer here", False)
-
-
-async def test_a_stream_id_that_is_taken_stays_with_its_stream(line: Line) -> None:
-    [number] = await line.open(1)
-    await line.gateway.send(line.gateway.opening(1, 2))
-    assert (await line.gateway.finish(2)).error == "stream ids are taken"
-    line.engine.say_tokens({number: line.ids("still here")})
-    line.engine.say_finish(number)
-    await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == "still here"
-
-
-async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_one(line: Line) -> None:
-    [number] = await line.open(1)
-    line.servicer.leave()
-    await line.gateway.send(line.gateway.opening(2))
-    refused = await line.gateway.finish(2)
-    assert (refused.error, refused.retriable) == ("the output processor is leaving", True)
-    line.engine.say_tokens({number: line.ids("to the end")})
-    line.engine.say_finish(number)
-    await line.gateway.finish(1)
-    assert line.gateway.heard[1].text == "to the end"
-    assert await line.gateway.call.read() is grpc.aio.EOF
-
-
-async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_missing(line: Line) -> None:
-    [number] = await line.open(1)
-    await line.gateway.send(asked=[1, 7])
-    finish = await line.gateway.finish(7)
-    assert (finish.retriable, finish.cause) == (True, LOSS_CAUSE_MISSING)
-    await line.engine.hears(lambda: line.engine.asked == [number])
-    line.engine.say_finish(number, FINISH_REASON_ERROR, retriable=True, cause=LOSS_CAUSE_MISSING)
-    assert (await line.gateway.finish(1)).cause == LOSS_CAUSE_MISSING
-
-
-@pytest.mark.parametrize("num_delivered", [6, 20])
-async def test_thoughts_of_an_earlier_attempt_still_count(line: Line, num_delivered: int) -> None:
-    ids, counts = line.ids(CALL), list[int]()
-    for stream_id, num_resumed in ((1, 0), (2, num_delivered)):
-        told = len(line.tokenizer.decode(ids[:num_resumed]).encode())
-        output = {"num_output_tokens": num_resumed, "output_ids": ids[:num_resumed]}
-        [number] = await line.open(stream_id, answer_format=THINKING_CALLER, delivered=[told], **output)
-        for i in range(num_resumed, len(ids)):
-            line.engine.say_tokens({number: [ids[i]]}, first=i)
-        line.engine.say_finish(number, FINISH_REASON_STOP)
-        counts.append((await line.gateway.finish(stream_id)).num_reasoning_tokens)
-    assert counts[0] == counts[1] > 0

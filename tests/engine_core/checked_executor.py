@@ -1,0 +1,238 @@
+"""The simulated executor behind a check of every plan against the contract of executors."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult, Swapper
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel, UInt64Array
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 128
+MODEL = SimulatedModel(vocab_size=40, first_token_id=3, eos_token_id=2, eos_probability=0.02)
+
+
+class CheckedExecutor:
+    """The simulated executor behind a check of every plan against the contract."""
+
+    def __init__(self, config: EngineConfig, late_polls: int) -> None:
+        self.max_in_flight = self.num_steps = 0
+        self._config = config
+        self._executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
+        self._blocks: dict[int, dict[int, int]] = {}
+        self._computed: dict[int, int] = {}
+        self._known: dict[int, int] = {}
+        self._num_prompt: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._uncertain: dict[int, int] = {}
+        """Drafts in flight, by row."""
+        self._own_drafts: deque[dict[int, int]] = deque()
+        """By row, of each step in flight: the most that the executor may have drafted."""
+        self.num_tokens_of_drafts = Counter[int]()
+        """How often a row with drafts gained so many tokens."""
+        self._draws: dict[int, list[int]] = {}
+        self._sampled: deque[list[int]] = deque()
+        """Rows of each step in flight."""
+        # Of each step in flight: the row that may read a block, for all blocks.
+        self._readers: deque[dict[int, set[int]]] = deque()
+        # By row: blocks that plans said it writes.
+        self._writable: dict[int, set[int]] = {}
+        self._copied: dict[int, int] = {}
+        """By row: the block that began as a copy in this plan."""
+
+    @property
+    def kv_blocks(self) -> UInt64Array:
+        """[num_blocks, block_size], for sources that read and write it."""
+        return self._executor._kv.reshape(-1, BLOCK_SIZE)
+
+    @property
+    def swapper(self) -> Swapper | None:
+        return self._executor.swapper
+
+    @property
+    def copies_blocks(self) -> bool:
+        return self._executor.copies_blocks
+
+    @property
+    def can_draft(self) -> bool:
+        return self._executor.can_draft
+
+    @property
+    def prefill_seconds(self) -> float:
+        return self._executor.prefill_seconds
+
+    def submit(self, plan: StepPlan) -> int:
+        self.num_steps += 1
+        self._take_rows(plan)
+        self._take_blocks(plan)
+        rows = plan.rows.tolist()
+        assert rows, "an empty step"
+        assert len(set(rows)) == len(rows)
+        assert plan.num_tokens <= self._config.max_num_batched_tokens
+        if plan.num_drafts is None:
+            assert plan.draft_ids is None
+        else:
+            assert plan.num_drafts.any()
+            if plan.draft_ids is not None:
+                assert plan.num_drafts.sum() == plan.draft_ids.size
+                assert ((plan.draft_ids >= 0) & (plan.draft_ids < MODEL.vocab_size)).all(), "drafts are tokens"
+        readers: dict[int, set[int]] = {}
+        writers: dict[int, int] = {}
+        own_drafts: dict[int, int] = {}
+        for i, row in enumerate(rows):
+            start, end = self._plan_row(plan, i, row, own_drafts)
+            for idx in range(-(-end // BLOCK_SIZE)):
+                block = self._blocks[row][idx]
+                readers.setdefault(block, set()).add(row)
+                if (idx + 1) * BLOCK_SIZE > start:
+                    assert writers.setdefault(block, row) == row, "two rows write a block"
+                    assert block in self._writable[row], "written, and not said"
+                    assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
+        self._own_drafts.append(own_drafts)
+        self._readers.append(readers)
+        self._sampled.append(plan.rows[plan.samples].tolist())
+        self.max_in_flight = max(self.max_in_flight, len(self._readers))
+        assert len(self._readers) <= self._config.async_depth
+        self._check_room()
+        handle = self._executor.submit(plan)
+        for row in own_drafts:
+            # It computes at once, so it knows already.
+            self._known[row] = int(self._executor._num_known[row])
+            self._computed[row] = self._known[row] - 1
+        return handle
+
+    def _take_blocks(self, plan: StepPlan) -> None:
+        for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
+            assert block != 0
+            is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
+            assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
+            self._blocks[int(row)][int(idx)] = int(block)
+        self._copied = {}
+        for source, target in plan.copied_blocks.tolist():
+            [place] = np.flatnonzero(plan.block_ids == target).tolist()
+            self._copied[int(plan.block_rows[place])] = int(plan.block_indices[place])
+            assert source not in plan.block_ids, "copied from what the plan gives away"
+            assert all(writer != source for writer in plan.copied_blocks[:, 1].tolist())
+        written = set(plan.written_blocks(BLOCK_SIZE).tolist())
+        for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
+            self._writable.setdefault(row, set()).update({block} & written)
+
+    def _plan_row(self, plan: StepPlan, i: int, row: int, own_drafts: dict[int, int]) -> tuple[int, int]:
+        """Checks a row of a plan. Returns the first position that it computes, and the one behind the last."""
+        start, end, output_idx = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i]), int(plan.output_indices[i])
+        num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+        assert not (plan.samples[i] and plan.holds[i])
+        assert row not in self._uncertain, "planned before it is known how far it came"
+        follows = plan.follows is not None and bool(plan.follows[i])
+        assert follows == any(row in step for step in self._own_drafts), "goes on behind what is not known"
+        if num_drafts:
+            assert plan.samples[i] or plan.holds[i]
+            assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
+            assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
+        if follows:
+            behind = start + 1 - self._known[row]
+            assert behind >= 0, "planned as far as it may have come"
+            start, end, output_idx = start - behind, end - behind, output_idx - behind
+        self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
+        if num_drafts:
+            assert end - num_drafts == start + 1, "drafts are of rows that decode"
+            if plan.draft_ids is None:
+                assert plan.samples[i], "what the executor drafts is drawn at once"
+                own_drafts[row] = num_drafts
+            else:
+                self._uncertain[row] = num_drafts
+        if plan.row_steps is not None:
+            assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
+            for i_step in range(1, int(plan.row_steps[i])):
+                self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
+                end += 1
+        if plan.holds[i]:
+            assert end - num_drafts == self._known[row]
+            self._held[row] = end - num_drafts
+        return start, end
+
+    def draw(self, plan: DrawPlan) -> int:
+        drafts = plan.num_drafts if plan.num_drafts is not None else np.zeros_like(plan.rows)
+        assert len(plan.rows) + drafts.sum() <= self._config.max_positions
+        for row, position, output_idx, num_drafts in zip(
+            plan.rows.tolist(), plan.positions.tolist(), plan.output_indices.tolist(), drafts.tolist(), strict=True
+        ):
+            assert self._held.pop(row) == position == self._known[row]
+            assert output_idx == position - self._num_prompt[row]
+            assert num_drafts == self._uncertain.get(row, 0)
+            self._known[row] += 1
+        self._draws[plan.step] = plan.rows.tolist()
+        self._check_room()
+        return self._executor.draw(plan)
+
+    def _check_room(self) -> None:
+        """Results and staged words have a place for each plan in flight, and no more."""
+        assert len(self._readers) + len(self._draws) <= 2 * self._config.async_depth + 1
+
+    def retire(self, handle: int) -> StepResult:
+        if handle in self._draws:
+            rows = self._draws.pop(handle)
+        else:
+            self._readers.popleft()
+            rows, own_drafts = self._sampled.popleft(), self._own_drafts.popleft()
+            self._check_own_drafts(rows, own_drafts, self._executor._in_flight[0].result)
+        result = self._executor.retire(handle)
+        assert result.token_ids.shape[0] == len(result.num_tokens) == len(rows)
+        for row, num_tokens in zip(rows, result.num_tokens.tolist(), strict=True):
+            if (num_drafts := self._uncertain.pop(row, None)) is not None:
+                assert 1 <= num_tokens <= num_drafts + 1
+                self.num_tokens_of_drafts[num_tokens] += 1
+                # The first was counted when it was planned.
+                self._known[row] += num_tokens - 1
+                self._computed[row] = self._known[row] - 1
+        return result
+
+    def _check_own_drafts(self, rows: list[int], most: dict[int, int], result: StepResult) -> None:
+        assert (result.num_drafts is not None) == bool(most)
+        if result.num_drafts is not None:
+            for row, num_drafts, num_tokens in zip(
+                rows, result.num_drafts.tolist(), result.num_tokens.tolist(), strict=True
+            ):
+                assert 1 <= num_tokens <= num_drafts + 1 <= most.get(row, 0) + 1
+                self.num_tokens_of_drafts[num_tokens] += num_drafts > 0
+
+    def is_ready(self, handle: int) -> bool:
+        return self._executor.is_ready(handle)
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _take_rows(self, plan: StepPlan) -> None:
+        rows_in_flight = {row for step in self._readers for rows in step.values() for row in rows}
+        for row in plan.released:
+            assert row not in rows_in_flight
+            del self._blocks[row]
+            self._writable.pop(row, None)
+            if self._held.pop(row, None) is not None:
+                # What it held is never drawn.
+                self._uncertain.pop(row, None)
+            assert row not in self._uncertain
+        for admitted in plan.admitted:
+            assert admitted.row not in self._blocks, "the row is taken"
+            self._blocks[admitted.row] = {}
+            self._known[admitted.row] = len(admitted.token_ids)
+            self._num_prompt[admitted.row] = admitted.num_prompt_tokens
+            self._computed.pop(admitted.row, None)
+
+    def _advance_row(self, row: int, start: int, end: int, *, samples: bool, output_idx: int) -> None:
+        assert row in self._blocks
+        assert row not in self._held, "computed before what it holds is drawn"
+        assert start == self._computed.get(row, start), "no gap, nothing twice"
+        assert start < end <= self._known[row], "only known tokens are computed"
+        if row not in self._computed:
+            assert start % BLOCK_SIZE == 0 or self._copied.get(row) == start // BLOCK_SIZE, "begun within a block"
+        self._computed[row] = end
+        if samples:
+            assert end == self._known[row]
+            assert output_idx == end - self._num_prompt[row]
+            self._known[row] += 1
+            assert self._known[row] <= MAX_MODEL_LEN

@@ -1,0 +1,189 @@
+"""Random adds, cancels, credits and shortages for an engine that is checked at every step: strategies and the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.simulated_model import expected_tokens
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from tests.engine_core.checked_engine import Driver, HalfRightSpeculator, Sources, Stream, grammar
+from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN, MODEL
+from tests.engine_core.fixed_speculator import Undrafted
+from tests.engine_core.lying_source import LyingSource
+
+MANY = 1 << 30
+LEADS = [list(range(start, start + 90)) for start in (0, 100)]
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> EngineConfig:
+    max_num_seqs, async_depth = draw(st.integers(1, 9)), draw(st.integers(1, 4))
+    return EngineConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
+        num_host_blocks=draw(st.sampled_from([0, 0, 1, 5, 40])),
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=max_num_seqs,
+        spare_rows=max_num_seqs % 3,
+        max_num_batched_tokens=draw(st.integers(max_num_seqs, 100)),
+        long_prefill_chunk=draw(st.sampled_from([0, 0, 7, 16, 40])),
+        decode_steps=draw(st.sampled_from([1, 1, 2, 5])),
+        async_depth=async_depth,
+        num_groups=draw(st.sampled_from([1, 1, async_depth, (async_depth + 1) // 2])),
+        enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+    )
+
+
+@st.composite
+def swapping_configs(draw: st.DrawFn) -> EngineConfig:
+    """The cache holds a prompt or two."""
+    return replace(
+        draw(configs()),
+        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2])),
+        num_host_blocks=draw(st.sampled_from([3, 12, 40])),
+        enable_prefix_caching=True,
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, shortest_lead: int = 0) -> NewRequest:
+    """Without its key."""
+    lead = draw(st.sampled_from(LEADS))[: draw(st.integers(shortest_lead, 90))]
+    tail = draw(st.lists(st.integers(0, 3), min_size=0 if lead else 1, max_size=10))
+    min_tokens = draw(st.sampled_from([0, 0, 5]))
+    stop_token_ids = draw(st.sampled_from([(2,), (2, 5), (), tuple(range(30, 43))]))
+    sampling = SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        seed=draw(st.integers(0, 3)),
+        max_tokens=draw(st.sampled_from([0, 1, 2, 17, 33, 60, 90])),
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
+        min_tokens_blocked_ids=draw(st.sampled_from([(), stop_token_ids])),
+        num_logprobs=draw(st.sampled_from([None, None, 1, 3])),
+        num_prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
+    )
+    choice_index = draw(st.integers(0, 1))
+    has_grammar = draw(st.sampled_from([False, False, True]))
+    answer = expected_tokens(
+        MODEL,
+        [*lead, *tail],
+        sampling,
+        choice_index=choice_index,
+        max_model_len=MAX_MODEL_LEN,
+        mask=grammar if has_grammar else None,
+    )
+    return NewRequest(
+        key=0,
+        prompt_ids=[*lead, *tail],
+        output_ids=answer[: draw(st.sampled_from([0, 0, 0, 3, 20]))],
+        sampling=sampling,
+        choice_index=choice_index,
+        has_grammar=has_grammar,
+        namespace=draw(st.sampled_from([b"a" * 16, b"a" * 16, b"b" * 16])),
+        credit=draw(st.sampled_from([MANY, MANY, 0, 1, 7])),
+        tier=draw(st.integers(-1, 1)),
+        virtual_time=draw(st.sampled_from([0.0, 1.5])),
+        tenant=draw(st.sampled_from(["", "", "a", "b"])),
+        weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
+        forks=draw(st.booleans()),
+    )
+
+
+@dataclass(frozen=True)
+class Round:
+    """What happens between some steps; requests are named by any number."""
+
+    adds: list[NewRequest]
+    num_steps: int
+    cancels: list[int]
+    credits: list[tuple[int, int]]
+    stalls: list[int]
+
+
+def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[list[Round]]:
+    choice = st.integers(0, 100)
+    one = st.builds(
+        Round,
+        adds=st.lists(requests(shortest_lead), min_size=1, max_size=6),
+        num_steps=st.integers(0, most_steps),
+        cancels=st.lists(choice, max_size=2),
+        credits=st.lists(st.tuples(choice, st.integers(1, 9)), max_size=3),
+        stalls=st.lists(choice, max_size=6),
+    )
+    return st.lists(one, min_size=2, max_size=7)
+
+
+SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds())
+DRAFTERS = st.builds(HalfRightSpeculator, seed=st.integers(0, 1000), max_drafts=st.sampled_from([1, 4, BLOCK_SIZE - 1]))
+SCENARIOS_WITH_DRAFTS = given(
+    configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
+)
+SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
+LIARS = st.lists(
+    st.builds(
+        partial,
+        st.just(LyingSource),
+        seed=st.integers(0, 1000),
+        most_polls=st.sampled_from([0, 3, 60]),
+        seconds_per_block=st.sampled_from([0.0, 1.0]),
+        is_local=st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+)
+LIES = given(
+    st.builds(replace, swapping_configs(), num_host_blocks=st.sampled_from([0, 0, 5, 40])),
+    st.sampled_from([0, 3, MANY]),
+    st.sampled_from([0, 4]),
+    rounds(80, 60),
+    LIARS,
+)
+SOME = settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+VERY_MANY = settings(SOME, max_examples=10_000)
+
+
+def check_rounds(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    speculator: HalfRightSpeculator | AdaptiveSpeculator | Undrafted | None = None,
+    sources: Sources | None = None,
+    foretold: Callable[[Stream], list[int]] | None = None,
+    prepare: Callable[[Driver], None] = lambda driver: None,
+) -> Driver:
+    driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources, foretold=foretold)
+    prepare(driver)
+    for each in rounds:
+        for new in each.adds:
+            driver.add(replace(new, key=len(driver.streams)))
+            if new.forks:
+                driver.add(replace(new, key=len(driver.streams), choice_index=2, output_ids=[]))
+        for _ in range(each.num_steps):
+            driver.step()
+        for choice in each.cancels:
+            driver.cancel(choice % len(driver.streams))
+        for choice in each.stalls:
+            driver.stall(choice % len(driver.streams))
+        for choice, tokens in each.credits:
+            driver.add_credit(choice % len(driver.streams), tokens)
+    driver.run()
+    for key in driver.streams:
+        driver.add_credit(key, MANY)
+    driver.run()
+    driver.check_ends()
+    event(f"grammars: {any(stream.new.has_grammar for stream in driver.streams.values())}")
+    event(f"swapped in: {driver.engine.load().num_swapped_in > 0}")
+    event(f"preempted: {driver.engine.load().num_preemptions > 0}")
+    event(f"copied: {driver.engine.load().num_copied_blocks > 0}")
+    event(f"steps in flight: {driver.executor.max_in_flight}")
+    return driver

@@ -1,0 +1,110 @@
+"""Thoughts and tool calls that an output processor tells apart from the content."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.proto.common_pb2 import (
+    FINISH_REASON_ERROR,
+    FINISH_REASON_STOP,
+    FINISH_REASON_TOOL_CALLS,
+    AnswerFormat,
+)
+from headwater.services.answers.parser import call_id
+from tests.services.output_processor.conftest import Line
+
+THINKING_CALLER = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think")
+CALL = '<think>Hm, ä.</think>\nWait. <tool_call>\n{"name": "time", "arguments": {"zone": "UTC"}}\n</tool_call>'
+
+
+async def test_thoughts_and_calls_come_beside_the_content(line: Line) -> None:
+    [number] = await line.open(1, answer_format=THINKING_CALLER)
+    ids = line.ids(CALL)
+    for i, token_id in enumerate(ids):
+        line.engine.say_tokens({number: [token_id]}, first=i)
+    line.engine.say_finish(number, FINISH_REASON_STOP)
+    finish = await line.gateway.finish(1)
+    heard = line.gateway.heard[1]
+    assert (heard.text, heard.reasoning, heard.num_bytes) == ("Wait.", "Hm, ä.", len(CALL.encode()))
+    assert [call.name for call in heard.calls] == ["time"] + [""] * (len(heard.calls) - 1)
+    assert heard.calls[0].id.startswith("call_")
+    assert "".join(call.arguments for call in heard.calls) == '{"zone": "UTC"}'
+    assert len(heard.calls) > 3
+    assert finish.reason == FINISH_REASON_TOOL_CALLS
+    assert 0 < finish.num_reasoning_tokens < len(ids) // 2
+
+
+@pytest.mark.parametrize("num_delivered", [0, 3, 12, 30, 60, 80])
+async def test_a_resumed_answer_tells_of_the_text_that_was_not_delivered(line: Line, num_delivered: int) -> None:
+    ids = line.ids(CALL)
+    [number] = await line.open(1, answer_format=THINKING_CALLER, request_id="r")
+    if num_delivered:
+        line.engine.say_tokens({number: ids[:num_delivered]})
+    line.engine.say_finish(number, FINISH_REASON_ERROR)
+    await line.gateway.finish(1)
+    before = line.gateway.heard[1]
+    output = {"num_output_tokens": num_delivered, "output_ids": ids[:num_delivered], "request_id": "r"}
+    [number] = await line.open(2, answer_format=THINKING_CALLER, delivered=[before.num_bytes], **output)
+    line.engine.say_tokens({number: ids[num_delivered:]}, first=num_delivered)
+    line.engine.say_finish(number, FINISH_REASON_STOP)
+    await line.gateway.finish(2)
+    told = [before, line.gateway.heard[2]]
+    assert "".join(each.reasoning for each in told) == "Hm, ä."
+    assert "".join(each.text for each in told) == "Wait."
+    assert "".join(call.arguments for each in told for call in each.calls) == '{"zone": "UTC"}'
+    assert {call.id for each in told for call in each.calls if call.name} == {call_id(THINKING_CALLER, "r", 0, 0)}
+
+
+async def test_one_call_is_enough_where_calls_are_not_parallel(line: Line) -> None:
+    alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], single_call=True)
+    [number] = await line.open(1, answer_format=alone)
+    line.engine.say_tokens({number: line.ids('<tool_call>{"name": "time"}</tool_call> and on and on')})
+    finish = await line.gateway.finish(1)
+    assert (finish.reason, line.gateway.heard[1].text) == (FINISH_REASON_TOOL_CALLS, "")
+    await line.engine.hears(lambda: number in line.engine.cancels)
+
+
+@pytest.mark.parametrize("at_once", [3, 7, 60])
+async def test_tokens_that_come_at_once_count_as_those_that_come_one_by_one(line: Line, at_once: int) -> None:
+    """As the tokens of accepted drafts do, some of them behind the end of the thoughts or of the only call."""
+    alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think", single_call=True)
+    ids, told = line.ids(CALL + " and on and on"), []
+    for stream_id, step in ((1, 1), (2, at_once)):
+        [number] = await line.open(stream_id, answer_format=alone)
+        for first in range(0, len(ids), step):
+            line.engine.say_tokens({number: ids[first : first + step]}, first=first)
+        finish = await line.gateway.finish(stream_id)
+        heard = line.gateway.heard[stream_id]
+        told.append((finish.reason, finish.num_reasoning_tokens, heard.token_ids, heard.text, heard.reasoning))
+    assert told[0] == told[1]
+    assert 0 < len(told[0][2]) < len(ids)
+
+
+async def test_long_arguments_go_in_frames_below_the_limit(line: Line) -> None:
+    arguments = '{"text": "' + "hello " * 50_000 + '"}'
+    [number] = await line.open(1, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"]))
+    ids = line.ids(f'<tool_call>{{"arguments": {arguments}, "name": "time"}}</tool_call>')
+    for start in range(0, len(ids), 200):
+        line.engine.say_tokens({number: ids[start : start + 200]}, first=start)
+    line.engine.say_finish(number, FINISH_REASON_STOP)
+    await line.gateway.finish(1)
+    assert "".join(call.arguments for call in line.gateway.heard[1].calls) == arguments
+
+
+async def test_a_parser_that_nobody_knows_is_refused(line: Line) -> None:
+    await line.gateway.send(line.gateway.opening(1, answer_format=AnswerFormat(tool_parser="morse")))
+    assert (await line.gateway.finish(1)).error == "the parser 'morse' is not known here"
+
+
+@pytest.mark.parametrize("num_delivered", [6, 20])
+async def test_thoughts_of_an_earlier_attempt_still_count(line: Line, num_delivered: int) -> None:
+    ids, counts = line.ids(CALL), list[int]()
+    for stream_id, num_resumed in ((1, 0), (2, num_delivered)):
+        told = len(line.tokenizer.decode(ids[:num_resumed]).encode())
+        output = {"num_output_tokens": num_resumed, "output_ids": ids[:num_resumed]}
+        [number] = await line.open(stream_id, answer_format=THINKING_CALLER, delivered=[told], **output)
+        for i in range(num_resumed, len(ids)):
+            line.engine.say_tokens({number: [ids[i]]}, first=i)
+        line.engine.say_finish(number, FINISH_REASON_STOP)
+        counts.append((await line.gateway.finish(stream_id)).num_reasoning_tokens)
+    assert counts[0] == counts[1] > 0
