@@ -31,6 +31,10 @@ class Missing(Exception):
     """There is nothing under that key."""
 
 
+class Overtaken(Exception):
+    """Another writer has written under that subject since."""
+
+
 @contextlib.contextmanager
 def or_unavailable() -> Iterator[None]:
     """Turns failures of storage into `Unavailable`, with a sentence for the client."""
@@ -46,14 +50,25 @@ def or_unavailable() -> Iterator[None]:
 
 async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:
     """False where there is something under that subject already."""
-    expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
     try:
-        await js.publish(subject, payload, headers=expected | (headers or {}))
-    except nats.js.errors.APIError as refused:
-        if not is_wrong_sequence(refused):
-            raise
+        await publish_behind(js, subject, payload, after=0, headers=headers)
+    except Overtaken:
         return False
     return True
+
+
+async def publish_behind(
+    js: JetStreamContext, subject: str, payload: bytes, *, after: int, headers: Mapping[str, str] | None = None
+) -> int:
+    """Writes while the subject's last message is that of sequence `after` (0: while there is none). Returns the
+    sequence of its own. Raises `Overtaken`."""
+    expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
+    try:
+        return (await js.publish(subject, payload, headers=expected | dict(headers or {}))).seq
+    except nats.js.errors.APIError as refused:
+        if is_wrong_sequence(refused):
+            raise Overtaken from None
+        raise
 
 
 def is_wrong_sequence(refused: nats.js.errors.APIError) -> bool:

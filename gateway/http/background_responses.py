@@ -10,8 +10,8 @@ import msgspec
 
 from headwater.services.runtime.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
 
-from ..buckets import FAILURES, or_unavailable
-from ..jobs.background.event_log import EventWriter, Overtaken, drop, follow
+from ..buckets import FAILURES, Overtaken, or_unavailable
+from ..jobs.background.events import EventWriter, follow, log_of
 from ..jobs.background.ledger import BackgroundLedger
 from ..jobs.background.records import Record
 from ..jobs.tenant_storage import TenantStorage
@@ -115,7 +115,7 @@ class BackgroundResponses:
                 last = {"type": "response.cancelled", "response": gone}
                 await self._tell(tenant, response_id, last, in_place_of_all=True)
             else:
-                await drop(self._durable, tenant, response_id)
+                await log_of(self._durable, tenant, response_id).drop()
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from headwater.services.runtime.errors import NotFound
 from ...buckets import Missing, drop_keys, is_wrong_sequence
 from ..durable import BACKGROUND, Durable
 from ..work_lease import WorkLease, next_of
-from . import event_log
+from .events import log_of
 from .records import Record
 
 _records = msgspec.msgpack.Decoder(Record)
@@ -90,7 +90,7 @@ class BackgroundLedger:
         """Drops the records of a tenant that was removed, and their events."""
         rooms = await self._durable.rooms()
         await drop_keys(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")
-        await event_log.drop(self._durable, tenant, ">")
+        await log_of(self._durable, tenant, ">").drop()
 
     async def next(self) -> HeldResponse:
         """Waits for the next response."""

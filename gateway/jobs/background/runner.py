@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from headwater.services.runtime.errors import NotFound, StorageLimitExceeded, Unavailable
 from headwater.services.runtime.tasks import end
 
-from ...buckets import FAILURES
+from ...buckets import FAILURES, Overtaken
 from ...request.stream_failure import TakenOver
 from .. import in_process
 from ..batches.line_caller import BUSY, MAX_FAULTS, PAUSES
@@ -31,7 +31,7 @@ from ..response_store import ResponseStore
 from ..retry import retry
 from ..tenant_storage import TenantStorage
 from ..workers import PAUSE_SECONDS, Workers
-from .event_log import EventWriter, Overtaken
+from .events import EventWriter
 from .ledger import BackgroundLedger, HeldResponse
 from .records import Record
 

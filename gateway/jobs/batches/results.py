@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections.abc import AsyncIterator, Mapping
 
 import msgspec
-import nats.errors
-from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DeliverPolicy
 
 from headwater.services.runtime.refusals import Refusals
 
-from ...buckets import FAILURES, Missing, drop_keys
+from ...buckets import Missing, drop_keys
 from ..durable import RESULTS, Durable, Rooms, drop_object
+from ..event_log import EventLog, LogReader
 from .records import Result, new_id
 
 IS_SUCCESS = "Headwater-Success"
@@ -28,8 +25,6 @@ MAX_VALUE_BYTES = 512 * 1024
 _ELSEWHERE, _LARGE = b"@", "large"
 """Prefix of a value that refers to another place, before the name there; and prefix of the keys of such objects."""
 READ_SECONDS = 60.0
-QUIET_SECONDS = 5.0
-"""Seconds without a new result before the server is asked again: one that restarted forgets its subscribers."""
 _STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
 _results = msgspec.json.Decoder(Result)
 _refusals = Refusals("record")
@@ -90,21 +85,18 @@ class Results:
 
     @contextlib.asynccontextmanager
     async def followed(self, batch_id: str) -> AsyncIterator[Follower]:
-        follower = Follower(self._durable, batch_id)
-        try:
-            yield follower
-        finally:
-            await follower.close()
+        log = EventLog(self._durable, _STREAM, f"{_SUBJECT}.{batch_id}.>")
+        async with log.reader(headers_only=True) as reader:
+            yield Follower(self._durable, reader)
 
 
 class Follower:
     """Reports the lines of a batch that have a result, as they come."""
 
-    def __init__(self, durable: Durable, batch_id: str) -> None:
-        self._durable, self._subject = durable, f"{_SUBJECT}.{batch_id}.>"
-        self._listening: JetStreamContext.PushSubscription | None = None
-        self._last_sequence = 0
-        self._received_at = 0.0
+    def __init__(self, durable: Durable, reader: LogReader) -> None:
+        self._durable, self._reader = durable, reader
+        # Kept where reading fails between two results: the reader gives each once.
+        self._found: list[tuple[int, bool, int]] = []
 
     async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
         """(line number, whether it is a success, its bytes) of the new results; waits for one, at most `seconds`.
@@ -112,47 +104,16 @@ class Follower:
         Raises what NATS raises when it is out of reach.
         """
         seals = (await self._durable.rooms()).results.seals
-        listening = self._listening or await self._listen()
-        found: list[tuple[int, bool, int]] = []
-        try:
-            while True:
-                message = await listening.next_msg(timeout=seconds)
-                self._received_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
-                key, headers = message.subject.removeprefix(f"{_SUBJECT}."), message.headers or {}
-                # A line that has none but a forged one is still in the queue, with its range.
-                if (
-                    seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _sealed_bytes(headers))
-                    is not None
-                ):
-                    is_success, num_bytes = headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))
-                    found.append((int(key.rpartition(".")[2]), is_success, num_bytes))
-                if not message.metadata.num_pending:
-                    return found
-        except nats.errors.TimeoutError:
-            if time.monotonic() - self._received_at > QUIET_SECONDS:
-                await self.close()
-            return found
-
-    async def _listen(self) -> JetStreamContext.PushSubscription:
-        rooms = await self._durable.rooms()
-        self._listening = await rooms.js.subscribe(
-            self._subject,
-            stream=_STREAM,
-            ordered_consumer=True,
-            config=ConsumerConfig(
-                headers_only=True,
-                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
-                opt_start_seq=self._last_sequence + 1,
-            ),
-        )
-        self._received_at = time.monotonic()
-        return self._listening
-
-    async def close(self) -> None:
-        listening, self._listening = self._listening, None
-        if listening is not None:
-            with contextlib.suppress(*FAILURES):
-                await listening.unsubscribe()
+        while (message := await self._reader.next(seconds)) is not None:
+            key, headers = message.subject.removeprefix(f"{_SUBJECT}."), message.headers or {}
+            # A line that has none but a forged one is still in the queue, with its range.
+            if seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _sealed_bytes(headers)) is not None:
+                is_success, num_bytes = headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))
+                self._found.append((int(key.rpartition(".")[2]), is_success, num_bytes))
+            if not message.metadata.num_pending:
+                break
+        found, self._found = self._found, []
+        return found
 
 
 def _headers_of(key: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 
 from headwater.gateway.jobs import tenant_storage
-from headwater.gateway.jobs.background.event_log import EventWriter
+from headwater.gateway.jobs.background.events import EventWriter
 from headwater.gateway.jobs.batches.files import Files
 from headwater.gateway.jobs.durable import Durable
 from headwater.gateway.jobs.tenant_storage import CACHE_SECONDS, TenantStorage

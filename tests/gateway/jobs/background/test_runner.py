@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.gateway.buckets import Overtaken
 from headwater.gateway.http.background_responses import _cancel
-from headwater.gateway.jobs.background.event_log import Overtaken, _written
+from headwater.gateway.jobs.background.events import log_of
 from headwater.gateway.jobs.background.ledger import BackgroundLedger
 from headwater.gateway.jobs.background.records import Record
 from headwater.gateway.jobs.background.runner import Stopped, _Run
@@ -19,7 +20,6 @@ from headwater.gateway.jobs.response_store import ResponseStore
 from headwater.gateway.jobs.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenancy.tenants import Tenant
-from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 
@@ -107,10 +107,9 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
             else:
                 await run.to_its_end()
         left = await ledger.get(tenant.id, response_id)
-        rooms = await durable.rooms()
         said = [
             event["type"]
-            async for _, data in _written(rooms.js, subjects.background_events(tenant.id, response_id))
+            async for _, data in log_of(durable, tenant.id, response_id).stored()
             for event in msgspec.json.decode(data)
         ]
     assert heard == asked
@@ -147,10 +146,9 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
         )
         await _Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
         left = await ledger.get(tenant.id, response_id)
-        rooms = await durable.rooms()
         said = [
             event
-            async for _, data in _written(rooms.js, subjects.background_events(tenant.id, response_id))
+            async for _, data in log_of(durable, tenant.id, response_id).stored()
             for event in msgspec.json.decode(data)
         ]
         assert await storage.of(tenant.id) < limit + 10_000
