@@ -24,7 +24,8 @@ resolve() {
   "$work/venv/bin/uv" pip compile --quiet --universal --python-version "${oldest_python:-3.11}" --fork-strategy fewest \
     --generate-hashes --no-header --no-annotate "$@"
 }
-names() { sed -nE 's/^([a-z0-9._-]+)==.*/\1/p' "$@"; }
+# Not those that a layer has for Windows alone: another layer may want them everywhere.
+names() { sed -nE "/sys_platform == 'win32'/!s/^([a-z0-9._-]+)==.*/\1/p" "$@"; }
 without() { sed 's/^/--no-emit-package=/'; }
 layer() {  # file, the layer it includes (or -), arguments of resolve: the packages that neither this nor torch's has
   local file=$work/$1.txt includes=$2
