@@ -25,7 +25,14 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert set(inspect.signature(cli.up).parameters) == fields
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
-        *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
+        *(
+            "load_format",
+            "kv_cache_dtype",
+            "activation_dtype",
+            "kv_swap_memory",
+            "kv_peer_memory",
+            "gpu_memory_utilization",
+        ),
         "quantization",
         *("kv_disk_dir", "kv_disk_memory"),
         *("speculation", "draft_model", "draft_heads"),
