@@ -20,6 +20,8 @@ STAGED_BLOCKS = range(16, 1025)
 """As many blocks at least, and at most."""
 MIN_PEER_BLOCKS = 2
 """One each way."""
+MOST_PEER_BLOCKS = 2048
+"""More do not make a pull faster."""
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
@@ -124,7 +126,7 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
     if 0 < options.kv_swap_memory < block_bytes:
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0, or {block_bytes} bytes (a block) and more")
     # A block on its way lies in the swapper's memory and in the link's.
-    num_peer_blocks = options.kv_peer_memory // (2 * block_bytes)
+    num_peer_blocks = min(options.kv_peer_memory // (2 * block_bytes), MOST_PEER_BLOCKS)
     if options.kv_peer_memory and num_peer_blocks < MIN_PEER_BLOCKS:
         allowed = f"0, or {2 * MIN_PEER_BLOCKS * block_bytes} bytes ({MIN_PEER_BLOCKS} blocks, twice) and more"
         raise ConfigError("kv_peer_memory", options.kv_peer_memory, allowed)

@@ -117,6 +117,8 @@ class PeerUse:
     """Blocks that other engines were thought to hold, and that did not come or were not what was asked for."""
     num_leases: int = 0
     """Leases that other engines have here, now."""
+    seconds_per_token: float = 0.0
+    """In which a token comes from another engine, lately."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -98,7 +98,7 @@ class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.V
     LOSS_CAUSE_ENGINE_GONE: _LossCause.ValueType  # 1
     """the engine died, or the session with it broke"""
     LOSS_CAUSE_HANDED_OVER: _LossCause.ValueType  # 2
-    """the engine leaves and gives away what it would not end in time"""
+    """the engine gives it away: it leaves, or computed the prompt for another"""
     LOSS_CAUSE_REFUSED: _LossCause.ValueType  # 3
     """the engine takes nothing now"""
     LOSS_CAUSE_MISSING: _LossCause.ValueType  # 4
@@ -124,7 +124,7 @@ LOSS_CAUSE_UNSPECIFIED: LossCause.ValueType  # 0
 LOSS_CAUSE_ENGINE_GONE: LossCause.ValueType  # 1
 """the engine died, or the session with it broke"""
 LOSS_CAUSE_HANDED_OVER: LossCause.ValueType  # 2
-"""the engine leaves and gives away what it would not end in time"""
+"""the engine gives it away: it leaves, or computed the prompt for another"""
 LOSS_CAUSE_REFUSED: LossCause.ValueType  # 3
 """the engine takes nothing now"""
 LOSS_CAUSE_MISSING: LossCause.ValueType  # 4

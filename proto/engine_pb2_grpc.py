@@ -55,6 +55,11 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.DrainRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.SetRole = channel.unary_unary(
+                '/headwater.v1.Engine/SetRole',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.SetRoleRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.SetRoleReply.FromString,
+                _registered_method=True)
         self.Info = channel.unary_unary(
                 '/headwater.v1.Engine/Info',
                 request_serializer=headwater_dot_proto_dot_engine__pb2.InfoRequest.SerializeToString,
@@ -93,6 +98,13 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetRole(self, request, context):
+        """Changes the role, at once and without draining.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Info(self, request, context):
         """Who the replica is, what it serves, and how busy it is now.
         """
@@ -122,6 +134,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.DrainRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.DrainReply.SerializeToString,
+            ),
+            'SetRole': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRole,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.SetRoleRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.SetRoleReply.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
@@ -237,6 +254,33 @@ class Engine:
             '/headwater.v1.Engine/Drain',
             headwater_dot_proto_dot_engine__pb2.DrainRequest.SerializeToString,
             headwater_dot_proto_dot_engine__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRole(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Engine/SetRole',
+            headwater_dot_proto_dot_engine__pb2.SetRoleRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.SetRoleReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class EngineStub:
     """Every block that is cached now."""
     Drain: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainReply]
     """Leaves: takes no new work, ends what runs within the limit."""
+    SetRole: _grpc.UnaryUnaryMultiCallable[_engine_pb2.SetRoleRequest, _engine_pb2.SetRoleReply]
+    """Changes the role, at once and without draining."""
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]
     """Who the replica is, what it serves, and how busy it is now."""
 
@@ -54,6 +56,8 @@ class EngineAsyncStub(EngineStub):
     """Every block that is cached now."""
     Drain: _aio.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainReply]  # type: ignore[assignment]
     """Leaves: takes no new work, ends what runs within the limit."""
+    SetRole: _aio.UnaryUnaryMultiCallable[_engine_pb2.SetRoleRequest, _engine_pb2.SetRoleReply]  # type: ignore[assignment]
+    """Changes the role, at once and without draining."""
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]  # type: ignore[assignment]
     """Who the replica is, what it serves, and how busy it is now."""
 
@@ -89,6 +93,14 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.DrainReply, _abc.Awaitable[_engine_pb2.DrainReply]]:
         """Leaves: takes no new work, ends what runs within the limit."""
+
+    @_abc_1.abstractmethod
+    def SetRole(
+        self,
+        request: _engine_pb2.SetRoleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.SetRoleReply, _abc.Awaitable[_engine_pb2.SetRoleReply]]:
+        """Changes the role, at once and without draining."""
 
     @_abc_1.abstractmethod
     def Info(

@@ -225,6 +225,8 @@ class Load(_message.Message):
     NUM_USED_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_TOTAL_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     SECONDS_PER_HIT_TOKEN_FIELD_NUMBER: _builtins.int
+    SECONDS_PER_PULLED_TOKEN_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -261,6 +263,10 @@ class Load(_message.Message):
     """capacity of host memory"""
     seconds_per_hit_token: _builtins.float
     """time until a cached prompt token could be used, lately: hits beyond the device"""
+    seconds_per_pulled_token: _builtins.float
+    """time that a token takes from another replica, lately; 0: it cannot pull"""
+    role: _builtins.str
+    """both, prefill or decode: what routing sends here first; empty: both"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -292,10 +298,12 @@ class Load(_message.Message):
         num_used_host_blocks: _builtins.int = ...,
         num_total_host_blocks: _builtins.int = ...,
         seconds_per_hit_token: _builtins.float = ...,
+        seconds_per_pulled_token: _builtins.float = ...,
+        role: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "seconds_per_hit_token", b"seconds_per_hit_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -78,6 +78,11 @@ class PeerBlocks:
         """Slots of loads that were given up come back."""
         return self._num_taking > 0
 
+    @property
+    def seconds_per_block(self) -> float:
+        """Lately, from the pull to the device."""
+        return self._costs.seconds_per_block + self._swapper.seconds_per_block
+
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
         """Notes that another engine is thought to hold these blocks, the first of a chain."""
         for parent, block_hash in zip([b"", *hashes], hashes, strict=False):
@@ -100,8 +105,7 @@ class PeerBlocks:
 
     def cost(self, num_blocks: int) -> float:
         """By the time that pulls took lately; blocks that others wait for come first."""
-        blocks = self._loads.num_waiting_blocks + num_blocks
-        return blocks * (self._costs.seconds_per_block + self._swapper.seconds_per_block)
+        return (self._loads.num_waiting_blocks + num_blocks) * self.seconds_per_block
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)

@@ -79,6 +79,7 @@ class Tiers:
                 num_lent=self.leases.num_lent * self._block_size,
                 num_discarded=self.peers.num_discarded,
                 num_leases=self.leases.num_leases,
+                seconds_per_token=self.peers.seconds_per_block / self._block_size,
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import grpc
 import msgspec
@@ -12,6 +12,7 @@ from headwater.services.runtime import errors, grpc_errors
 from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.member import Kind, Member, ReplicaLoad
 from headwater.services.runtime.membership import Members
+from headwater.services.runtime.role import BOTH
 
 from ..http.http_exchange import Exchange
 from ..openai.decode import decode
@@ -27,6 +28,12 @@ class Draining(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     limit_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600, description="seconds, above 0 up to 3600")] = 30.0
     """Seconds that its requests have. Those that are not done then go on elsewhere, where that is possible."""
+
+
+class Role(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/replicas/{id}/role"""
+
+    role: Literal["both", "prefill", "decode"]
 
 
 class ReplicaAdmin:
@@ -52,6 +59,28 @@ class ReplicaAdmin:
         counts = {"num_finished": reply.num_finished, "num_cancelled": reply.num_cancelled}
         await exchange.reply_json(told | counts)
 
+    async def set_role(self, exchange: Exchange) -> None:
+        """Answered when the engine has the role; routing hears of it with its next load message."""
+        caller = self._administration.caller(exchange)
+        asked = decode(await exchange.body(MAX_BODY_BYTES), Role)
+        member = self._members.get(Kind.ENGINE, exchange.path_params["id"])
+        if member is None:
+            raise errors.NotFound("replica", exchange.path_params["id"])
+        async with self._administration.recorded(caller, "role", {"replica": member.replica_id, "role": asked.role}):
+            reply = await _with_role(member, asked.role)
+        told = {"id": member.replica_id, "object": "replica"}
+        await exchange.reply_json(told | {"role": asked.role, "role_before": reply.before})
+
+
+async def _with_role(member: Member, role: str) -> engine_pb2.SetRoleReply:
+    """Raises `Unavailable` when it is out of reach."""
+    async with open_channel(member.address) as channel:
+        stub: engine_pb2_grpc.EngineAsyncStub = engine_pb2_grpc.EngineStub(channel)
+        try:
+            return await stub.SetRole(engine_pb2.SetRoleRequest(role=role), timeout=MARGIN_SECONDS)
+        except grpc.aio.AioRpcError as failure:
+            raise grpc_errors.from_rpc_error(failure) from None
+
 
 async def _drained(member: Member, seconds: float) -> engine_pb2.DrainReply:
     """Raises `Unavailable` when it is out of reach."""
@@ -76,6 +105,7 @@ def _shown(member: Member) -> dict[str, Any]:
         "revision": model.revision if model is not None else None,
         "numerics_id": member.numerics_id,
         "status": "draining" if member.draining or load.draining else "serving",
+        "role": load.role or BOTH,
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
         "num_used_blocks": load.num_used_blocks,

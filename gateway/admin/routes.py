@@ -16,6 +16,7 @@ def admin_routes(
         ("GET", "/demand/{name:path}", demand.get),
         ("GET", "/admin/replicas", replicas.list_replicas),
         ("POST", "/admin/replicas/{id}/drain", replicas.drain),
+        ("POST", "/admin/replicas/{id}/role", replicas.set_role),
         ("GET", "/admin/models", models.list_models),
         ("POST", "/admin/models", models.load_model),
         ("PATCH", "/admin/models/{name:path}", models.scale_model),

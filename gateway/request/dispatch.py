@@ -223,6 +223,8 @@ class Dispatcher:
                     max_tokens,
                     exclude=self._faults.failed,
                     numerics_id=attempts[0].decision.member.numerics_id if attempts and generation.has_begun else "",
+                    lender=self._faults.lender,
+                    may_hand_over=generation.may_be_handed_over,
                 )
                 break
             except errors.Unavailable as error:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import structlog
 
-from ..router.router import Incarnation
+from ..router.replica import Incarnation
 from .cluster import Cluster
 from .generation import Generation
 from .stream_failure import Cause, PoisonRequest, StreamLost
@@ -27,6 +27,8 @@ class FaultHistory:
         self._cluster, self._generation = cluster, generation
         self.failed: set[Incarnation] = set()
         """Engines that failed the generation."""
+        self.lender: Incarnation | None = None
+        """The engine that gave the generation away last; it may still hold its blocks."""
         self.is_doubted = False
         """Whether an engine died while it ran the generation, and the generation has not got any further since."""
         self._num_faults = 0
@@ -89,7 +91,11 @@ class FaultHistory:
         if cause.is_suspicion and not self._cluster.migrations.is_excused():
             structlog.get_logger().warning("migration refused: too many on suspicion", cause=cause.value, **fields)
             raise loss
-        if cause.is_of_engine:
+        if cause is Cause.HANDED_OVER:
+            self.lender = attempt.decision.incarnation
+        # One that was told to give it away may take it back where no other is left.
+        is_planned = cause is Cause.HANDED_OVER and attempt.decision.hands_over
+        if cause.is_of_engine and not is_planned:
             self.failed.add(attempt.decision.incarnation)
         self._cluster.metrics.retries.add()
         if generation.has_begun:

@@ -96,6 +96,13 @@ class Generation:
         return any(choice.output_ids for choice in self.choices)
 
     @property
+    def may_be_handed_over(self) -> bool:
+        """Whether another replica may go on with it after its first token."""
+        sampling = self.prepared.sampling
+        is_plain = self.is_answered and sampling.max_tokens > 1 and len(self.choices) == 1
+        return is_plain and not (sampling.use_beam_search or sampling.HasField("prompt_logprobs"))
+
+    @property
     def answered(self) -> list[Choice]:
         """Choices that the client gets. If more were computed than it asked for, those with the likeliest tokens on
         average."""

@@ -8,7 +8,7 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
-from ..router.router import Incarnation
+from ..router.replica import Incarnation
 
 SHARE = 0.1
 """Share of all dispatches that may be migrations without the death of a stage."""

@@ -39,6 +39,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=request.pooling,
         forks=len(generation.choices) > 1,
+        hand_over=decision.hands_over,
         holder=_holder_of(decision),
     )
     if not add.sampling.max_tokens and not request.pooling:

@@ -61,6 +61,8 @@ class Decision:
     """Until the prompt is computed."""
     holder: Holder | None = None
     """Another replica that may have more of the prompt cached than the chosen one."""
+    hands_over: bool = False
+    """The replica computes the prompt and one token; another attempt goes on elsewhere."""
     actual_cached_tokens: int | None = None
     """Known when the prompt is computed; as is the next."""
     actual_seconds: float | None = None
@@ -100,6 +102,7 @@ class Decision:
             "prompt_tokens": self.num_prompt_tokens,
             "predicted_cached_tokens": self.predicted_cached_tokens,
             "actual_cached_tokens": self.actual_cached_tokens,
+            "hands_over": self.hands_over,
             "holder": None if self.holder is None else _held(self.holder),
             "predicted_prefill_seconds": round(self.predicted_seconds, 6),
             "actual_prefill_seconds": round(self.actual_seconds, 6) if self.actual_seconds is not None else None,
@@ -129,6 +132,8 @@ def _plain(candidate: Candidate) -> dict[str, Any]:
         "own_seconds": round(parts.own, 6),
         "pressure_seconds": round(parts.pressure, 6),
         "slow_seconds": round(parts.slow, 6),
+        "hand_over_seconds": round(parts.hand_over, 6),
+        "stall_seconds": round(parts.stall, 6),
         "matched_tokens": parts.matched_tokens,
         "num_requests": parts.num_requests,
         "filled": round(parts.filled, 4),

@@ -17,9 +17,9 @@ Policy = Callable[[Parts], float]
 
 
 def seconds(parts: Parts) -> float:
-    return parts.drain + ALPHA * parts.own + parts.pressure + LAMBDA * parts.slow
+    return parts.drain + ALPHA * parts.own + parts.pressure + LAMBDA * parts.slow + parts.hand_over + parts.stall
 
 
 def load_only(parts: Parts) -> float:
     """The cost as `seconds` has it, for a request whose prefill costs the same everywhere."""
-    return parts.drain + parts.pressure + LAMBDA * parts.slow
+    return parts.drain + parts.pressure + LAMBDA * parts.slow + parts.hand_over

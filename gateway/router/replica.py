@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from headwater.services.index.kv_index import Column
 from headwater.services.runtime.member import Member
+from headwater.services.runtime.role import BOTH
 
 from .breaker import Breaker
 from .cost import GUARD_FILLED, Parts, pressure
@@ -13,6 +15,8 @@ from .load import Load
 from .rates import Rates
 from .trust import Trust
 
+Incarnation = tuple[str, int]
+"""A replica's name and its epoch."""
 EXPECTED_OUTPUT = 128
 """Tokens of an answer that room is wanted for; few requests use all that they may."""
 
@@ -41,8 +45,17 @@ class Replica:
     breaker: Breaker = field(default_factory=Breaker)
     routed: RoutedTokens = field(default_factory=RoutedTokens)
 
-    def parts(self, num_prompt_tokens: int, matched_tokens: int, max_tokens: int, rates: Rates, now: float) -> Parts:
-        """The cost of a request here, with `matched_tokens` of its prompt in the index."""
+    def parts(
+        self,
+        num_prompt_tokens: int,
+        matched_tokens: int,
+        max_tokens: int,
+        rates: Rates,
+        now: float,
+        lent_tokens: int = 0,
+    ) -> Parts:
+        """The cost of a request here, with `matched_tokens` of its prompt in the index, and `lent_tokens` of it at
+        another replica."""
         reported, block_size = self.load.reported, self.block_size
         believed = min(int(self.trust.value * matched_tokens), num_prompt_tokens - 1)
         num_uncached = num_prompt_tokens - believed
@@ -50,13 +63,24 @@ class Replica:
         filled = num_blocks / reported.num_total_blocks if reported.num_total_blocks else 0.0
         return Parts(
             drain=self.load.drain_tokens(now, rates.prefill_tps) / rates.prefill_tps,
-            own=num_uncached / rates.prefill_tps + believed * self._seconds_per_hit_token(rates),
+            own=self._prefill_seconds(num_prompt_tokens, believed, lent_tokens, rates),
             pressure=pressure(filled),
             slow=rates.itl(self.load.batch() + 1),
             matched_tokens=matched_tokens,
             num_requests=self.load.num_requests,
             filled=filled,
         )
+
+    def _prefill_seconds(self, num_tokens: int, num_cached: int, num_lent: int, rates: Rates) -> float:
+        """What is not cached here is computed, or pulled where that is sooner."""
+        num_pulled = max(0, min(num_lent, num_tokens - 1) - num_cached)
+        num_computed = num_tokens - num_cached - num_pulled
+        seconds = num_computed / rates.prefill_tps + num_pulled * self.seconds_per_pulled_token(rates)
+        return seconds + num_cached * self._seconds_per_hit_token(rates)
+
+    def seconds_per_pulled_token(self, rates: Rates) -> float:
+        """An engine that cannot pull computes, as does one that is sooner so."""
+        return min(self.load.reported.seconds_per_pulled_token or math.inf, 1 / rates.prefill_tps)
 
     def _seconds_per_hit_token(self, rates: Rates) -> float:
         """What is cached beyond the device has to come from there; an engine computes what it has sooner so."""
@@ -76,6 +100,14 @@ class Replica:
         if self.breaker.is_open(now):
             return "failing"
         return "full" if parts.filled > GUARD_FILLED else ""
+
+    @property
+    def can_pull(self) -> bool:
+        return self.load.reported.seconds_per_pulled_token > 0
+
+    @property
+    def role(self) -> str:
+        return self.load.reported.role or BOTH
 
     @property
     def is_draining(self) -> bool:

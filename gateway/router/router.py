@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -21,21 +21,22 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.index.kv_index import Column
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
-from headwater.services.runtime.member import Member, new_epoch
+from headwater.services.runtime.member import new_epoch
 from headwater.services.runtime.membership import Members
 
 from . import policy, rendezvous
-from .decision import Candidate, Decision, Holder, shown
+from .decision import Candidate, Decision, shown
 from .fleet import Fleet
+from .holders import find_holder, replica_of
 from .lag import EventLag
 from .load import InFlight
 from .metrics import IndexCollector, RouterMetrics, TrustCollector
 from .peers import Peers
 from .policy import Policy
-from .replica import Replica
+from .rates import Rates
+from .replica import Incarnation, Replica
+from .splitting import MISPLACED, Splitting
 
-Incarnation = tuple[str, int]
-"""A replica's name and its epoch."""
 HASH_LEN = 16
 EXPECT_SECONDS = 2.0
 """At least so long a request on its way counts as cached where it went."""
@@ -43,7 +44,7 @@ _MAX_PREFIXES = 20_000
 """Whose last replicas are remembered."""
 _NUM_RECENT, _RECENT_BLOCKS = 512, 256
 """Prompts whose block hashes are kept for a look at the hottest prefixes, and hashes of each."""
-_LAST_RESORT = ("full", "inexact", "failing")
+_LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
 
@@ -61,6 +62,19 @@ class Dispatch:
     is_first: bool
     """It carries the first of its request's prompts."""
     is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt for which a replica is looked for; see `Router.choose`."""
+
+    hashes: tuple[bytes, ...]
+    num_tokens: int
+    max_tokens: int
+    exclude: Collection[Incarnation]
+    numerics_id: str
+    owner: Replica | None
+    """The lender, where it is still there."""
 
 
 class Router:
@@ -179,14 +193,22 @@ class Router:
         max_tokens: int,
         exclude: Collection[Incarnation] = (),
         numerics_id: str = "",
+        *,
+        lender: Incarnation | None = None,
+        may_hand_over: bool = False,
     ) -> Decision:
         """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one after another).
 
         `exclude` names incarnations that failed this request; `numerics_id` is what its answer so far was computed
-        with, if there is any. Raises `Unavailable` when none is left.
+        with, if there is any; `lender` is the one that gave it away last, and may still hold its blocks. A request that
+        may be handed over can be computed at two replicas. Raises `Unavailable` when none is left.
         """
         started, now, hashes = time.perf_counter(), self._clock(), _split(block_hashes)
-        seen = self._look(model_key, hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, now)
+        replicas, rates = self._fleet.of(model_key), self._fleet.rates(model_key, now)
+        owner = replica_of(replicas, lender)
+        splitting = Splitting(replicas.values(), has_begun=bool(numerics_id))
+        asked = _Asked(hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, owner)
+        seen = self._look(model_key, asked, splitting, rates, now)
         able = _able(seen)
         if not able:
             raise _none_left(seen)
@@ -194,7 +216,8 @@ class Router:
         decision = _decide(
             self._fleet.of(model_key)[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
         )
-        decision.holder = self._holder(decision.member, chosen, seen)
+        decision.holder = find_holder(replicas, owner, decision, chosen, seen)
+        decision.hands_over = may_hand_over and splitting.hands_over(replicas[chosen.replica_id], seen)
         self._metrics.decisions.add(reason)
         self._metrics.seconds(time.perf_counter() - started)
         return decision
@@ -254,26 +277,27 @@ class Router:
         self._metrics.event_lag(seconds)
 
     def _look(
-        self,
-        model_key: str,
-        hashes: tuple[bytes, ...],
-        num_prompt_tokens: int,
-        max_tokens: int,
-        exclude: Collection[Incarnation],
-        numerics_id: str,
-        now: float,
+        self, model_key: str, asked: _Asked, splitting: Splitting, rates: Mapping[str, Rates], now: float
     ) -> list[Candidate]:
         """Every replica of the model, scored."""
-        index = self._feed.index(model_key)
-        matched = index.lookup(hashes)
-        rates = self._fleet.rates(model_key, now)
+        index, num_tokens = self._feed.index(model_key), asked.num_tokens
+        matched = index.lookup(asked.hashes)
+        # Replicas of a model have blocks of one size.
+        block_size = next((each.block_size for each in self._fleet.of(model_key).values()), 0)
+        num_lent = num_tokens if asked.owner is not None else max(matched.values(), default=0) * block_size
         seen = []
         for replica_id, replica in self._fleet.of(model_key).items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
-            parts = replica.parts(num_prompt_tokens, matched_tokens, max_tokens, rates[replica.member.numerics_id], now)
-            guard = "failed" if replica.incarnation in exclude else replica.guard(parts, now)
-            if not guard and numerics_id and replica.member.numerics_id != numerics_id:
+            if replica is asked.owner:
+                # Its events may still be on their way.
+                matched_tokens = num_tokens
+            of_kind = rates[replica.member.numerics_id]
+            parts = replica.parts(num_tokens, matched_tokens, asked.max_tokens, of_kind, now, num_lent)
+            parts = splitting.with_costs(replica, parts, num_tokens, of_kind)
+            guard = "failed" if replica.incarnation in asked.exclude else replica.guard(parts, now)
+            if not guard and asked.numerics_id and replica.member.numerics_id != asked.numerics_id:
                 guard = "inexact"
+            guard = guard or splitting.guard(replica)
             is_synced, cached = replica.standing(index.column(replica_id))
             age = replica.load_age(now)
             seen.append(
@@ -305,15 +329,6 @@ class Router:
         if chosen is not best and chosen.cost > best.cost:
             return chosen, "spread"
         return chosen, "prefix" if chosen.parts.matched_tokens else "load"
-
-    def _holder(self, member: Member, chosen: Candidate, seen: list[Candidate]) -> Holder | None:
-        """The replica that has most of the prompt, where that is more than the chosen one has: its blocks may come
-        sooner from there than they are computed. One that has failed lends nothing."""
-        best = max(seen, key=lambda each: each.parts.matched_tokens)
-        if best.parts.matched_tokens <= chosen.parts.matched_tokens or best.guard in ("failed", "failing"):
-            return None
-        other = self._fleet.of(member.model_key)[best.replica_id].member
-        return Holder(other, best.parts.matched_tokens) if other.numerics_id == member.numerics_id else None
 
     def _remember(self, prefix: bytes, replica_id: str, now: float) -> None:
         self._last_served.setdefault(prefix, {})[replica_id] = now

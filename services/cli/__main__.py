@@ -43,6 +43,7 @@ from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
 from .platform_commands import app as platform_commands
+from .role_command import make_command as make_role_command
 from .tenant_commands import make_commands
 from .up import INTERRUPTED
 from .up import up as run_line
@@ -78,6 +79,7 @@ StateDir = Annotated[Path, option_of("state_dir")]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
 app.add_typer(platform_commands, name="platform")
+app.command("role")(make_role_command(default_state_dir))
 app.command()(access)
 CacheDir = Annotated[Path, option_of("cache_dir")]
 Port = Annotated[int, option_of("port")]

@@ -17,6 +17,7 @@ from ..runtime.cluster_key import ClusterKey, using
 from ..runtime.member import Kind, Member
 from ..runtime.membership import Members
 from ..runtime.printable import shown
+from ..runtime.role import BOTH
 from ..runtime.tasks import owned_task
 from .plain_table import plain_table
 from .status_watch import GatewaySight, TokenRates, findings, watched
@@ -117,6 +118,8 @@ def _engines(replicas: Sequence[Member]) -> Table:
 
 def _state(member: Member) -> str:
     state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
+    if member.load is not None and member.load.role not in ("", BOTH):
+        state += f" {shown(member.load.role)}"
     return state + (f" [yellow]without {shown(', '.join(member.without))}[/]" if member.without else "")
 
 

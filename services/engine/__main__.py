@@ -55,7 +55,8 @@ async def _serve_core(
 ) -> None:
     replica = Replica(settings, ready)
     with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
-        server = EngineServer(core, ready, KvEventLog(replica.incarnation), replica.model.name, compiler, tracing)
+        events = KvEventLog(replica.incarnation)
+        server = EngineServer(core, ready, events, replica.model.name, compiler, tracing, settings.role)
         await compiler.read()
         async with _peers_joined(core, ready, replica) as peers:
             await _serve_clients(settings, core, server, replica, peers, life)

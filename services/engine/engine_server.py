@@ -20,6 +20,7 @@ from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
 from ..runtime.member import ReplicaLoad
+from ..runtime.role import BOTH
 from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
 from .core_client import CoreClient
@@ -49,6 +50,7 @@ class EngineServer:
         model_name: str,
         compiler: GrammarCompiler,
         tracing: Tracing = NO_TRACING,
+        role: str = BOTH,
     ) -> None:
         self.tracing = tracing
         self.limits = Limits(
@@ -62,6 +64,7 @@ class EngineServer:
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
+        self._role = role
         self.num_prompt_tokens = 0
         self.num_finished: Tally[str] = Tally()
         """Streams by the reason of their end."""
@@ -150,6 +153,8 @@ class EngineServer:
             num_used_host_blocks=load.num_used_host_blocks,
             num_total_host_blocks=load.num_total_host_blocks,
             seconds_per_hit_token=load.seconds_per_hit_token,
+            seconds_per_pulled_token=load.peers.seconds_per_token if load.peers is not None else 0.0,
+            role=self._role,
         )
 
     @property
@@ -177,6 +182,16 @@ class EngineServer:
     def is_prepared(self) -> bool:
         """See `CoreClient.is_prepared`."""
         return self._core.is_prepared
+
+    @property
+    def role(self) -> str:
+        return self._role
+
+    @role.setter
+    def role(self, role: str) -> None:
+        """Routing hears of it with the next load message, which is due at once. What runs goes on."""
+        self._role = role
+        self.load_changed.set()
 
     async def sweep(self) -> None:
         """For ever: once a second, cancels streams whose readers have been out of room for too long."""

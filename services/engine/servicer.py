@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+import structlog
 
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc, events_pb2
 
+from ..runtime.errors import BadRequest
+from ..runtime.role import ROLES
 from .engine_server import EngineServer
 from .replica import Replica
 
@@ -65,6 +68,13 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         self.drain_wanted.set()
         num_finished, num_cancelled = await asyncio.shield(self._drained)
         return pb.DrainReply(num_finished=num_finished, num_cancelled=num_cancelled)
+
+    async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
+        if request.role not in ROLES:
+            raise BadRequest.of("role", request.role, " or ".join(ROLES))
+        before, self._server.role = self._server.role, request.role
+        structlog.get_logger().info("role changed", role=request.role, before=before)
+        return pb.SetRoleReply(before=before)
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
         return self._replica.describe(self._server.load(), self._server.without).to_pb()

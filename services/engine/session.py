@@ -26,7 +26,7 @@ from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frame
 from .messages import Ask, Cancel, Command, Credit, Stall
 from .outbox import Outbox
 from .requests import Limits, PendingAdd, requests_of
-from .stream import CAUSES, DRAINING, LIVE, MISSING, SLOW_READER_SECONDS, STALLED_SECONDS, SUPERSEDED, Stream
+from .stream import CAUSES, DRAINING, LIVE, MISSING, PREFILLED, SLOW_READER_SECONDS, STALLED_SECONDS, SUPERSEDED, Stream
 
 
 class Host(Protocol):
@@ -61,6 +61,8 @@ class EngineSession:
         """Output index of each stream's next token."""
         self._pending: dict[int, PendingAdd] = {}
         """By first stream: requests whose parts are still coming."""
+        self._handing_over: set[int] = set()
+        """Streams that another engine goes on with once they have a token."""
         self._outbox = Outbox()
         self._end = AnsweringEnd(self._outbox.next_frame, self.take, self._on_left)
         self._outbox.on_filled = self._end.wake
@@ -115,6 +117,9 @@ class EngineSession:
         self._outbox.put(step_frames(output.step, rows, starts, at_once))
         if finishes:
             self._streams_ended()
+        for stream_id in self._handing_over.intersection(rows.stream_ids):
+            self._handing_over.remove(stream_id)
+            self.cancel(stream_id, PREFILLED)
 
     def cancel(self, stream_id: int, reason: str) -> bool:
         """Ends a stream within a step; False when there is none of that id."""
@@ -238,6 +243,8 @@ class EngineSession:
         self._streams[stream_id] = Stream(
             stream_id, request.key, prompt, max_tokens, first_index, granted, request.prompt_ids, deadline, span
         )
+        if add.hand_over:
+            self._handing_over.add(stream_id)
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
         self._host.fence.enter(prompt, add.attempt, request.key, lambda: self.cancel(stream_id, SUPERSEDED))
@@ -308,6 +315,7 @@ class EngineSession:
 
     def _forget(self, stream_id: int) -> Stream:
         stream = self._streams.pop(stream_id)
+        self._handing_over.discard(stream_id)
         del self._stream_ids[stream.key], self._next_index[stream_id]
         self._host.fence.leave(stream.prompt, stream.key)
         if stream.deadline is not None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from headwater.engine_core import quantization as methods
 from headwater.engine_core.config import BLOCK_SIZES
 
+from ..runtime.role import BOTH, ROLES
 from ..runtime.settings import SettingError, setting
 from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
 from ..runtime.stage_security import StageSecuritySettings
@@ -23,6 +24,7 @@ CHOICES = {
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
+    "role": ROLES,
 }
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 ONE_IF_SIMULATED = "1 with --executor simulated"
@@ -87,6 +89,7 @@ class EngineSettings(StageSecuritySettings):
     )
     tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
     pipeline_parallel_size: int = setting(1, "stages, in processes of their own, that divide the layers, 1…4")
+    role: str = setting(BOTH, "both, prefill (computes prompts, others go on) or decode (goes on behind them)")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")

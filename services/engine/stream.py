@@ -25,8 +25,9 @@ STALLED_SECONDS = 1.0
 """A stream that has no credit for so long gives its seat and blocks to requests that wait for them. Longer than credit
 takes on a busy machine, since who loses them may have to compute its tokens again."""
 
-DRAINING, SUPERSEDED = "draining", "superseded"
+DRAINING, PREFILLED, SUPERSEDED = "draining", "prefilled", "superseded"
 CAUSES = {
+    PREFILLED: common_pb2.LOSS_CAUSE_HANDED_OVER,
     DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
     SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
 }

@@ -60,6 +60,8 @@ class ReplicaLoad:
     num_used_host_blocks: int = 0
     num_total_host_blocks: int = 0
     seconds_per_hit_token: float = 0.0
+    seconds_per_pulled_token: float = 0.0
+    role: str = ""
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)

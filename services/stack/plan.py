@@ -79,6 +79,7 @@ class StackPlan:
         settings = self.settings
         flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}"]
         flags += [f"--device={self.device}", *settings.flags_for(ENGINE)]
+        flags += settings.role_flags(idx)
         # A variable that engines read by themselves says it for all of them.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
         flags += gpu_flags(os.environ) if self.device == "cuda" else []

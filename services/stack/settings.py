@@ -26,6 +26,7 @@ from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import is_loopback
 from ..runtime.hardware import DTYPES, default_replicas
+from ..runtime.role import DECODE, PREFILL
 from ..runtime.settings import SettingError
 from ..runtime.speculation import MODES
 from .profile import Profile
@@ -41,7 +42,11 @@ CHOICES = {
     "speculation": MODES,
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
+LEAST |= {"prefill_replicas": 1, "decode_replicas": 1}
 LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
+SPLIT = ("prefill_replicas", "decode_replicas")
+SPLIT_PEER_BYTES = 256 << 20
+"""Of `kv_peer_memory` where engines have roles and nothing else was said."""
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
 
@@ -75,6 +80,8 @@ class StackSettings:
 
     model: str = flag(DEMO_NAME, "Demo model, Hugging Face id, model folder or .gguf file.")
     replicas: int | None = flag(None, "Engines; they share the machine.", shown="2; on GPUs one each")
+    prefill_replicas: int | None = flag(None, "Engines that compute prompts, with --decode-replicas.")
+    decode_replicas: int | None = flag(None, "Engines that go on behind them, with --prefill-replicas.")
     min_replicas: int | None = flag(None, "Engines come and go by demand: the fewest; 0 is allowed.")
     max_replicas: int | None = flag(None, "Engines come and go by demand: the most.")
     idle_seconds: float = flag(IDLE_SECONDS, "After which an engine that is not needed is stopped.")
@@ -138,6 +145,7 @@ class StackSettings:
         for name, least in LEAST.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise SettingError(name, value, f"at least {least}")
+        self._check_split()
         assert self.rules
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
@@ -160,6 +168,30 @@ class StackSettings:
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
 
+    def _check_split(self) -> None:
+        """Engines of both roles, in fixed numbers."""
+        for name, other in (SPLIT, SPLIT[::-1]):
+            value = getattr(self, name)
+            if value is not None and getattr(self, other) is None:
+                raise SettingError(name, value, f"a number together with --{other.replace('_', '-')}")
+        if self.num_split is not None and (self.replicas is not None or self.scales_by_demand):
+            allowed = "none beside --replicas, --min-replicas and --max-replicas"
+            raise SettingError(SPLIT[0], self.prefill_replicas, allowed)
+
+    @property
+    def num_split(self) -> int | None:
+        """Engines of both roles together; None where engines have no roles."""
+        if self.prefill_replicas is None or self.decode_replicas is None:
+            return None
+        return self.prefill_replicas + self.decode_replicas
+
+    def role_flags(self, idx: int) -> list[str]:
+        """Of an engine: the first ones compute prompts. Engines that go on behind others need a way to their blocks."""
+        if self.prefill_replicas is None:
+            return []
+        memory = [] if self.kv_peer_memory else [f"--kv-peer-memory={SPLIT_PEER_BYTES}"]
+        return [f"--role={PREFILL if idx < self.prefill_replicas else DECODE}", *memory]
+
     def _check_words(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -181,7 +213,7 @@ class StackSettings:
     def rules(self) -> ScaleRules:
         """Raises `SettingError`."""
         tuned = None if self.profile is None or not self.profile.is_file() else Profile.read(self.profile).replicas
-        usual = self.replicas or tuned or default_replicas(self.device, self.num_ranks)
+        usual = self.replicas or self.num_split or tuned or default_replicas(self.device, self.num_ranks)
         least, most = replica_bounds(self.replicas, self.max_replicas, self.min_replicas, usual)
         return ScaleRules(
             min_replicas=most if least is None else least,
@@ -216,7 +248,7 @@ class StackSettings:
             for name in ("state_dir", "cache_dir", "draft_heads", "kv_disk_dir")
             if (path := getattr(self, name)) is not None
         }
-        if self.scales_by_demand:
+        if self.scales_by_demand or self.num_split is not None:
             return dataclasses.replace(self, **paths)
         return dataclasses.replace(self, **paths, replicas=self.rules.max_replicas)
 

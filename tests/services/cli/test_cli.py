@@ -25,16 +25,9 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert set(inspect.signature(cli.up).parameters) == fields
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
-        *(
-            "load_format",
-            "kv_cache_dtype",
-            "activation_dtype",
-            "kv_swap_memory",
-            "kv_peer_memory",
-            "gpu_memory_utilization",
-        ),
+        *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
         "quantization",
-        *("kv_disk_dir", "kv_disk_memory"),
+        *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory"),
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
         *("tensor_parallel_size", "pipeline_parallel_size"),
@@ -54,6 +47,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         # Off: the chat template may be nobody else's business.
         "tokenizer_info",
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
+        *("prefill_replicas", "decode_replicas"),
         *("min_replicas", "max_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     }

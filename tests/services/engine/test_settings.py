@@ -20,7 +20,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps",
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
         "tensor_parallel_size", "pipeline_parallel_size",
-        "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
+        "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "hang_limit", "drain_limit",
     ]  # fmt: skip
 

@@ -1,0 +1,115 @@
+"""Which replica computes a prompt and which one goes on, where replicas have roles."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from headwater.gateway.router.decision import Decision
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.served_model import ServedModel
+from tests.gateway.router.test_router import BLOCK, IDLE, Cluster, chain
+
+PREFILL = replace(IDLE, role="prefill")
+DECODE = replace(IDLE, role="decode", seconds_per_pulled_token=0.00001)
+BUSY = replace(DECODE, num_running=8)
+PROMPT = chain("p", 64)
+NUM_TOKENS = len(PROMPT) * BLOCK + 1
+
+
+@pytest.fixture
+async def cluster(served_model: ServedModel) -> AsyncIterator[Cluster]:
+    """`p` computes prompts, `d` and `e` go on behind it, and run answers."""
+    made = Cluster(served_model, "pde")
+    async with made.router.running():
+        for name, load in (("p", PREFILL), ("d", BUSY), ("e", BUSY)):
+            made.reports(name, load)
+            made.caches(name, [])
+        yield made
+
+
+def choose(cluster: Cluster, **more: object) -> Decision:
+    return cluster.router.choose(cluster.model.key, b"".join(PROMPT), NUM_TOKENS, 64, **more)  # type: ignore[arg-type]
+
+
+def goes_on(cluster: Cluster, **more: object) -> Decision:
+    """The choice for an answer that `p` has begun."""
+    lender = cluster.replicas["p"].replica_id, cluster.replicas["p"].epoch
+    return choose(cluster, numerics_id="n", lender=lender, **more)
+
+
+def test_a_long_prompt_is_split_where_answers_run(cluster: Cluster) -> None:
+    decision = choose(cluster, may_hand_over=True)
+    assert (decision.replica_id, decision.hands_over) == ("p", True)
+    assert decision.receipt["hands_over"] is True
+    following = goes_on(cluster)
+    assert following.replica_id in "de"
+    assert following.hands_over is False
+    assert following.holder is not None
+    assert (following.holder.member.replica_id, following.holder.num_tokens) == ("p", NUM_TOKENS)
+
+
+def test_it_is_not_where_nothing_runs(cluster: Cluster) -> None:
+    for name in "de":
+        cluster.reports(name, DECODE)
+    decision = choose(cluster, may_hand_over=True)
+    assert decision.replica_id in "de"
+    assert decision.hands_over is False
+
+
+def test_nor_where_the_prompt_is_cached_at_the_decode_side(cluster: Cluster) -> None:
+    cluster.caches("d", PROMPT)
+    assert choose(cluster, may_hand_over=True).replica_id == "d"
+
+
+def test_nor_where_the_prompt_would_be_computed_twice(cluster: Cluster) -> None:
+    """Engines that cannot pull do not go on behind others."""
+    for name in "de":
+        cluster.reports(name, replace(IDLE, role="decode", num_running=8))
+    assert choose(cluster, may_hand_over=True).hands_over is False
+
+
+def test_a_request_that_cannot_be_handed_over_stays(cluster: Cluster) -> None:
+    decision = choose(cluster, may_hand_over=False)
+    assert (decision.replica_id, decision.hands_over) == ("p", False)
+
+
+def test_where_no_other_is_left_each_does_all_of_it(cluster: Cluster) -> None:
+    for name in "de":
+        cluster.reports(name, BUSY, draining=True)
+    decision = choose(cluster, may_hand_over=True)
+    assert (decision.replica_id, decision.hands_over) == ("p", False)
+    assert goes_on(cluster).replica_id == "p"
+    cluster.reports("p", PREFILL, draining=True)
+    with pytest.raises(Unavailable):
+        choose(cluster)
+
+
+def test_an_answer_that_lost_its_decode_engines_goes_back(cluster: Cluster) -> None:
+    failed = [(name, cluster.replicas[name].epoch) for name in "de"]
+    decision = goes_on(cluster, exclude=failed)
+    assert (decision.replica_id, decision.holder) == ("p", None)
+
+
+def test_roles_change_with_the_next_load_message(cluster: Cluster) -> None:
+    cluster.reports("p", replace(IDLE, role="both"))
+    decision = choose(cluster, may_hand_over=True)
+    assert (decision.replica_id, decision.hands_over) == ("p", False)
+    assert goes_on(cluster).replica_id == "p"
+
+
+def test_a_replica_that_pulls_fast_is_as_good_as_one_that_has_the_prefix(cluster: Cluster) -> None:
+    """Without roles: the holder is busy, and pulling costs less than waiting for it or computing."""
+    for name in "de":
+        cluster.reports(name, replace(IDLE, seconds_per_pulled_token=0.00001))
+    cluster.reports("p", replace(IDLE, num_prefill_tokens=2000))
+    cluster.caches("p", PROMPT)
+    decision = choose(cluster)
+    assert decision.replica_id in "de"
+    assert decision.holder is not None
+    assert decision.predicted_seconds < 0.1
+    for name in "de":
+        cluster.reports(name, IDLE)
+    assert choose(cluster).replica_id == "p"

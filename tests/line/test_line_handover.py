@@ -1,0 +1,232 @@
+"""Prompts computed at one engine and answers at another: what an undisturbed hand-over looks like, roles that change,
+and a death at any point of it."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.line.conftest import MODEL, Line
+
+PREFILL, DECODE = "engine-0", "engine-1"
+PROMPT = "Tell me of the river, its birds, its boats and the long nights at its mouth. " * 40
+PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0005"}
+MAX_TOKENS = 48
+LENGTH_SECONDS = 0.6
+"""Of an answer, from its dispatch to its last token, over which deaths are spread."""
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """One engine of each role, two output processors and gateways; whoever dies comes back."""
+    flags = ("--executor=simulated", "--prefill-replicas=1", "--decode-replicas=1")
+    more = ("--output-processors=2", "--gateways=2")
+    made = Line(tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE)
+    yield made
+    made.kill()
+
+
+def settle(line: Line) -> None:
+    """Waits until every engine is there and routing knows its role."""
+
+    def is_settled() -> bool:
+        replicas = line.client.get("/admin/replicas").json()["data"]
+        return sorted(each["role"] for each in replicas if each["status"] == "serving") == ["decode", "prefill"]
+
+    line.wait_for(is_settled, 60, "engines of both roles are not there")
+
+
+def body_of(number: int) -> dict[str, Any]:
+    sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": 5}
+    return {"model": MODEL, "prompt": f"{number} {PROMPT}", "return_token_ids": True, **sampling}
+
+
+def ask(line: Line, number: int) -> dict[str, Any]:
+    reply = line.client.post("/v1/completions", json=body_of(number))
+    assert reply.status_code == 200, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def tokens(answer: dict[str, Any]) -> list[int]:
+    found: list[int] = answer["choices"][0]["token_ids"]
+    return found
+
+
+def explained(line: Line, answer: dict[str, Any]) -> dict[str, Any]:
+    """NOTE: the gateway that answered has it; connections are shared out among the gateways."""
+    for _ in range(50):
+        reply = line.client.get(f"/v1/requests/{answer['id']}/explain")
+        if reply.status_code == 200:
+            [prompt] = reply.json()["prompts"]
+            return dict(prompt)
+    raise AssertionError(reply.text)
+
+
+def set_role(line: Line, replica: str, role: str) -> None:
+    command = [sys.executable, "-m", "headwater.services.cli", "role", replica, role, f"--base-url={line.record.rest}"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert told.stdout.startswith(f"{replica}: {role}, was ")
+
+
+def roles(line: Line) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = line.client.get("/admin/replicas").json()["data"]
+    return found
+
+
+def figure(line: Line, stage: str, name: str) -> float:
+    """A metric of an engine."""
+    address = next(each.addresses["metrics"] for each in line.record.stages if each.name == stage)
+    lines = line.client.get(f"http://{address}/metrics").text.splitlines()
+    return sum(float(each.rsplit(" ", 1)[1]) for each in lines if each.startswith(f"headwater_{name}{{"))
+
+
+@contextlib.contextmanager
+def busy(line: Line) -> Iterator[None]:
+    """Answers run at the engine for them: it is better to compute a prompt elsewhere."""
+    with contextlib.ExitStack() as stack:
+        for number in range(2):
+            events = stack.enter_context(line.stream(f"background {number}", max_tokens=4000, ignore_eos=True))
+            next(events)
+        line.wait_for(
+            lambda: any(each["id"] == DECODE and each["num_running"] for each in roles(line)), 10, "nothing runs"
+        )
+        yield
+
+
+@pytest.mark.slow
+def test_a_prompt_is_computed_at_one_engine_and_its_answer_at_another(line: Line) -> None:
+    settle(line)
+    with busy(line):
+        answer = ask(line, 0)
+    told = explained(line, answer)
+    attempts = told["attempts"]
+    assert [each["decision"]["replica_id"] for each in attempts] == [PREFILL, DECODE]
+    assert [each["cause"] for each in attempts] == ["handed_over", None]
+    first, second = (each["decision"] for each in attempts)
+    assert first["hands_over"] is True
+    assert second["holder"]["replica_id"] == PREFILL
+    assert answer["usage"]["completion_tokens"] == MAX_TOKENS
+    assert figure(line, DECODE, "kv_pulled_tokens_total") > 0.9 * answer["usage"]["prompt_tokens"]
+    # Token for token what one engine says alone, where nothing else runs.
+    alone = ask(line, 0)
+    assert [each["decision"]["replica_id"] for each in explained(line, alone)["attempts"]] == [DECODE]
+    assert tokens(alone) == tokens(answer)
+
+
+@pytest.mark.slow
+def test_roles_change_within_a_second_and_without_draining(line: Line) -> None:
+    settle(line)
+    with busy(line):
+        for replica in (PREFILL, DECODE):
+            set_role(line, replica, "both")
+        line.wait_for(lambda: {each["role"] for each in roles(line)} == {"both"}, 1.5, "roles are not known")
+        assert len(explained(line, ask(line, 1))["attempts"]) == 1
+        set_role(line, PREFILL, "prefill")
+        set_role(line, DECODE, "decode")
+        settle(line)
+        assert len(explained(line, ask(line, 2))["attempts"]) == 2
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    command = [sys.executable, "-m", "headwater.services.cli"]
+    for flags, says in (
+        (["--prefill-replicas=1"], "--prefill-replicas is 1; allowed: a number together with --decode-replicas"),
+        (
+            ["--prefill-replicas=1", "--decode-replicas=1", "--replicas=2"],
+            "--prefill-replicas is 1; allowed: none beside --replicas, --min-replicas and --max-replicas",
+        ),
+    ):
+        told = subprocess.run([*command, "up", *flags], capture_output=True, text=True, check=False)
+        assert told.returncode != 0
+        assert says in told.stderr
+    told = subprocess.run([*command, "role", "engine-0", "boss"], capture_output=True, text=True, check=False)
+    assert "role is 'boss'; allowed: both or prefill or decode" in told.stderr
+
+
+class Crowd:
+    """Clients that ask one thing each, over and over, and what became of it."""
+
+    def __init__(self, line: Line, *, asks_again: bool) -> None:
+        """`asks_again`: where the gateway dies, its connections break, and clients ask again as their libraries do."""
+        self._asks_again = asks_again
+        self._line, self._known = line, {number: tokens(ask(line, number)) for number in range(10, 14)}
+        self.num_answers = 0
+        self.problems: list[str] = []
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in self._known]
+
+    def __enter__(self) -> Crowd:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _run(self, number: int) -> None:
+        with httpx.Client(base_url=self._line.record.rest, timeout=60) as client:
+            for turn in itertools.count():
+                if self._is_over.is_set():
+                    return
+                self._ask(client, number, turn)
+
+    def _ask(self, client: httpx.Client, number: int, turn: int) -> None:
+        body = body_of(number) | {"cache_salt": f"turn-{number}-{turn}"}
+        try:
+            reply = client.post("/v1/completions", json=body)
+            if reply.status_code != 200:
+                self.problems.append(f"{reply.status_code}: {reply.text}")
+            elif reply.json()["choices"][0]["token_ids"] != self._known[number]:
+                self.problems.append(f"other tokens for {number}")
+            else:
+                self.num_answers += 1
+        except httpx.TransportError as failure:
+            if not self._asks_again:
+                self.problems.append(repr(failure))
+
+
+def pid_of(line: Line, stage: str) -> int:
+    return next(each.pid for each in line.record.stages if each.name == stage)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("num_points", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stage", [PREFILL, DECODE, "output-processor-0", "gateway-0"])
+def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_points: int) -> None:
+    """Prompts are computed, pulled and gone on with all the time: a death hits some of them at every point."""
+    settle(line)
+    num_split = 0
+    with Crowd(line, asks_again=stage.startswith("gateway")) as crowd:
+        for point in range(num_points):
+            proceed(line, crowd)
+            num_split += len(explained(line, ask(line, 1))["attempts"]) > 1
+            time.sleep(LENGTH_SECONDS * (point + 0.5) / num_points)
+            pid = line.pid_of(stage)
+            os.kill(pid, signal.SIGKILL)
+            proceed(line, crowd)
+            line.wait_for(lambda pid=pid: line.pid_of(stage) != pid, 60, f"{stage} is not back")
+            settle(line)
+    assert crowd.problems == []
+    assert num_split > 0
+
+
+def proceed(line: Line, crowd: Crowd) -> None:
+    """Waits for some more answers."""
+    before = crowd.num_answers
+    line.wait_for(lambda: crowd.num_answers >= before + 4 or bool(crowd.problems), 60, "nothing is answered")
+    assert crowd.problems == []
