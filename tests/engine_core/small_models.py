@@ -12,14 +12,15 @@ import transformers
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.kv.tiers import open_disk
+from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.request import NewRequest, TokenLogprobs
+from headwater.engine_core.request import Holder, NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.kernels.block_formats import BlockWeight, expand
+from tests.engine_core.direct_link import DirectLink
 
 SHAPE = {
     "vocab_size": 512,
@@ -105,23 +106,35 @@ class Answer:
 class SmallEngine:
     """An engine in this process."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, *, link: DirectLink | None = None, address: str = "", **options: Any) -> None:
+        """`link` joins it, as `address`, with other engines of this process."""
         given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
         asked = ExecutorOptions(model_folder=folder, **given)
         self.executor, self.config, facts = build_executor(asked, lambda phase, done, total: None)
         disk_files = open_disk(asked, self.config, facts, self.executor)
-        self.engine = Engine(self.config, self.executor, disk_files=disk_files)
+        self._link, peer_link = link, None
+        if link is not None:
+            key = key_of(asked, self.config, facts, self.executor)
+            peer_link = link.end_of(address, key, self.config, self.executor)
+        self.engine = Engine(self.config, self.executor, disk_files=disk_files, peer_link=peer_link)
+        if link is not None:
+            link.join(address, self.engine)
         self._num_asked = 0
 
-    def answer(self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams) -> list[Answer]:
+    def answer(
+        self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams, holder: Holder | None = None
+    ) -> list[Answer]:
         """All prompts at once; one sampling for all, or one each."""
         first, answers = self._num_asked, {}
         self._num_asked += len(prompts)
         for i, prompt in enumerate(prompts):
             sampling = samplings[i if len(samplings) > 1 else 0]
             answers[first + i] = Answer([], [], [])
-            self.engine.add(NewRequest(key=first + i, prompt_ids=list(prompt), output_ids=[], sampling=sampling))
+            new = NewRequest(key=first + i, prompt_ids=list(prompt), output_ids=[], sampling=sampling, holder=holder)
+            self.engine.add(new)
         while self.engine.has_work():
+            if self._link is not None:
+                self._link.pump()
             if (output := self.engine.step()) is not None:
                 _hear(output, answers)
         return [answers[first + i] for i in range(len(prompts))]

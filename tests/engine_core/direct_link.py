@@ -1,0 +1,85 @@
+"""Joins engines of this process, so that they pull blocks from each other without a network."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    LeaseEnd,
+    LeaseRequest,
+    Lent,
+    PeerLink,
+    Pulled,
+    PullEnd,
+    PullRequest,
+    ToLink,
+)
+from headwater.engine_core.kv.tiers import block_bytes_of
+
+
+class DirectLink:
+    """Engines by address. What is said to them is delivered by `pump`, between their steps."""
+
+    def __init__(self) -> None:
+        self._engines: dict[str, Engine] = {}
+        self._links: dict[str, PeerLink] = {}
+        self._due: deque[Callable[[], None]] = deque()
+        self._open: dict[int, tuple[str, PullRequest]] = {}
+        """By lease: who pulls what."""
+        self._leases = count(1)
+
+    def end_of(self, address: str, key: bytes, config: EngineConfig, executor: Executor) -> PeerLink | None:
+        """An engine's end of the link; None where it has no memory for it."""
+        if not config.num_peer_blocks:
+            return None
+        records = np.zeros((config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor)), np.uint8)
+        self._links[address] = PeerLink(key=key, records=records, send=partial(self._send, address))
+        return self._links[address]
+
+    def join(self, address: str, engine: Engine) -> None:
+        self._engines[address] = engine
+
+    def pump(self) -> None:
+        """Delivers what is due, and lets engines that lend go on."""
+        while self._due:
+            self._due.popleft()()
+        for address in {request.holder.address for _, request in self._open.values()}:
+            self._engines[address].step()
+
+    def _send(self, sender: str, message: ToLink) -> None:
+        match message:
+            case PullRequest():
+                self._due.append(partial(self._ask, sender, message))
+            case Lent():
+                self._due.append(partial(self._carry, message))
+            case PullEnd(pull=pull):
+                for lease, (puller, request) in list(self._open.items()):
+                    if (puller, request.pull) == (sender, pull):
+                        self._due.append(
+                            partial(self._carry, Lent(lease=lease, rows=[], before=Claim(), after=Claim()))
+                        )
+
+    def _ask(self, puller: str, request: PullRequest) -> None:
+        lease = next(self._leases)
+        self._open[lease] = puller, request
+        self._engines[request.holder.address].take(LeaseRequest(lease=lease, wanted=request.wanted))
+
+    def _carry(self, lent: Lent) -> None:
+        if (found := self._open.pop(lent.lease, None)) is None:
+            return
+        puller, request = found
+        owner = request.holder.address
+        for source, target in zip(lent.rows, request.rows, strict=False):
+            self._links[puller].records[target] = self._links[owner].records[source]
+        self._engines[puller].take(Pulled(pull=request.pull, before=lent.before, after=lent.after))
+        self._engines[owner].take(LeaseEnd(lease=lent.lease))

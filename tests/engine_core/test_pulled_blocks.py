@@ -1,0 +1,73 @@
+"""Blocks between two engines that compute a model on a CPU: the same bits as computed, whoever computed them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.request import Holder
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.direct_link import DirectLink
+from tests.engine_core.small_models import Answer, SmallEngine, convert, random_checkpoint
+
+RNG = np.random.default_rng(6)
+PROMPTS = [RNG.integers(3, 512, 120).tolist() for _ in range(3)]
+NUM_CACHED = 112
+SAMPLING = SamplingParams(temperature=0.8, seed=3, max_tokens=10, num_logprobs=2)
+SIZES = {"max_model_len": 256, "kv_peer_memory": 4 << 20}
+
+
+def at(address: str) -> Holder:
+    return Holder(address=address, epoch=1, num_tokens=120)
+
+
+def same(answer: Answer, other: Answer) -> bool:
+    return (answer.token_ids, answer.logprobs) == (other.token_ids, other.logprobs)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp(request.param)
+    random_checkpoint("qwen3", home / "hf")
+    return convert(home / "hf", home / "ours", request.param)
+
+
+def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path) -> None:
+    alone = SmallEngine(folder, max_model_len=256)
+    known = [alone.answer([prompt], SAMPLING)[0] for prompt in PROMPTS]
+    link = DirectLink()
+    first, second = (SmallEngine(folder, link=link, address=each, **SIZES) for each in "ab")
+    for prompt, expected in zip(PROMPTS, known, strict=True):
+        [computed] = first.answer([prompt], SAMPLING)
+        [pulled] = second.answer([prompt], SAMPLING, holder=at("a"))
+        assert same(computed, expected)
+        assert same(pulled, expected)
+        assert (computed.cached_tokens, pulled.cached_tokens) == (0, NUM_CACHED)
+    assert second.engine.load().hits_by_tier == {"peer": 3 * NUM_CACHED}
+    load = first.engine.load()
+    assert load.peers is not None
+    assert (load.peers.num_lent, load.peers.num_leases, load.num_used_blocks) == (3 * NUM_CACHED, 0, 0)
+    for engine in (first, second):
+        engine.close()
+
+
+def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
+    link = DirectLink()
+    first = SmallEngine(folder, link=link, address="a", block_size=32, **SIZES)
+    second = SmallEngine(folder, link=link, address="b", **SIZES)
+    [known] = first.answer([PROMPTS[0]], SAMPLING)
+    [answer] = second.answer([PROMPTS[0]], SAMPLING, holder=at("a"))
+    assert same(answer, known)
+    assert answer.cached_tokens == 0
+    for engine in (first, second):
+        engine.close()
+
+
+def test_less_than_two_blocks_are_refused(folder: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"kv_peer_memory is 100; allowed: 0, or \d+ bytes .2 blocks, twice. and more"
+    ):
+        SmallEngine(folder, kv_peer_memory=100)
