@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.gateway.router.router import Incarnation, Router
+from headwater.gateway.router.replica import Incarnation
+from headwater.gateway.router.router import Router
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.member import Kind
