@@ -147,18 +147,23 @@ def test_packed_files_of_ranks_are_their_own_though_their_shapes_are_equal(tmp_p
 
 
 READ = """
-import sys, torch
+import os, sys, torch
 from pathlib import Path
 from tests.engine_core.test_shards import part
-folder, size = Path(sys.argv[1]), int(sys.argv[2])
-weights = part(folder, 0, size)
-for linear in weights.linears.values():
-    linear.product(torch.ones(1, linear.in_features))
-for tensor in weights.tensors.values():
-    tensor.sum()
-maps = Path("/proc/self/smaps").read_text().split("weights.safetensors")[1:]
-print(sum(int(each.split("Rss:")[1].split()[0]) for each in maps))
+for size in map(int, sys.argv[2:]):
+    if os.fork():
+        os.wait()
+        continue
+    weights = part(Path(sys.argv[1]), 0, size)
+    for linear in weights.linears.values():
+        linear.product(torch.ones(1, linear.in_features))
+    for tensor in weights.tensors.values():
+        tensor.sum()
+    maps = Path("/proc/self/smaps").read_text().split("weights.safetensors")[1:]
+    print(sum(int(each.split("Rss:")[1].split()[0]) for each in maps), flush=True)
+    os._exit(0)
 """
+"""Prints how many KiB of the weights' pages the first rank of so many has read, each in a process of its own."""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -166,14 +171,8 @@ def test_a_rank_reads_the_pages_of_its_part_alone(tmp_path: Path) -> None:
     """Outputs and rows of tokens; a share of the inputs lies on every row's pages."""
     sizes = {"hidden_size": 512, "intermediate_size": 4096, "num_attention_heads": 8, "num_key_value_heads": 8}
     folder = random_folder(tmp_path, sizes | {"vocab_size": 16384, "head_dim": 64, "num_hidden_layers": 1})
-    read = [
-        int(
-            subprocess.run(
-                [sys.executable, "-c", READ, str(folder), str(size)], capture_output=True, text=True, check=True
-            ).stdout
-        )
-        for size in (1, 4)
-    ]
+    command = [sys.executable, "-c", READ, str(folder), "1", "4"]
+    read = [int(size) for size in subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout.split()]
     total = (folder / model_file.WEIGHTS_NAME).stat().st_size // 1024
     assert read[0] > 0.95 * total
     assert read[1] < 0.5 * total
