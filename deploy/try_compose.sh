@@ -2,7 +2,7 @@
 # Proves compose.yaml on this machine, with two gateways: up, healthy, a chat, a stream, strangers turned away; a chat and a
 # conversation through each gateway, one gateway killed while the other goes on with both; the engine that served a chat
 # killed, the chat again, the engine back. Leaves nothing but named volumes and images. COMPOSE names the command where it
-# is not `docker compose`.
+# is not `docker compose`; BUILD=0 takes the images that are there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra compose <<<"${COMPOSE:-docker compose}"
@@ -59,7 +59,9 @@ healthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$(container "$1")
 
 trap '"${compose[@]}" down' EXIT
 before=$(leftovers none)
-"${compose[@]}" up --build -d
+build=(--build)
+[[ ${BUILD:-1} != 0 ]] || build=()
+"${compose[@]}" up "${build[@]}" -d
 project=$(docker inspect -f '{{index .Config.Labels "com.docker.compose.project"}}' "$(container redis)")
 for service in redis engine-0 engine-1 processor output-processor gateway gateway-1; do
   await "$service is healthy" 600 "healthy $service"

@@ -41,8 +41,9 @@ readme() {
   make up PORT="$port" GRPC_PORT=$((port + 1)) >up.log 2>&1 &
   up=$!
   trap 'kill -INT -'"$up"' 2>/dev/null || true' EXIT
-  await "make up: it answers /ready" 1500 "kill -0 $up && curl -sf http://127.0.0.1:$port/ready"
-  grep -q "http://127.0.0.1:$port/" up.log || fail "up names no page"
+  # It says so when engines are there; before, /ready allows requests, which wait for them.
+  await "make up is ready and names its page" 1800 "kill -0 $up && grep -q 'http://127.0.0.1:$port/' up.log"
+  curl -sf "http://127.0.0.1:$port/" | grep -q '<title>' || fail "no page is at /"
   bash -euc "$(blocks sh)" >answer.txt && grep -q '^data: ' answer.txt || fail "README's curl block"
   say "README's curl block is answered"
   python3 -m venv client && client/bin/python -m pip install -q openai
