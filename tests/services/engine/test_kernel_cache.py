@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +43,31 @@ def test_without_installed_kernels_nothing_is_made_where_the_environment_says(tm
     env = {"HEADWATER_CACHE": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "elsewhere")}
     with_kernel_cache(env, installed=tmp_path / "none")
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_kernels_of_cpus_are_compiled_without_a_model_and_only_once(tmp_path: Path) -> None:
+    def compiled() -> set[str]:
+        subprocess.run(
+            [sys.executable, "-m", "headwater.services.cli", "warmup", "--device=cpu"],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+            check=True,
+            capture_output=True,
+        )
+        return {path.name for path in tmp_path.rglob("*.nbc")}
+
+    first = compiled()
+    assert {name.split(".")[0] for name in first} >= {"attention", "draw", "guesses", "suffix_match", "tile_product"}
+    assert compiled() == first
+
+
+def test_warmup_says_which_devices_it_knows() -> None:
+    said = subprocess.run(
+        [sys.executable, "-m", "headwater.services.cli", "warmup", "--device=tpu"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 1
+    assert said.stderr.strip() == "headwater: --device is 'tpu'; allowed: cuda or cpu"
