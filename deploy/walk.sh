@@ -44,7 +44,7 @@ readme() {
   # It says so when engines are there; before, /ready allows requests, which wait for them.
   await "make up is ready and names its page" 1800 "kill -0 $up && grep -q 'http://127.0.0.1:$port/' up.log"
   curl -sf "http://127.0.0.1:$port/" | grep -q '<title>' || fail "no page is at /"
-  bash -euc "$(blocks sh)" >answer.txt && grep -q '^data: ' answer.txt || fail "README's curl block"
+  bash -euc "$(blocks sh)" >answer.txt 2>curl.txt && grep -q '^data: ' answer.txt || fail "README's curl block"
   say "README's curl block is answered"
   python3 -m venv client && client/bin/python -m pip install -q openai
   client/bin/python -c "$(blocks python)" >answer.txt || fail "README's openai block"
