@@ -18,6 +18,9 @@ from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import blocks_pb2, blocks_pb2_grpc
 from headwater.proto import engine_pb2 as pb
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.runtime import cluster_key
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.cluster_key import make_token_file, read_cluster_key
 from headwater.services.runtime.settings import SettingError, read_settings
 from tests.services.engine.engine_process import (
     VOCAB_SIZE,
@@ -25,7 +28,6 @@ from tests.services.engine.engine_process import (
     EngineProcess,
     add,
     answer,
-    client_of,
     engine_process,
     prompt,
 )
@@ -61,9 +63,12 @@ class Peer:
 @contextlib.asynccontextmanager
 async def peer(*flags: str) -> AsyncIterator[Peer]:
     with engine_process(*FLAGS, *flags) as engine:
-        async with client_of(engine) as client:
+        # With the proofs of the scope's token, if there is one.
+        async with open_channel(engine.address) as channel:
+            client = Client(channel)
             info = await client.stub.Info(pb.InfoRequest())
             yield Peer(engine, client, info.incarnation.epoch)
+            client.call.cancel()
 
 
 def tiers(start: pb.Start) -> dict[str, int]:
@@ -226,13 +231,17 @@ async def test_leases_end_within_five_seconds_of_a_silent_puller() -> None:
 
 async def test_only_engines_of_the_cluster_are_lent_anything(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("t" * 40)
-    token.chmod(0o600)
-    with engine_process(*FLAGS, f"--cluster-token-file={token}") as engine:
-        async with grpc.aio.insecure_channel(engine.address) as channel:
-            call: Any = blocks_pb2_grpc.BlocksStub(channel).Pull()
-            with pytest.raises(grpc.aio.AioRpcError, match="needs the cluster's token"):
-                await call.read()
+    make_token_file(token)
+    flag = f"--cluster-token-file={token}"
+    with cluster_key.using(read_cluster_key("", str(token))):
+        async with peer(flag) as owner, peer(flag) as puller, peer() as stranger:
+            await owner.ask(ASKED[0])
+            assert tiers(await puller.ask(ASKED[0], holder=owner.holds())) == {"peer": NUM_CACHED}
+            assert tiers(await stranger.ask(ASKED[0], holder=owner.holds())) == {}
+            async with grpc.aio.insecure_channel(owner.engine.address) as channel:
+                call: Any = blocks_pb2_grpc.BlocksStub(channel).Pull()
+                with pytest.raises(grpc.aio.AioRpcError, match="needs the cluster's token"):
+                    await call.read()
 
 
 def test_too_little_memory_is_refused_at_the_start() -> None:
