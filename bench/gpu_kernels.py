@@ -32,6 +32,7 @@ from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
 from headwater.kernels.wide_gemm import tiles_for, wide_gemm
 
+from .byte_products import byte_products
 from .edit_cases import edit_call
 from .gpu_timing import (
     BYTES_PER_US,
@@ -292,6 +293,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "linears": partial(linears, (1, 8, 16, 32, 64, 128)),
     "products": products,
     "int4": partial(int4_products, LINEARS),
+    "bytes": partial(byte_products, LINEARS),
     "decodes": decodes,
     "prefills": prefills,
     "elementwise": elementwise,

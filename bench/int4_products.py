@@ -53,7 +53,7 @@ def time_int4(name: str, n: int, k: int, batch_sizes: tuple[int, ...], group_siz
 
 def int4_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
     """Times a square matrix at many numbers of rows, then [N, K] of the given names, those of Qwen3-8B, at few."""
-    yield from time_int4("8192 x 8192", 8192, 8192, (1, 4, 16, 64, 256, 1024, 4096))
+    yield from time_int4("8192 x 8192", 8192, 8192, (1, 4, 16, 64, 128, 256, 512, 1024, 4096))
     for name, (n, k) in linears.items():
         if name.startswith("8B"):
             yield from time_int4(name, n, k, (1, 16))

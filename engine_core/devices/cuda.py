@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.environment import Environment
+from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import EngineConfig
 from ..executor import Executor
@@ -18,6 +21,7 @@ from ..executors.build_single import KV_DTYPES, engine_config_of, load_heads_wei
 from ..executors.rank_place import RankPlace
 from ..layers.kinds import Weights
 from ..layers.linear import Linear
+from ..layers.staged import layer_of
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..weights.model_file import DTYPES
@@ -91,14 +95,29 @@ def copy_blocks(
     kernel.copy_blocks(source, target, source_blocks, target_blocks)
 
 
+def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Int4Weight) -> bool:
+    """Whether a weight of eight bits, or of a GGUF file, stays packed. Embedding and head are read by kernels of their
+    own."""
+    from headwater.kernels import byte_gemm, hopper_attention, int4_gemm  # noqa: PLC0415
+
+    if layer_of(name) is None:
+        return False
+    if isinstance(weight, Int4Weight):
+        return DTYPES[request.dtype] in int4_gemm.DTYPES
+    is_served = hopper_attention.is_hopper(device) and DTYPES[request.dtype] == torch.bfloat16
+    return is_served and byte_gemm.fits(weight)
+
+
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
+    from ..layers.ordered import order_linears  # noqa: PLC0415
 
     device, options = torch.device("cuda"), request.options
 
     def loaded(each: BuildRequest) -> LoadedModel:
-        return LoadedModel(each.model, load_weights(each, device, progress), KV_DTYPES[each.kv_format])
+        weights = load_weights(each, device, progress, keeps=partial(_keeps, each, device))
+        return LoadedModel(each.model, order_linears(weights), KV_DTYPES[each.kv_format])
 
     return build_cuda_executor(
         loaded(request),

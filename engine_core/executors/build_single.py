@@ -19,6 +19,7 @@ from ..layers.platform import Platform
 from ..models.model import Model, model_class
 from ..options import BuildRequest, Progress, engine_config
 from ..weights import model_file
+from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.dummy import DUMMIES, dummy
 from ..weights.model_file import DTYPES, Tensors
 from .chained_heads import ChainedHeads
@@ -33,27 +34,38 @@ KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
 def load_weights(
-    request: BuildRequest, device: torch.device, progress: Progress, *, keeps_packed: bool = False
+    request: BuildRequest,
+    device: torch.device,
+    progress: Progress,
+    *,
+    keeps_packed: bool = False,
+    keeps: Keeps = keeps_none,
 ) -> Weights:
     """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
-    eight bits are expanded, unless `keeps_packed`. Raises `ConfigError`."""
+    eight bits are expanded, unless `keeps_packed` or `keeps`. Raises `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
-    tensors = stored_tensors(request, device, partial(progress, "loading weights"), keeps_packed=keeps_packed)
+    loading = partial(progress, "loading weights")
+    tensors = stored_tensors(request, device, loading, keeps_packed=keeps_packed, keeps=keeps)
     return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
 
 
 def stored_tensors(
-    request: BuildRequest, device: torch.device, loading: Callable[[int, int], None], *, keeps_packed: bool
+    request: BuildRequest,
+    device: torch.device,
+    loading: Callable[[int, int], None],
+    *,
+    keeps_packed: bool,
+    keeps: Keeps = keeps_none,
 ) -> Tensors:
     """The tensors of the whole model as its file holds them."""
     options, dtype = request.options, DTYPES[request.dtype]
     assert options.model_folder is not None
     if options.load_format == "auto":
-        return model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed)
+        return model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps)
     layout, uniform = model_class(request.model).layout(request.model), DUMMIES[options.load_format]
     tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
     if not keeps_packed:
-        model_file.expand_all(tensors, dtype)
+        model_file.expand_all(tensors, dtype, keeps)
     loading(1, 1)
     return tensors
 

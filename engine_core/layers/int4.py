@@ -11,7 +11,7 @@ from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, cut_inputs, e
 
 from ..config import ConfigError
 from ..weights.grouped import GROUPS, SCALE_DTYPES, SCALES, ZEROS
-from ..weights.model_file import WORDS
+from ..weights.int4 import WORDS
 from .grouped import GroupedLinear
 from .linear import Parameter
 

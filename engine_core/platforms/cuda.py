@@ -17,8 +17,6 @@ from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.device import kernel_cache_dir
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
-from headwater.kernels.int4_gemm import expanded, int4_linear
-from headwater.kernels.int4_layout import Int4Weight
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
@@ -35,8 +33,10 @@ from ..layers.dense import DenseLinear
 from ..layers.int4 import Int4Linear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
+from ..layers.ordered import OrderedLinear
 from ..model_config import ModelConfig
 from ..sampling.operations import SamplingOperations
+from .cuda_packed import expanded_product, expander, is_packed, packed_product
 from .cuda_sampling import CudaSampling
 from .product_verdicts import ProductVerdicts, own_products
 
@@ -117,7 +117,11 @@ class CudaPlatform:
         self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
         self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
         self._choices: dict[ProbedProduct, ProductChoice] = {}
-        self._products = {DenseLinear.kind: self._dense, Int4Linear.kind: self._int4}
+        self._products = {
+            DenseLinear.kind: self._dense,
+            Int4Linear.kind: self._packed,
+            OrderedLinear.kind: self._packed,
+        }
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
     @classmethod
@@ -157,10 +161,10 @@ class CudaPlatform:
     def launch_own_products(self, weights: Weights) -> None:
         """Once with all kernels that serve where the library does not, so that no step compiles them."""
         dense = {ProbedProduct.of(weight): weight for weight in _dense(weights).values()}
-        packed = {_expanded_product(each): each for each in weights.linears.values() if isinstance(each, Int4Linear)}
+        expanders = {expanded_product(each): expander(each) for each in weights.linears.values() if is_packed(each)}
         for product in self.own_products:
             weight = dense.get(product)
-            launch_all_tiles(expanded(packed[product].weight, product.dtype) if weight is None else weight)
+            launch_all_tiles(expanders[product]() if weight is None else weight)
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
@@ -342,11 +346,11 @@ class CudaPlatform:
         weight = _matrix(linear)
         return partial(_linear_silu_mul, weight=weight, choice=self._choice(ProbedProduct.of(weight)))
 
-    def _int4(self, linear: Linear) -> Product:
-        assert isinstance(linear, Int4Linear)
+    def _packed(self, linear: Linear) -> Product:
+        assert is_packed(linear)
         # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
-        self._choice(_expanded_product(linear)).is_own = True
-        return partial(_int4_linear, weight=linear.weight)
+        self._choice(expanded_product(linear)).is_own = True
+        return packed_product(linear, EARLY_ROWS)
 
     def _choice(self, product: ProbedProduct) -> ProductChoice:
         return self._choices.setdefault(product, ProductChoice())
@@ -365,14 +369,6 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> 
 
 def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> torch.Tensor:
     return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=choice.is_own)
-
-
-def _int4_linear(x: torch.Tensor, weight: Int4Weight) -> torch.Tensor:
-    return int4_linear(x, weight, dependent=_is_early(x))
-
-
-def _expanded_product(linear: Int4Linear) -> ProbedProduct:
-    return ProbedProduct(linear.out_features, linear.in_features, linear.dtype)
 
 
 def _matrix(linear: Linear) -> torch.Tensor:

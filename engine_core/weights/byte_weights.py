@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from headwater.kernels.byte_weights import ByteWeight, Fp8Weight, Int8Weight, expand
+from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
 from .grouped import GROUPS, SCALES, WIDE_SCALE_DTYPES, ZEROS, check_tensor
@@ -15,6 +16,8 @@ INT8, W8A8, FP8 = ".int8", ".w8a8", ".fp8"
 """Names of the values in a model's file, behind the layer's: of integers, of integers made for activations that are
 rounded too, and of floating-point numbers."""
 BYTES = (INT8, W8A8, FP8)
+Keeps = Callable[[str, ByteWeight | Int4Weight], bool]
+"""Whether a platform has a product for a weight of a name, so that it stays packed."""
 
 
 def named(weight: ByteWeight, name: str) -> dict[str, torch.Tensor]:
@@ -42,15 +45,23 @@ def stored(tensors: Mapping[str, torch.Tensor]) -> ByteWeight:
     )
 
 
-def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Puts every weight of eight bits in a model's file into the dtype, one after another. Raises `ConfigError` naming
-    the one that does not fit."""
+def keeps_none(name: str, weight: ByteWeight | Int4Weight) -> bool:
+    """The answer of platforms that have none."""
+    return False
+
+
+def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keeps = keeps_none) -> None:
+    """Puts every weight of eight bits in a model's file into the dtype, one after another, but those that are kept.
+    Raises `ConfigError` naming the one that does not fit."""
     for name in [name for name in tensors if name.endswith(BYTES)]:
         layer, _, values = name.rpartition(".")
         own = {suffix: tensors.pop(layer + suffix, None) for suffix in (f".{values}", SCALES, ZEROS, GROUPS)}
         found = {suffix: tensor for suffix, tensor in own.items() if tensor is not None}
         _check(layer, f".{values}", found)
-        tensors[layer] = expand(stored(found), dtype)
+        if keeps(layer, weight := stored(found)):
+            tensors |= named(weight, layer)
+        else:
+            tensors[layer] = expand(weight, dtype)
 
 
 def _check(layer: str, values: str, tensors: Mapping[str, torch.Tensor]) -> None:

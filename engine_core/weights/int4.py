@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import torch
+
 from headwater.kernels.int4_layout import Int4Weight
 
 from .grouped import GROUPS, SCALES, ZEROS
-from .model_file import WORDS, Tensors
+
+WORDS = ".int4"
+"""Name of packed numbers of four bits, behind the layer's."""
 
 
-def named(weight: Int4Weight, name: str) -> Tensors:
+def named(weight: Int4Weight, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a weight as a model's file holds them."""
     tensors = {WORDS: weight.words, SCALES: weight.scales, ZEROS: weight.zeros}
     if weight.groups is not None:

@@ -8,15 +8,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from . import blocks, byte_weights
+from . import blocks, byte_weights, regrouped
 from .blocks import BLOCKS
-from .byte_weights import INT8, W8A8
+from .byte_weights import INT8, W8A8, Keeps, keeps_none
+from .int4 import WORDS
 from .safetensors_file import opened
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
-WORDS = ".int4"
-"""Name of packed numbers of four bits, behind the layer's."""
 INTEGERS = (BLOCKS, WORDS, INT8, W8A8)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -27,12 +26,13 @@ def load(
     progress: Callable[[int, int], None] = lambda done, total: None,
     *,
     keeps_packed: bool = False,
+    keeps: Keeps = keeps_none,
 ) -> Tensors:
     """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and shared by all
     processes that map it; on a GPU they are streamed there. Progress is told in bytes.
 
     Weights in block formats and of eight bits are expanded to the dtype that the model computes in, unless
-    `keeps_packed`. Raises `ConfigError` for one that cannot be."""
+    `keeps_packed` or `keeps`. Raises `ConfigError` for one that cannot be."""
     tensors: Tensors = {}
     done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
     with opened(folder / WEIGHTS_NAME, str(device)) as file:
@@ -42,15 +42,16 @@ def load(
             progress(done, total)
     progress(total, total)
     if not keeps_packed:
-        expand_all(tensors, DTYPES[stored_dtype(folder)])
+        expand_all(tensors, DTYPES[stored_dtype(folder)], keeps)
     return tensors
 
 
-def expand_all(tensors: Tensors, dtype: torch.dtype) -> None:
+def expand_all(tensors: Tensors, dtype: torch.dtype, keeps: Keeps = keeps_none) -> None:
     """Puts the weights for which most platforms have no product into the dtype: those in block formats and those of
-    eight bits. Raises `ConfigError` for one that cannot be."""
+    eight bits. What `keeps` says stays packed. Raises `ConfigError` for one that cannot be."""
+    regrouped.regroup_all(tensors, keeps)
     blocks.expand_all(tensors, dtype)
-    byte_weights.expand_all(tensors, dtype)
+    byte_weights.expand_all(tensors, dtype, keeps)
 
 
 def save(tensors: Tensors, folder: Path) -> None:

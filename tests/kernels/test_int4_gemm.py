@@ -9,7 +9,7 @@ from headwater.kernels.int4_layout import Int4Weight, expand, pack
 from tests.kernels.paging import GPU, LONG, POISON, relative_error
 from tests.kernels.test_int4_layout import random_weight
 
-ROWS = (1, 2, 8, 16, 17, 64, 200, MOST_ROWS, 1024)
+ROWS = (1, 2, 8, 16, 17, 64, 100, 200, MOST_ROWS, 400, 1024)
 SHAPES = [(8192, 8192), (6144, 4096), (4096, 12288), (1152, 896), (576, 1536)]
 """[N, K]; the last ones are whole in no number of large tiles."""
 ALL_TILES = list(TILES.values())

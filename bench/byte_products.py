@@ -1,0 +1,57 @@
+"""Times products with weights of eight bits on a GPU beside those with the expanded matrix, and compares their bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+
+from headwater.kernels.byte_gemm import byte_linear, expanded
+from headwater.kernels.gemm import linear
+from headwater.kernels.hopper_packed_gemm import PackedWords
+
+from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
+
+GROUP_SIZE = 128
+"""Inputs that share a scale."""
+
+
+def random_fp8(n: int, k: int) -> PackedWords:
+    # Without the highest exponents, of which some numbers are none.
+    words = torch.randint(-(1 << 31), 1 << 31, (n, k // 4), device="cuda").int() & -0x40404041
+    return PackedWords(words=words, scales=torch.rand(k // GROUP_SIZE, n, device="cuda"), zeros=None, bits=8)
+
+
+def random_int8(n: int, k: int) -> PackedWords:
+    words = torch.randint(-(1 << 31), 1 << 31, (n, k // 4), device="cuda").int()
+    scales = (torch.rand(k // GROUP_SIZE, n, device="cuda") * 0.01).half()
+    return PackedWords(words=words, scales=scales, zeros=torch.full_like(scales, 128, dtype=torch.uint8), bits=8)
+
+
+MAKERS = {"fp8": random_fp8, "int8": random_int8}
+
+
+def time_bytes(kind: str, name: str, n: int, k: int, batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
+    """Times weights of a kind beside the same weights expanded."""
+    num_bytes = n * k + n * k // GROUP_SIZE * (4 if kind == "fp8" else 3)
+    weights = [MAKERS[kind](n, k) for _ in range(copies_for(num_bytes))]
+    matrices = [expanded(weight, torch.bfloat16) for weight in weights[: copies_for(2 * n * k)]]
+    for m in batch_sizes:
+        x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+        same = torch.equal(byte_linear(x, weights[0]), linear(x, matrices[0], is_own=True))
+        calls = weights * (2 if len(weights) < 8 else 1)
+        ours = timed([partial(byte_linear, x, weight, dependent=True) for weight in calls])
+        dense = timed([partial(linear, x, matrix, out, dependent=True) for matrix in matrices])
+        limit = max((num_bytes + 2 * m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
+        note = f"{'same bits' if same else 'OTHER BITS'}; bf16 {dense:.1f}"
+        yield Figure(f"{kind} weights", f"{name} M={m}", ours, limit, note)
+
+
+def byte_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
+    """Times a square matrix at many numbers of rows, then [N, K] of the given names, those of Qwen3-8B, at few."""
+    for kind in MAKERS:
+        yield from time_bytes(kind, "8192 x 8192", 8192, 8192, (1, 16, 64, 128, 256, 512, 1024))
+        for name, (n, k) in linears.items():
+            if name.startswith("8B"):
+                yield from time_bytes(kind, name, n, k, (1, 16))

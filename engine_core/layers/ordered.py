@@ -1,0 +1,43 @@
+"""Weights of eight bits in the order in which Hopper's kernel reads them, made when a model is loaded; a model's file
+has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from headwater.kernels.byte_gemm import expanded_twin, pack_in_place
+from headwater.kernels.byte_weights import ByteWeight
+from headwater.kernels.hopper_packed_gemm import PackedWords
+
+from .fp8 import Fp8Linear
+from .int8 import Int8Linear
+from .kinds import Weights
+from .linear import Linear
+
+
+class OrderedLinear(Linear):
+    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these weights makes."""
+
+    kind = "ordered"
+
+    def __init__(self, weight: ByteWeight, dtype: torch.dtype) -> None:
+        """Takes the memory of the weight's values."""
+        self.dtype = dtype
+        self.out_features, self.in_features = weight.shape
+        self.weight: PackedWords = pack_in_place(weight)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, expanded_twin(self.weight, self.dtype))
+
+
+def order_linears(weights: Weights) -> Weights:
+    """The weights with those of eight bits put in order, in place."""
+    linears: dict[str, Linear] = {}
+    for name, each in weights.linears.items():
+        if isinstance(each, Int8Linear | Fp8Linear):
+            linears[name] = OrderedLinear(each.weight, each.dtype)
+        else:
+            linears[name] = each
+    return replace(weights, linears=linears)

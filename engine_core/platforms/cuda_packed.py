@@ -1,0 +1,46 @@
+"""Products of packed weights on a GPU, by the kind of their linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeGuard
+
+import torch
+
+from headwater.kernels import byte_gemm, int4_gemm
+from headwater.kernels.product_probe import Product as ProbedProduct
+
+from ..layers.int4 import Int4Linear
+from ..layers.linear import Linear, Product
+from ..layers.ordered import OrderedLinear
+
+PackedLinear = Int4Linear | OrderedLinear
+
+
+def is_packed(linear: Linear) -> TypeGuard[PackedLinear]:
+    return isinstance(linear, PackedLinear)
+
+
+def packed_product(linear: PackedLinear, early_rows: int) -> Product:
+    """Up to `early_rows` rows it starts while the kernel before it ends."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        dependent = x.shape[0] <= early_rows
+        if isinstance(linear, Int4Linear):
+            return int4_gemm.int4_linear(x, linear.weight, dependent=dependent)
+        return byte_gemm.byte_linear(x, linear.weight, dependent=dependent)
+
+    return product
+
+
+def expander(linear: PackedLinear) -> Callable[[], torch.Tensor]:
+    """Makes the matrix that many rows are worth."""
+    if isinstance(linear, Int4Linear):
+        return partial(int4_gemm.expanded, linear.weight, linear.dtype)
+    return partial(byte_gemm.expanded, linear.weight, linear.dtype)
+
+
+def expanded_product(linear: PackedLinear) -> ProbedProduct:
+    """The product with that matrix."""
+    return ProbedProduct(linear.out_features, linear.in_features, linear.dtype)

@@ -1,0 +1,56 @@
+"""Weights of eight bits on a GPU: the bits of the same model expanded, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.engine_core.devices import cuda
+from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build_single import load_weights
+from headwater.engine_core.layers.ordered import order_linears
+from headwater.engine_core.options import ExecutorOptions
+from tests.engine_core.byte_checkpoint import BYTE_FORMS
+from tests.engine_core.packed_checkpoint import write_packed
+from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
+from tests.engine_core.test_int4_on_gpu import answers
+
+pytestmark = pytest.mark.gpu
+
+ORDERED = [form for form in BYTE_FORMS if not any(word in form for word in ("4 bits", "act order", "mixed", "cut off"))]
+"""Forms whose layers are whole in tiles of the kernel for Hopper."""
+
+
+def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
+    """Converted folders of the packed checkpoint and of the expanded one."""
+    random_checkpoint("qwen3", tmp_path / "hf")
+    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], torch.bfloat16)
+    packed, expanded = (
+        convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16") for each in ("packed", "expanded")
+    )
+    return packed, expanded
+
+
+@pytest.mark.parametrize("form", BYTE_FORMS)
+def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: str, tmp_path: Path) -> None:
+    packed, expanded = written(form, tmp_path)
+    torch.manual_seed(1)
+    asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
+    together = answers(packed, asked)
+    assert together == answers(expanded, asked)
+    assert together == answers(packed, asked, max_num_batched_tokens=64)
+    assert together[:2] == [answers(packed, [prompt])[0] for prompt in asked[:2]]
+
+
+@pytest.mark.parametrize("form", ORDERED)
+def test_layers_stay_packed_and_the_head_is_dense(form: str, tmp_path: Path) -> None:
+    packed, _ = written(form, tmp_path)
+    device = torch.device("cuda")
+    request = checked(ExecutorOptions(model_folder=packed, device="cuda"), "cuda", cuda.capabilities)
+    weights = load_weights(request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device))
+    kinds = {name: linear.kind for name, linear in order_linears(weights).linears.items()}
+    assert kinds.pop("lm_head") == "dense"
+    assert set(kinds.values()) == {"ordered"}
