@@ -21,6 +21,7 @@ from headwater.kernels import (
     edit_logits,
     hopper_decode_attention,
     hopper_decode_splits,
+    hopper_packed_gemm,
     hopper_wide_gemm,
 )
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
@@ -53,8 +54,12 @@ def built(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], s
 
 
 def described(num_rows: int, num_columns: int) -> str:
-    layout = gl.NVMMASharedLayout.get_default_for([num_rows, num_columns], gl.bfloat16)
-    return f"tensordesc<bf16[{num_rows}, {num_columns}],{layout!r}>"
+    return descriptor("bf16", gl.bfloat16, num_rows, num_columns)
+
+
+def descriptor(name: str, dtype: Any, *block: int) -> str:
+    layout = gl.NVMMASharedLayout.get_default_for(list(block), dtype)
+    return f"tensordesc<{name}{list(block)},{layout!r}>"
 
 
 def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, int], head_dim: int) -> str:
@@ -84,6 +89,19 @@ def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     values = dict.fromkeys({"weight_rest", "out_rest"} - types.keys()) | hopper_wide_gemm.constants(tiles)
     kernel = built(hopper_wide_gemm._hopper_wide_gemm, types, values, GluonASTSource)
     return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared, "bound": tiles.shared_bytes()}
+
+
+def packed(bits: int, num_rows: int, *, has_zeros: bool) -> str:
+    """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
+    block_k, num_outputs = 2 * 512 // bits, hopper_packed_gemm.BLOCK_N
+    words = gl.NVMMASharedLayout(64, 32, 2)
+    types = dict.fromkeys(("m", "n", "k"), "i32") | {"p_out": "*bf16"}
+    types |= {"x": described(num_rows, block_k), "scales": descriptor("fp16", gl.float16, num_outputs)}
+    types |= {"words": f"tensordesc<i32[{num_outputs}, 32],{words!r}>"}
+    types |= {"zeros": descriptor("u8", gl.uint8, 2 * num_outputs)} if has_zeros else {}
+    values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
+    values |= {} if has_zeros else {"zeros": None}
+    return compiled(hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, maxnreg=128)
 
 
 def edits() -> dict[str, str]:
@@ -141,8 +159,17 @@ def main() -> None:
     others = {
         f"{num_kv_heads} key heads of {head_dim}": any_gpu(num_kv_heads, head_dim) for num_kv_heads, head_dim in HEADS
     }
+    products = {
+        f"{name}, {num_rows} rows": packed(bits, num_rows, has_zeros=has_zeros)
+        for name, bits, has_zeros in (("int4", 4, True), ("int8", 8, True), ("fp8", 8, False))
+        for num_rows in (8, 64)
+    }
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
-    print(json.dumps({"rings": rings, "others": others, "teams": teams, "edits": edits(), "drafts": drafts()}))
+    print(
+        json.dumps(
+            {"rings": rings, "others": others, "teams": teams, "packed": products, "edits": edits(), "drafts": drafts()}
+        )
+    )
 
 
 if __name__ == "__main__":
