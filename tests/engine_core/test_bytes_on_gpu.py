@@ -1,4 +1,4 @@
-"""Weights of eight bits on a GPU: the bits of the same model expanded, whatever else is in the batch."""
+"""Weights of eight bits and of GGUF files on a GPU: the bits of the model expanded, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from headwater.engine_core.options import ExecutorOptions
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
+from tests.engine_core.test_block_weights import write
 from tests.engine_core.test_int4_on_gpu import answers
 
 pytestmark = pytest.mark.gpu
@@ -34,6 +35,16 @@ def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
     return packed, expanded
 
 
+def kinds_of(folder: Path) -> set[str]:
+    """Kinds of the layers' weights as an engine on a GPU has them. The head must be dense."""
+    device = torch.device("cuda")
+    request = checked(ExecutorOptions(model_folder=folder, device="cuda"), "cuda", cuda.capabilities)
+    weights = load_weights(request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device))
+    kinds = {name: linear.kind for name, linear in order_linears(weights).linears.items()}
+    assert kinds.pop("lm_head") == "dense"
+    return set(kinds.values())
+
+
 @pytest.mark.parametrize("form", BYTE_FORMS)
 def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: str, tmp_path: Path) -> None:
     packed, expanded = written(form, tmp_path)
@@ -45,12 +56,15 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: 
     assert together[:2] == [answers(packed, [prompt])[0] for prompt in asked[:2]]
 
 
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_a_gguf_file_answers_as_its_weights_expanded_to_the_bit(kind: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, kind, "bfloat16")
+    asked = [[5, 6, 7], list(range(3, 60)), [9]]
+    assert kinds_of(folder) == {"int4" if kind == "Q4_0" else "ordered"}
+    assert answers(folder, asked) == answers(tmp_path / "expanded", asked)
+
+
 @pytest.mark.parametrize("form", ORDERED)
 def test_layers_stay_packed_and_the_head_is_dense(form: str, tmp_path: Path) -> None:
     packed, _ = written(form, tmp_path)
-    device = torch.device("cuda")
-    request = checked(ExecutorOptions(model_folder=packed, device="cuda"), "cuda", cuda.capabilities)
-    weights = load_weights(request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device))
-    kinds = {name: linear.kind for name, linear in order_linears(weights).linears.items()}
-    assert kinds.pop("lm_head") == "dense"
-    assert set(kinds.values()) == {"ordered"}
+    assert kinds_of(packed) == {"ordered"}
