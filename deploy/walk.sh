@@ -97,6 +97,7 @@ in_container() {
   rm -rf "$bundle"
 }
 
+{ # read as a whole: the file may change while it runs
 repository=$(cd "$(dirname "$0")/.." && pwd)
 if [[ -n ${WALK_INSIDE:-} ]]; then
   inside "$WALK_INSIDE"
@@ -113,3 +114,5 @@ else
   for name in "${passed_on[@]}"; do [[ -z ${!name:-} ]] || keep+=("$name=${!name}"); done
   exec env -i PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 "${keep[@]}" WALK_INSIDE="$repository" bash "$0" "${remaining[@]}"
 fi
+exit
+}
