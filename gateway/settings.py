@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headwater.services.runtime.advertise import is_loopback
+from headwater.services.runtime.advertise import check_host, is_loopback
 from headwater.services.runtime.settings import SettingError, setting
 from headwater.services.runtime.stage_security import StageSecuritySettings
 
@@ -95,6 +95,7 @@ class GatewaySettings(StageSecuritySettings):
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")

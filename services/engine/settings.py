@@ -8,6 +8,7 @@ from pathlib import Path
 from headwater.engine_core import quantization as methods
 from headwater.engine_core.config import BLOCK_SIZES
 
+from ..runtime.advertise import check_host
 from ..runtime.role import BOTH, ROLES
 from ..runtime.settings import SettingError, setting
 from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
@@ -104,6 +105,7 @@ class EngineSettings(StageSecuritySettings):
     drain_limit: float = setting(30.0, "seconds that running requests are given to end when the engine leaves")
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         if self.model_folder is None and self.executor != "simulated":
             raise SettingError("model_folder", None, "the folder of a converted model")
         if not 0 <= self.port <= 65535:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
+from .settings import SettingError
+
 WILDCARDS = ("", "0.0.0.0", "::")
 
 
@@ -25,6 +27,12 @@ def _own_address(wildcard: str) -> str:
 def joined(host: str, port: int | str) -> str:
     """`host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_host(host: str) -> None:
+    """Raises `SettingError` for an address to listen on that is in brackets, which stand beside a port alone."""
+    if host.startswith("["):
+        raise SettingError("host", host, f"an address without brackets, such as {host.strip('[]')}")
 
 
 def is_loopback(host: str) -> bool:

@@ -24,7 +24,7 @@ from ..engine.settings import (
 )
 from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
-from ..runtime.advertise import is_loopback
+from ..runtime.advertise import check_host, is_loopback
 from ..runtime.hardware import DTYPES, default_replicas
 from ..runtime.role import DECODE, PREFILL
 from ..runtime.settings import SettingError
@@ -142,6 +142,7 @@ class StackSettings:
     log_level: str = flag("info", "debug, info, warning or error.")
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         for name, least in LEAST.items():
             if (value := getattr(self, name)) is not None and value < least:
                 raise SettingError(name, value, f"at least {least}")

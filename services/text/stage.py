@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from ..runtime.advertise import check_host
 from ..runtime.bus import Bus
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.listener import Listener
@@ -41,6 +42,7 @@ class TextStageSettings(StageSecuritySettings):
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         if not 0 <= self.port <= 65535:
             raise SettingError("port", self.port, "0…65535")
         if not -1 <= self.metrics_port <= 65535:

@@ -6,7 +6,12 @@ import socket
 
 import pytest
 
+from headwater.gateway.settings import GatewaySettings
+from headwater.services.engine.settings import EngineSettings
 from headwater.services.runtime.advertise import advertised
+from headwater.services.runtime.settings import SettingError
+from headwater.services.stack.settings import StackSettings
+from headwater.services.text.stage import TextStageSettings
 
 
 @pytest.mark.parametrize(
@@ -29,3 +34,9 @@ def test_a_server_that_listens_everywhere_is_reached_by_the_machines_own_address
 
     monkeypatch.setattr(socket, "getaddrinfo", known)
     assert advertised(host, 9000) == address
+
+
+@pytest.mark.parametrize("settings", [GatewaySettings, EngineSettings, TextStageSettings, StackSettings])
+def test_an_address_in_brackets_is_refused_with_the_one_that_is_meant(settings: type) -> None:
+    with pytest.raises(SettingError, match=r"--host is '\[::\]'; allowed: an address without brackets, such as ::"):
+        settings(host="[::]")
