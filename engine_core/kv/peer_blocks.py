@@ -26,8 +26,9 @@ from .staged_loads import Part, StagedLoads
 
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""
-ASSUMED_BYTES_PER_SECOND = 500e6
-"""Of a pull, before the first one was measured."""
+ASSUMED_BYTES_PER_SECOND = 200e6
+"""Of a pull, before the first one was measured. Between two processes on two busy cores it was 250 to 300 MB/s, without
+what copies at either end take (2026-11-23)."""
 
 
 class _Hint(NamedTuple):

@@ -93,9 +93,11 @@ class FaultHistory:
             raise loss
         if cause is Cause.HANDED_OVER:
             self.lender = attempt.decision.incarnation
-        # One that was told to give it away may take it back where no other is left.
-        is_planned = cause is Cause.HANDED_OVER and attempt.decision.hands_over
-        if cause.is_of_engine and not is_planned:
+            if attempt.decision.hands_over:
+                # As planned: no fault, and the engine may take it back where no other is left.
+                self._cluster.metrics.hand_overs.add()
+                return
+        if cause.is_of_engine:
             self.failed.add(attempt.decision.incarnation)
         self._cluster.metrics.retries.add()
         if generation.has_begun:

@@ -95,6 +95,7 @@ class Metrics:
         self.finished = counter("request_success", "Choices that ended, by reason", "model_name", "finished_reason")
         self.refused = counter("requests_refused", "Requests refused, by code", "code")
         self.retries = counter("dispatch_retries", "Dispatches after a failed one")
+        self.hand_overs = counter("hand_overs", "Answers that went on elsewhere behind their prompts, as planned")
         self.migrations = counter("migrations", "Answers that went on elsewhere, by cause", "cause")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
         self.cached_tokens = counter("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
