@@ -1,0 +1,121 @@
+"""Ranks of engines that are killed while a cluster answers: every answer ends as if nothing had happened, token for
+token, at another replica or when the engine is back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.chatting_model import make_chatting_model
+from tests.line.conftest import Line
+from tests.line.survivors import CompletionReader, Reading
+
+pytestmark = pytest.mark.slow
+
+NAME = "small"
+WORDS = ("river", "mill", "son", "stone", "bread", "well")
+SAMPLED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "seed": 7, "top_p": 0.95},
+    {"temperature": 1, "seed": 5, "logprobs": 2},
+    {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7},
+)
+FLAGS = ("--tensor-parallel-size=2", f"--served-model-name={NAME}", "--max-model-len=1024")
+# Prompts take many steps, and a cache has room for all of them.
+ENV = {"HEADWATER_MAX_NUM_BATCHED_TOKENS": "64", "HEADWATER_MAX_NUM_SEQS": "16", "HEADWATER_NUM_BLOCKS": "1200"}
+
+
+@pytest.fixture(scope="module", params=[2, 1], ids=["another replica", "no other replica"])
+def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, int]]:
+    """A line, and its number of engines of two ranks each."""
+    folder = make_chatting_model(tmp_path_factory.mktemp("small"))
+    state = tmp_path_factory.mktemp("ranked")
+    line = Line(state, f"--model={folder}", f"--replicas={request.param}", *FLAGS, env=ENV)
+    yield line, request.param
+    assert line.stop() == 0, line.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def pauses(ranked: tuple[Line, int]) -> Iterator[list[float]]:
+    """Extra seconds of answers that moved; figures for docs/parallel.md."""
+    seconds: list[float] = []
+    yield seconds
+    if seconds:
+        p50, p99 = np.percentile(seconds, (50, 99))
+        print(f"{ranked[1]} replicas: {len(seconds)} answers moved, p50 {p50:.2f} s, p99 {p99:.2f} s")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_answers_go_on_token_for_token_when_a_rank_is_killed(
+    ranked: tuple[Line, int], pauses: list[float], rank: int, moment: str
+) -> None:
+    line, num_replicas = ranked
+    bodies = [body_of(f"{moment} {rank} {i}", sampled) for i, sampled in enumerate(SAMPLED)]
+    core = line.pids_of("engine-0")[1]
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies]
+        if moment == "decode":
+            assert min([reader.wait_events(8) for reader in readers])
+        else:
+            line.wait_for(
+                lambda: any(each["load"]["num_running"] for each in line.loads().values()), 60, "nothing is computed"
+            )
+        died_at = time.monotonic()
+        os.kill(ranks_of(core)[rank], signal.SIGKILL)
+        tell_the_truth(line, num_replicas)
+    disturbed = [reader.reading for reader in readers]
+    line.wait_for(lambda: len(line.loads()) == num_replicas, 120, "the engine is not back")
+    assert line.client.get("/ready").json()["ready"]
+    assert "awaited" not in line.client.get("/ready").json()
+    expected = [undisturbed(line, body) for body in bodies]
+    assert [reading.error for reading in disturbed] == [""] * len(bodies)
+    assert [reading.answer for reading in disturbed] == [reading.answer for reading in expected]
+    moved = [reading for reading in disturbed if num_attempts(line, reading) > 1]
+    assert moved
+    pauses += [reading.pause_after(died_at) for reading in moved]
+
+
+def body_of(name: str, sampled: dict[str, Any]) -> dict[str, Any]:
+    """A prompt that no cache knows, and an answer of fixed length."""
+    rng = np.random.default_rng(list(name.encode()))
+    prompt = f"{name} " + " ".join(rng.choice(WORDS, 150))
+    return {"model": NAME, "prompt": prompt, "max_tokens": 120, "ignore_eos": True} | sampled
+
+
+def ranks_of(core: int) -> list[int]:
+    """Process ids, in the order of the ranks."""
+    return [int(pid) for pid in Path(f"/proc/{core}/task/{core}/children").read_text().split()]
+
+
+def tell_the_truth(line: Line, num_replicas: int) -> None:
+    """Until the engine that has lost a rank is known to be gone; meanwhile its model is served."""
+    gone_before = time.monotonic() + 30
+    while len(line.loads()) == num_replicas:
+        assert time.monotonic() < gone_before, "the engine without a rank still counts"
+        assert NAME in [model["id"] for model in line.client.get("/v1/models").json()["data"]]
+    ready = line.client.get("/ready").json()
+    if num_replicas > 1:
+        assert ready["ready"]
+    else:
+        assert "engine" in [*ready["missing"], *ready.get("awaited", [])] or len(line.loads()) == num_replicas
+
+
+def undisturbed(line: Line, body: dict[str, Any]) -> Reading:
+    with CompletionReader(line.record, body).running() as reader:
+        pass
+    return reader.reading
+
+
+def num_attempts(line: Line, reading: Reading) -> int:
+    told = line.client.get(f"/v1/requests/{reading.request_id}/explain").json()
+    return len(told["prompts"][0]["attempts"])
