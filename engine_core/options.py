@@ -12,6 +12,8 @@ from .model_config import ModelConfig
 from .shards import ParallelLayout
 
 INT8 = "int8"
+TREE = "tree"
+NUMERICS = ("default", TREE)
 ACTIVATION_DTYPES = ("auto", INT8, "model")
 DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
@@ -72,6 +74,8 @@ class ExecutorOptions:
     the weights are expanded. `auto`: int8 where there are such weights."""
     quantization: str = "auto"
     """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
+    numerics: str = "default"
+    """`tree`: bits do not depend on the number of ranks, see `layers.leaves`; `default`: they may."""
     tensor_parallel_size: int = 1
     """Ranks that divide every layer."""
     pipeline_parallel_size: int = 1
@@ -100,6 +104,8 @@ class BuildRequest:
     """Type of keys and values: `dtype`, or fp8."""
     activations: str
     """`int8` where packed integers are multiplied as they are, else `dtype`."""
+    is_tree: bool = False
+    """Whether products are made of leaves, see `layers.leaves`."""
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None

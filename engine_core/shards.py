@@ -11,6 +11,8 @@ from .model_config import ModelConfig
 
 VOCABULARY_MULTIPLE = 32
 """Every rank but the last has a multiple of it: whole words of a mask, and whole tiles of packed weights."""
+NUM_LEAVES = 8
+"""Leaves of every product that ranks divide, with `numerics` tree. Ranks divide them."""
 MAX_STAGES = 4
 """Steps in flight at most, of which every pipeline stage needs one."""
 
@@ -30,8 +32,11 @@ class Shard:
 
     def vocabulary(self, vocab_size: int) -> range:
         """Token ids of this shard. The last shards may have fewer than the others."""
-        count = -(-vocab_size // self.size)
-        count = -(-count // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
+        count = _aligned(-(-vocab_size // self.size))
+        # Whole leaves, where every shard has some.
+        of_leaves = _aligned(-(-vocab_size // NUM_LEAVES)) * NUM_LEAVES // self.size
+        if NUM_LEAVES % self.size == 0 and (self.size - 1) * of_leaves < vocab_size:
+            count = of_leaves
         return range(min(self.index * count, vocab_size), min((self.index + 1) * count, vocab_size))
 
 
@@ -121,6 +126,10 @@ def local_config(model: ModelConfig, shard: Shard) -> ModelConfig:
         num_kv_heads=model.num_kv_heads // shard.size,
         intermediate_size=model.intermediate_size // shard.size,
     )
+
+
+def _aligned(num_tokens: int) -> int:
+    return -(-num_tokens // VOCABULARY_MULTIPLE) * VOCABULARY_MULTIPLE
 
 
 def _divides(size: int, model: ModelConfig, size_multiple: int) -> bool:

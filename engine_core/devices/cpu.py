@@ -40,6 +40,7 @@ capabilities = Capabilities(
     draft_heads=True,
     parallel=True,
     stages=True,
+    tree_numerics=True,
 )
 KV_CACHE_BYTES = 512 << 20
 
@@ -77,7 +78,8 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     config = engine_config_of(request, kv_cache_memory(request.options))
     weights = load_rank_weights(request, place, CpuPlatform.device, progress, keeps_packed=True)
     platform = CpuPlatform.of(place.local_config(request.model), config)
-    packed = _prepared(request, platform, weights, progress, part=place.part)
+    part = f"{place.part}, in leaves" if request.is_tree else place.part
+    packed = _prepared(request, platform, weights, progress, part=part)
     return rank_executor(request, place, config, platform, packed), config
 
 
@@ -85,7 +87,7 @@ def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) 
     """A model's operations and its weights."""
     weights = load_weights(request, CpuPlatform.device, progress, keeps_packed=True)
     platform = CpuPlatform.of(request.model, config)
-    return platform, _prepared(request, platform, weights, progress)
+    return platform, _prepared(request, platform, weights, progress, part="leaves" if request.is_tree else "")
 
 
 def _prepared(

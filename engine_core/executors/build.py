@@ -15,12 +15,12 @@ from ..heads_config import HeadsConfig
 from ..model_config import ModelConfig
 from ..models import registry as models
 from ..numerics_id import ROOMS, numerics_id
-from ..options import ACTIVATION_DTYPES, INT8, BuildRequest, ExecutorOptions, ModelFacts, Progress
+from ..options import ACTIVATION_DTYPES, INT8, NUMERICS, TREE, BuildRequest, ExecutorOptions, ModelFacts, Progress
 from ..platforms import registry as platforms
 from ..platforms.capabilities import Capabilities
 from ..platforms.registry import LoadedDevice
 from ..quantization import GGUF, NONE, check_quantization
-from ..shards import check_layout
+from ..shards import NUM_LEAVES, check_layout
 from ..weights.dummy import DUMMIES
 from ..weights.model_file import has_blocks, has_integers, stored_dtype
 from .multi import build_ranks, check_num_ranks
@@ -81,6 +81,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
     _check_ranks(options, model, flags, where)
+    _check_numerics(options, flags, activations, where)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
     return BuildRequest(
@@ -89,6 +90,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         dtype=dtype,
         kv_format=kv_format,
         activations=activations,
+        is_tree=options.numerics == TREE,
         draft=draft,
         heads=heads,
     )
@@ -169,6 +171,25 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
             raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 with {name} {size}")
 
 
+def _check_numerics(options: ExecutorOptions, flags: Capabilities, activations: str, where: str) -> None:
+    if options.numerics not in NUMERICS:
+        raise ConfigError("numerics", options.numerics, " or ".join(NUMERICS))
+    if options.numerics != TREE:
+        return
+    if not flags.tree_numerics:
+        raise ConfigError("numerics", options.numerics, f"default {where}")
+    if activations == INT8:
+        raise ConfigError(
+            "numerics", options.numerics, "default beside activations in int8, which activation_dtype says"
+        )
+    if NUM_LEAVES % options.tensor_parallel_size:
+        sizes = "1 or 2 or 4 or 8"
+        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, f"{sizes} with numerics tree")
+    for other in ("draft_model", "draft_heads"):
+        if (folder := getattr(options, other)) is not None:
+            raise ConfigError(other, str(folder), "none with numerics tree")
+
+
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
     _check_shapes(model, flags, where)
     if model.sliding_window and not flags.windows:
@@ -242,6 +263,9 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
     what = [source, request.model, request.dtype, request.kv_format, request.activations]
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
-    if options.layout.num_ranks > 1:
+    if request.is_tree:
+        # Whatever the layout is.
+        what.append(TREE)
+    elif options.layout.num_ranks > 1:
         what.append(options.layout)
     return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

@@ -14,10 +14,13 @@ from ..heads.medusa import Medusa
 from ..heads.registry import chain_heads, load_heads
 from ..heads_config import HeadsConfig
 from ..layers import kinds
+from ..layers.group import Alone
 from ..layers.kinds import Weights
+from ..layers.leaves import cut_leaves, of_leaves
 from ..layers.platform import Platform
 from ..models.model import Model, model_class
 from ..options import BuildRequest, Progress, engine_config
+from ..shards import WHOLE
 from ..weights import model_file
 from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.dummy import DUMMIES, dummy
@@ -42,9 +45,12 @@ def load_weights(
     keeps: Keeps = keeps_none,
 ) -> Weights:
     """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
-    eight bits are expanded, unless `keeps_packed` or `keeps`. Raises `ConfigError`."""
+    eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are trees. Raises `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
     loading = partial(progress, "loading weights")
+    if request.is_tree:
+        tensors = stored_tensors(request, device, loading, keeps_packed=False)
+        return cut_leaves(kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE)
     tensors = stored_tensors(request, device, loading, keeps_packed=keeps_packed, keeps=keeps)
     return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
 
@@ -141,4 +147,6 @@ def _head_guesser(
 
 
 def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:
+    if request.is_tree:
+        weights = of_leaves(weights, model_class(request.model).layout(request.model), platform, Alone())
     return model_class(request.model)(request.model, weights, platform, config.max_model_len)

@@ -15,6 +15,7 @@ from ..executor import Executor
 from ..layers import kinds
 from ..layers.group import Group
 from ..layers.kinds import Weights
+from ..layers.leaves import cut_leaves, of_leaves
 from ..layers.platform import Platform
 from ..layers.sharded import ShardedEmbedding, over_group
 from ..layers.sharded_sampling import ShardedSampling
@@ -107,6 +108,7 @@ def load_rank_weights(
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     # Random ones are made where they are used.
     source = torch.device("cpu") if request.options.load_format == "auto" else device
+    keeps_packed = keeps_packed and not request.is_tree
     tensors = stored_tensors(request, source, partial(progress, "loading weights"), keeps_packed=keeps_packed)
     own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
@@ -115,7 +117,8 @@ def load_rank_weights(
     # The source of a tied weight is there for it alone.
     spare = {name: layout[name] for name in others & sources}
     part = kinds.load_weights({**own, **spare}, kept, dtype, place.shard, device)
-    return stage_weights(part, layout, place.stage, dtype)
+    weights = stage_weights(part, layout, place.stage, dtype)
+    return cut_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
 
 
 def rank_executor(
@@ -156,6 +159,8 @@ def rank_model(
     local = place.local_config(request.model)
     layout = local_names(model_class(request.model).layout(request.model), place.stage)
     joins = not isinstance(platform.sampling, PartSampling)
+    if request.is_tree:
+        weights, sums_products = of_leaves(weights, layout, platform, place.group), False
     how = {"joins_vocabulary": joins, "sums_products": sums_products}
     whole = over_group(weights, layout, platform, place.shard, place.group, **how)
     model = model_class(request.model)(local, whole, platform, max_model_len)

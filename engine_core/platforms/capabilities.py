@@ -45,5 +45,7 @@ class Capabilities:
     `rank_variables`."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
+    tree_numerics: bool = False
+    """Products of fixed leaves, for bits that do not depend on the number of ranks (`--numerics tree`)."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

@@ -226,6 +226,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         max_draft_tokens=settings.max_draft_tokens if settings.speculates else 0,
         draft_model=settings.draft_model,
         draft_heads=settings.draft_heads,
+        numerics=settings.numerics,
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
         simulated_step_seconds=settings.simulated_step_seconds,

@@ -18,6 +18,7 @@ LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
 ACTIVATION_DTYPES = ("auto", "int8", "model")
 QUANTIZATIONS = methods.QUANTIZATIONS
+NUMERICS = ("default", "tree")
 CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
@@ -26,6 +27,7 @@ CHOICES = {
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
     "role": ROLES,
+    "numerics": NUMERICS,
 }
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 ONE_IF_SIMULATED = "1 with --executor simulated"
@@ -87,6 +89,9 @@ class EngineSettings(StageSecuritySettings):
     )
     draft_heads: Path | None = setting(
         None, "folder of heads that draft (Medusa, EAGLE, EAGLE-3, as published), not beside --draft-model; none"
+    )
+    numerics: str = setting(
+        "default", "tree: the same bits on 1, 2, 4 or 8 ranks, so that answers move between them exactly; slower"
     )
     tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
     pipeline_parallel_size: int = setting(1, "stages, in processes of their own, that divide the layers, 1…4")

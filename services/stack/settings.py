@@ -17,6 +17,7 @@ from ..engine.settings import (
     KV_CACHE_DTYPES,
     LOAD_FORMATS,
     NO_DRAFTS,
+    NUMERICS,
     ONE_IF_SIMULATED,
     PARALLEL_SIZES,
     QUANTIZATIONS,
@@ -40,6 +41,7 @@ CHOICES = {
     "activation_dtype": ACTIVATION_DTYPES,
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
+    "numerics": NUMERICS,
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
 LEAST |= {"prefill_replicas": 1, "decode_replicas": 1}
@@ -101,6 +103,7 @@ class StackSettings:
     draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
     """As `model`; a stack is given its folder."""
     draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa or EAGLE heads that draft.")
+    numerics: str = engine_flag("numerics", "tree: the same bits however many ranks an engine has; slower.")
     tensor_parallel_size: int = engine_flag(
         "tensor_parallel_size", "Processes, or GPUs, that divide an engine's layers."
     )

@@ -301,6 +301,17 @@ PIPELINE_PARALLEL = Capability(
     took_place=lambda answer: answer.num_ranks >= 2,
 )
 
+TREE_NUMERICS = Capability(
+    name="tree numerics",
+    promise=Promise.NEAR,
+    options={"numerics": "tree"},
+    is_simulated=False,
+    is_on_gpu=False,
+    took_place=lambda answer: answer.numerics == "tree",
+    may_coincide=True,
+    beside={"int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8")},
+)
+
 CAPABILITIES = (
     CHUNKED_PREFILL,
     PREFIX_HIT,
@@ -326,4 +337,5 @@ CAPABILITIES = (
     FP8_WEIGHTS,
     TENSOR_PARALLEL,
     PIPELINE_PARALLEL,
+    TREE_NUMERICS,
 )

@@ -69,6 +69,8 @@ class Answer:
     kv_format: str = ""
     weights: str = ""
     """Kind that the engine was told its model's weights must be of; an engine with others does not start."""
+    numerics: str = ""
+    """What the engine was told of its sums; one that cannot make them so does not start."""
     company_ids: list[int] = field(default_factory=list)
     num_company_steps: int = 0
 

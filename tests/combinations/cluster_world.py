@@ -176,6 +176,7 @@ class ClusterWorld:
         grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
         answer = self._answer(whole, grown, replicas, beside)
         answer.weights = kind.weights
+        answer.numerics = str(kind.options.get("numerics", ""))
         return answer
 
     def _prepare(self, kind: EngineKind, asked: Asked, salt: str) -> None:

@@ -234,6 +234,7 @@ class EngineWorld:
             num_ranks=replica.num_ranks,
             kv_format=replica.facts.kv_format,
             weights=asked.options.get("quantization", ""),
+            numerics=asked.options.get("numerics", ""),
             company_ids=company.token_ids if company is not None else [],
             num_company_steps=company.num_steps if company is not None else 0,
         )

@@ -31,6 +31,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
         *("tensor_parallel_size", "pipeline_parallel_size"),
+        # Answers that move between engines of different sizes to the bit.
+        "numerics",
         *(
             "escape_special_tokens",
             # What clients of vLLM expect is on; who serves a schema that means to be open turns it off.

@@ -19,7 +19,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "kv_cache_dtype", "activation_dtype", "quantization", "gpu_memory_utilization", "max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps",
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
-        "tensor_parallel_size", "pipeline_parallel_size",
+        "numerics", "tensor_parallel_size", "pipeline_parallel_size",
         "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "hang_limit", "drain_limit",
     ]  # fmt: skip

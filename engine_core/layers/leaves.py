@@ -1,0 +1,135 @@
+"""Products of fixed leaves, whatever number of tensor-parallel ranks there is: `numerics` tree.
+
+Every weight that ranks divide is eight matrices. Where its inputs are divided, the leaves' products are added in
+float32 in a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and rounded once; a rank has a whole part of the tree.
+Where its outputs are divided, they stand side by side. A leaf has the same shape on any number of ranks, so it has the
+same bits. Packed weights are expanded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from ..config import ConfigError
+from ..shards import NUM_LEAVES, Shard
+from ..weights.layout import Layout, Split, WeightSpec
+from .dense import DenseLinear
+from .group import Group
+from .kinds import Weights
+from .linear import ExpandableLinear, Linear, Product
+from .platform import Platform
+from .staged import AbsentLinear
+
+
+class SummedLeaves(Linear):
+    """Leaves of the inputs: their products are added, on this rank and over the ranks."""
+
+    kind = "summed leaves"
+
+    def __init__(self, leaves: Sequence[Linear], products: Sequence[Product], group: Group) -> None:
+        self._products, self._group = products, group
+        self.out_features, self.in_features = leaves[0].out_features, sum(leaf.in_features for leaf in leaves)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K / ranks] → [T, N]"""
+        pieces = x.float().chunk(len(self._products), dim=1)
+        own = tree_sum([product(piece.contiguous()) for product, piece in zip(self._products, pieces, strict=True)])
+        return tree_sum(self._group.join(own).chunk(self._group.size, dim=1)).to(x.dtype)
+
+
+class JoinedLeaves(Linear):
+    """Leaves of the outputs of this rank. Those of weights with parts have a leaf of every part."""
+
+    kind = "joined leaves"
+
+    def __init__(self, leaves: Sequence[Linear], products: Sequence[Product], num_parts: Sequence[int]) -> None:
+        """`num_parts`: outputs of each part that a leaf has; empty: a leaf is one part, of any size."""
+        self._products, self._num_parts = products, list(num_parts)
+        self.out_features, self.in_features = sum(leaf.out_features for leaf in leaves), leaves[0].in_features
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] → [T, N]"""
+        made = [product(x) for product in self._products]
+        if not self._num_parts:
+            return torch.cat(made, dim=1)
+        parts = zip(*(torch.split(each, self._num_parts, dim=1) for each in made), strict=True)
+        return torch.cat([piece for part in parts for piece in part], dim=1)
+
+
+def tree_sum(terms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Adds neighbours until one is left. Their number is a power of two."""
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
+
+
+def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
+    """A rank's weights with the leaves of every one that ranks divide, each under a name of its own. `layout` is the
+    whole model's. Raises `ConfigError` where a weight has no such leaves."""
+    linears: dict[str, Linear] = {}
+    for name, linear in weights.linears.items():
+        if layout[name].split is Split.NONE or isinstance(linear, AbsentLinear):
+            linears[name] = linear
+            continue
+        for i, leaf in enumerate(_leaves(name, _matrix(linear), layout[name], shard)):
+            linears[_leaf_name(name, i)] = DenseLinear(leaf)
+    return replace(weights, linears=linears)
+
+
+def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group) -> Weights:
+    """The weights as a model reads them, over leaves that the platform is prepared for."""
+    linears: dict[str, Linear] = {}
+    for name, spec in layout.items():
+        if not spec.is_linear:
+            continue
+        if name in weights.linears:
+            linears[name] = weights.linears[name]
+            continue
+        leaves: list[Linear] = []
+        while (leaf := weights.linears.get(_leaf_name(name, len(leaves)))) is not None:
+            leaves.append(leaf)
+        products = [platform.linear(each) for each in leaves]
+        if spec.split is Split.INPUTS:
+            linears[name] = SummedLeaves(leaves, products, group)
+        else:
+            linears[name] = JoinedLeaves(leaves, products, [size // NUM_LEAVES for size in spec.parts])
+    return replace(weights, linears=linears)
+
+
+def _matrix(linear: Linear) -> torch.Tensor:
+    if isinstance(linear, ExpandableLinear):
+        return linear.expanded()
+    assert isinstance(linear, DenseLinear)
+    return linear.weight
+
+
+def _leaf_name(name: str, leaf: int) -> str:
+    return f"{name}.leaf{leaf}"
+
+
+def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> list[torch.Tensor]:
+    """The leaves of a rank's part of a weight."""
+    num_own = NUM_LEAVES // shard.size
+    if spec.split is Split.INPUTS:
+        _check(name, spec.shape[1])
+        # The product of a leaf is not rounded before it is added.
+        return [leaf.contiguous() for leaf in weight.float().chunk(num_own, dim=1)]
+    if spec.split is Split.VOCABULARY:
+        ids = [Shard(i, NUM_LEAVES).vocabulary(spec.shape[0]) for i in range(NUM_LEAVES)]
+        own = shard.vocabulary(spec.shape[0])
+        own_ids = [each for each in ids if each and each.start >= own.start and each.stop <= own.stop]
+        if sum(map(len, own_ids)) != len(own):
+            raise ConfigError("numerics", "tree", f"default for a vocabulary of {spec.shape[0]} on {shard.size} ranks")
+        return [weight[each.start - own.start : each.stop - own.start] for each in own_ids]
+    for size in spec.parts:
+        _check(name, size)
+    parts = torch.split(weight, [size // shard.size for size in spec.parts])
+    return [torch.cat(pieces) for pieces in zip(*(part.chunk(num_own) for part in parts), strict=True)]
+
+
+def _check(name: str, size: int) -> None:
+    if size % NUM_LEAVES:
+        raise ConfigError("numerics", "tree", f"default for {name}, whose {size} are no multiple of {NUM_LEAVES}")
