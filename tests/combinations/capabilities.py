@@ -305,11 +305,15 @@ TREE_NUMERICS = Capability(
     name="tree numerics",
     promise=Promise.NEAR,
     options={"numerics": "tree"},
+    refused_on_gpu=Refused(field="numerics", says="allowed: default on the platform cuda"),
     is_simulated=False,
-    is_on_gpu=False,
     took_place=lambda answer: answer.numerics == "tree",
     may_coincide=True,
-    beside={"int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8")},
+    beside={
+        "int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8"),
+        "draft model": Refused(field="draft_model", says="allowed: none with numerics tree"),
+        "draft heads": Refused(field="draft_heads", says="allowed: none with numerics tree"),
+    },
 )
 
 CAPABILITIES = (

@@ -59,8 +59,9 @@ class Cell:
     @property
     def refused_on_gpu(self) -> Refused | None:
         """How a GPU refuses the pair. GPUs are counted when all else is in order."""
-        found = next((each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None), None)
-        return self.refused or found if found is TOO_FEW_GPUS else found
+        found = [each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None]
+        others = [each for each in found if each is not TOO_FEW_GPUS]
+        return others[0] if others else (self.refused or TOO_FEW_GPUS) if found else None
 
     @property
     def is_simulated_on_cpu(self) -> bool:
