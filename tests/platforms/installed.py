@@ -7,7 +7,8 @@ from pathlib import Path
 WHOLE = """
 from types import SimpleNamespace
 from headwater.engine_core.devices.cpu import (
-    Platform, api, build_executor, build_rank, capabilities, environment, is_available, kv_cache_memory, max_ranks
+    Platform, api, build_executor, build_rank, capabilities, environment, is_available, kv_cache_memory, max_ranks,
+    rank_variables,
 )
 """
 """A module that offers all that a platform has to, but for its name."""
