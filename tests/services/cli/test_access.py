@@ -70,7 +70,7 @@ def test_what_is_there_is_kept_and_passwords_are_renewed_without_the_token(tmp_p
     assert contents(tmp_path) == first
     access(tmp_path, "--renew")
     renewed = contents(tmp_path)
-    assert {name for name in first if renewed[name] == first[name]} == {"cluster.token"}
+    assert {name for name in first if renewed[name] == first[name]} == {"cluster.token", "gateway/master.key"}
     (tmp_path / "cluster.token").write_text(f"{'n' * 64}\n{first['cluster.token']}")
     access(tmp_path)
     told = read_by_a_stage(tmp_path, Role.ENGINE)
