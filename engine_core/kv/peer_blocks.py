@@ -27,8 +27,8 @@ from .staged_loads import Part, StagedLoads
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""
 ASSUMED_BYTES_PER_SECOND = 200e6
-"""Of a pull, before the first one was measured. Between two processes on two busy cores it was 250 to 300 MB/s, without
-what copies at either end take (2026-11-23)."""
+"""Speed of a pull before the first one was measured. Two processes on two busy cores reached 250 to 300 MB/s, without
+the copies at either end (2026-11-23)."""
 
 
 class _Hint(NamedTuple):
@@ -61,7 +61,7 @@ class PeerBlocks:
         self._free_slots = deque(range(len(swapper.slots)))
         self._loads = StagedLoads(swapper, self._free_slots, self._pull)
         self._first_hints: dict[Ticket, _Hint] = {}
-        """Of loads that have not ended, the hint of the first block."""
+        """The hint of the first block, for each load that has not ended."""
         self._pulls: dict[int, Part] = {}
         """By number, those that the link has not answered."""
         self._num_taking = 0

@@ -56,12 +56,12 @@ class PullRequest:
     holder: Holder
     wanted: Wanted
     rows: list[int]
-    """Of the buffers: where the records go, which the link may write to until it has answered."""
+    """Rows of the buffers for the records; the link may write to them until it has answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PullEnd:
-    """To the link: nobody waits for a pull any more. It is still answered."""
+    """To the link: the core waits for this pull no more. The link answers it all the same."""
 
     pull: int
 
@@ -110,7 +110,7 @@ class PeerLink:
     """The core's end of the link."""
 
     key: bytes
-    """Of this engine's blocks."""
+    """Key of this engine's blocks: numerics and layout."""
     records: UInt8Array
     """[rows, HEADER_LEN + bytes of a block], shared with the link: the first half for blocks that are lent, the others
     for blocks that are pulled."""

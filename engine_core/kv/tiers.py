@@ -104,6 +104,6 @@ def key_of(options: ExecutorOptions, config: EngineConfig, facts: ModelFacts, ex
 
 
 def block_bytes_of(executor: Executor) -> int:
-    """Of a block's keys and values."""
+    """Number of bytes of a block's keys and values."""
     assert executor.swapper is not None
     return int(executor.swapper.slots.shape[1])

@@ -158,7 +158,7 @@ class Scheduler:
         return has_settled
 
     def lend(self, leases: BlockLeases) -> None:
-        """Goes on with blocks that other engines copy from here, which nobody else gets meanwhile."""
+        """Advances the leases of blocks that other engines copy from here, and that stay as they are meanwhile."""
         if leases.advance(self._planned_step, self._retired_step):
             self._yielding.note_released()
 

@@ -28,9 +28,9 @@ class Parts(NamedTuple):
     filled: float
     """Share of KV blocks that would be in use."""
     hand_over: float = 0.0
-    """Until another replica has the prompt's blocks, where this one computes prompts for others."""
+    """Time until another replica has the prompt's blocks, where this one computes prompts for others."""
     stall: float = 0.0
-    """This request's prefill, for each request that decodes meanwhile, where others compute prompts for this one."""
+    """Time of this prefill, for each request that decodes meanwhile, where others compute prompts for this one."""
 
 
 def pressure(filled: float) -> float:

@@ -1,6 +1,5 @@
 """Seeded faults between engines that pull blocks from each other: copies that are late, lost, torn, stale, foreign or
-doubled, engines that die and come back as another incarnation, leases that end too early. Every answer is what it is
-alone, no block or slot is lost, and nobody waits for ever.
+doubled, engines that come back as another incarnation, leases that end too early. Answers and blocks stay whole.
 
 `python -m tests.simulation.peer_faults --seeds 10000`; one seed takes the same steps every time: `… --first 17`.
 """
