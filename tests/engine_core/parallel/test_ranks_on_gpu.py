@@ -86,7 +86,7 @@ def test_the_death_of_a_rank_ends_the_executor(qwen3: tuple[Any, Path]) -> None:
             two.tokens(PROMPTS, greedy(200))
 
 
-def test_steps_ahead_and_drafts_change_no_token(qwen3: tuple[Any, Path]) -> None:
+def test_several_steps_from_one_plan_change_no_token(qwen3: tuple[Any, Path]) -> None:
     repeated = [(prompt * 40)[:120] for prompt in PROMPTS]
     asked = [replace(SAMPLED, seed=seed, max_tokens=24) for seed in range(len(repeated))]
     with engine(qwen3[1], tensor_parallel_size=2) as plain:
