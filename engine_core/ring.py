@@ -248,6 +248,13 @@ def anonymous_memory(name: str, size: int) -> int:
     return fd
 
 
+def map_at_least(memory: int, num_bytes: int) -> mmap.mmap:
+    """Maps the first bytes of a descriptor's memory, which grows to so many if it has fewer."""
+    if os.fstat(memory).st_size < num_bytes:
+        os.ftruncate(memory, num_bytes)
+    return mmap.mmap(memory, num_bytes)
+
+
 def _put(memory: mmap.mmap, at: int, piece: bytes) -> None:
     """Writes a piece, which goes on at the beginning where the memory ends."""
     until_wrap = len(memory) - at

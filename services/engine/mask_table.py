@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
-import os
-
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.ring import anonymous_memory
+from headwater.engine_core.ring import anonymous_memory, map_at_least
 
 Int32Array = npt.NDArray[np.int32]
 
 
 def create_mask_memory() -> int:
-    """A file descriptor to be inherited; the memory has its size from whoever maps it first."""
+    """A file descriptor to be inherited; the first process that maps the memory gives it its size."""
     return anonymous_memory("headwater-masks", 0)
 
 
@@ -24,6 +21,4 @@ def map_masks(memory: int, num_positions: int, num_rows: int, vocab_size: int) -
     the table: it is pinned as a whole then."""
     num_words = -(-vocab_size // 32)
     num_bytes = 4 * num_positions * num_rows * num_words
-    if os.fstat(memory).st_size < num_bytes:
-        os.ftruncate(memory, num_bytes)
-    return np.frombuffer(mmap.mmap(memory, num_bytes), np.int32).reshape(num_positions, num_rows, num_words)
+    return np.frombuffer(map_at_least(memory, num_bytes), np.int32).reshape(num_positions, num_rows, num_words)
