@@ -35,7 +35,7 @@ class PeerMemory:
     """The memory of all ranks as one of them sees it."""
 
     index: int
-    """Of this rank."""
+    """Place of this rank among all."""
     bases: torch.Tensor
     """int64 [ranks]: addresses, in the order of the ranks."""
     slot_bytes: int

@@ -32,7 +32,7 @@ class PullFrame(_message.Message):
 
     @_builtins.property
     def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """pulls that nobody waits for any more"""
+        """pulls whose answers the puller needs no more"""
 
     def __init__(
         self,

@@ -123,7 +123,7 @@ class CudaExecutor:
                 self._own_rows.draft(shape, 1)
                 self._own_rows.store(self._sampler.tokens, 1, self._results)
         self._rehearse()
-        # Block 0 is nobody's.
+        # No request holds block 0.
         self._copy_blocks(np.zeros((1, 2), np.int32))
         if self._guesser is not None:
             self._guesser.launch_likely()

@@ -34,5 +34,6 @@ class LaterResults:
                 self._take(result, now - max(launched_at, last))
                 last = now
         except BaseException:
+            # No other thread retires plans: whatever ends this one, the rank would wait for ever.
             traceback.print_exc()
             os._exit(1)

@@ -23,9 +23,9 @@ from ..runtime.session.answering import AnsweringEnd
 from .peer_records import UInt8Array
 
 CHUNK_BYTES = 240 * 1024
-"""Of records in a frame."""
+"""Bytes of records in one frame."""
 LOST_SECONDS = 4.0
-"""After which an engine that sends no sign of life has no leases any more."""
+"""Silence after which an engine has no leases any more."""
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class _Sending:
     pull_id: int
     lent: Lent
     num_bytes: int = 0
-    """Of the records, so far."""
+    """Bytes of the records that were sent so far."""
 
 
 class LeaseSession:

@@ -29,7 +29,7 @@ SILENT_TURNS = 4
 IDLE_TURNS = 30
 """Signs of life after which a session without pulls ends."""
 MAX_PULLS = 64
-"""In one frame."""
+"""Number of pulls in one frame."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class _OpenPull:
     request: PullRequest
     before: Claim = field(default_factory=Claim)
     num_bytes: int = 0
-    """Of the records, so far."""
+    """Bytes of the records that came so far."""
 
 
 class PullSession:
@@ -78,7 +78,7 @@ class PullSession:
                 self.end_pull(number)
 
     async def _watch(self) -> None:
-        """Returns when the other engine has sent nothing for too long although something is due, or nobody pulls."""
+        """Returns when the other engine is silent for too long although it owes an answer, or no pull came for long."""
         while self._num_silent < SILENT_TURNS and self._num_idle < IDLE_TURNS:
             await asyncio.sleep(LIFE_SECONDS)
             self._num_silent = self._num_silent + 1 if self._pulls else 0

@@ -48,7 +48,7 @@ LEAST |= {"prefill_replicas": 1, "decode_replicas": 1}
 LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
 SPLIT = ("prefill_replicas", "decode_replicas")
 SPLIT_PEER_BYTES = 256 << 20
-"""Of `kv_peer_memory` where engines have roles and nothing else was said."""
+"""Value of `kv_peer_memory` where engines have roles and the user gave none."""
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
 
