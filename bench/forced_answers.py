@@ -18,8 +18,9 @@ import torch
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors import cuda, runner
 from headwater.engine_core.executors.device_sampler import DeviceSampler, Needs, Places
+from headwater.engine_core.executors.head_part import HeadPart
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.sampler import Known, Sampler
+from headwater.engine_core.sampling.sampler import Known, Sampler, Whole
 from headwater.kernels.device import upload
 
 BEHIND = 64
@@ -83,8 +84,10 @@ class ForcedTokens:
 class ForcedSampler(Sampler):
     """Sampler on a CPU."""
 
-    def __init__(self, answers: ForcedAnswers, num_rows: int, operations: Any, device: torch.device) -> None:
-        super().__init__(num_rows, operations, device)
+    def __init__(
+        self, answers: ForcedAnswers, num_rows: int, operations: Any, device: torch.device, whole: Whole | None = None
+    ) -> None:
+        super().__init__(num_rows, operations, device, whole)
         self._forced = ForcedTokens(answers, num_rows, torch.device("cpu"))
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -116,8 +119,9 @@ class ForcedDeviceSampler(DeviceSampler):
         dtype: torch.dtype,
         device: torch.device,
         num_parts: int,
+        part: HeadPart | None = None,
     ) -> None:
-        super().__init__(lm_head, num_rows, num_positions, dtype, device, num_parts)
+        super().__init__(lm_head, num_rows, num_positions, dtype, device, num_parts, part)
         self._forced = ForcedTokens(answers, num_rows, device)
 
     def admit(self, admitted: AdmittedRow) -> None:

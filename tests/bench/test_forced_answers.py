@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.bench.forced_answers import FREE, ForcedAnswers, ForcedTokens
+from headwater.bench.forced_answers import FREE, ForcedAnswers, ForcedDeviceSampler, ForcedSampler, ForcedTokens
 from headwater.bench.replays.replay import Exchange
 from headwater.bench.speculated_run import FIRST_SEED, run_exchanges
 from headwater.bench.workloads import TINY
@@ -18,7 +19,9 @@ from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import AdmittedRow, Executor
 from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.device_sampler import DeviceSampler
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 
@@ -100,3 +103,13 @@ def test_padding_and_what_lies_behind_an_answer_stay_as_they_are() -> None:
     assert answers.of(6).tolist() == [FREE] * answers.width
     with pytest.raises(AssertionError):
         answers.expect({1: EXCHANGES[1].answer_ids})
+
+
+@pytest.mark.parametrize(("forced", "ours"), [(ForcedSampler, Sampler), (ForcedDeviceSampler, DeviceSampler)])
+def test_a_forced_sampler_is_built_with_all_that_its_base_is_built_with(forced: type, ours: type) -> None:
+    """An executor builds either; that of a GPU is built on GPUs alone."""
+    own, *after = inspect.signature(forced).parameters.values()
+
+    assert own.name == "answers"
+    theirs = inspect.signature(ours).parameters.values()
+    assert [(each.name, each.default) for each in after] == [(each.name, each.default) for each in theirs]

@@ -32,10 +32,12 @@ def _heads(folder: Path) -> Path:
     heads = folder.with_name(f"{folder.name}-heads")
     if not heads.exists():
         model = registry.read_config(folder)
+        # A GPU serves heads whose key heads are shared by as many query heads as the model's.
+        num_heads = model.hidden_size // model.head_dim
         config = LAYER | {
             "hidden_size": model.hidden_size,
-            "num_attention_heads": model.hidden_size // 16,
-            "num_key_value_heads": model.hidden_size // 16,
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": num_heads * model.num_kv_heads // model.num_heads,
             "vocab_size": model.vocab_size,
             "bias": False,
         }
