@@ -27,9 +27,11 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 
 from .program import run_program
-from .workloads import MODELS, TINY, WORKLOADS, Workload, tried, uniform
+from .workloads import MODELS, PACKINGS, TINY, WORKLOADS, Workload, tried, uniform
 
 TEMPERATURE = 0.6
+WHOLE = "whole"
+"""Random weights of two bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +140,9 @@ def run(
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
+    weights: Annotated[str, typer.Option(help="of workloads: random ones as they are, int4, int8 or fp8")] = WHOLE,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
-    activation_dtype: Annotated[str, typer.Option(help="of packed weights on a CPU: auto, int8 or model")] = "auto",
+    activation_dtype: Annotated[str, typer.Option(help="of packed weights: auto, int8 or model")] = "auto",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
@@ -157,6 +160,9 @@ def run(
         "activation_dtype": activation_dtype,
         "num_threads": threads,
     }
+    if weights not in (WHOLE, *PACKINGS):
+        raise typer.BadParameter(f"weights is {weights!r}; allowed: {', '.join((WHOLE, *PACKINGS))}")
+    packing = {} if weights == WHOLE else {"quantization_config": PACKINGS[weights]}
     rows: list[Measurement] = []
     if model_folder is not None:
         custom = uniform(model_folder.name, num_requests, prompt_len, output_len)
@@ -164,7 +170,7 @@ def run(
     chosen = {name: tried(WORKLOADS[name]) if dry_run else WORKLOADS[name] for name in workload or ()}
     for model in dict.fromkeys(each.model for each in chosen.values()):
         with tempfile.TemporaryDirectory() as folder:
-            config = TINY if dry_run else MODELS[model]
+            config = (TINY if dry_run else MODELS[model]) | packing
             Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
             dummy = options | {"load_format": load_format, "max_model_len": config["max_position_embeddings"]}

@@ -36,6 +36,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+_TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
+_CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}
+PACKINGS: dict[str, dict[str, Any]] = {
+    "int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "int8": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _CHANNELS, "input_activations": _TOKENS}},
+    },
+    "fp8": {"quant_method": "fbgemm_fp8"},
+}
+"""How random weights of few bits are packed: GPTQ's groups of 128; integers and e4m3 with a scale for each output, and
+for each token."""
 TINY: dict[str, Any] = _QWEN3 | {
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -71,7 +71,8 @@ class ExecutorOptions:
     """`auto`: that of the weights; `fp8`, on a GPU."""
     activation_dtype: str = "auto"
     """What a CPU multiplies packed integers with: `int8` numbers, or activations in the dtype of the `model`, for which
-    the weights are expanded. `auto`: int8 where there are such weights."""
+    the weights are expanded. `auto`: int8 where there are such weights. On a Hopper GPU weights that were made for
+    activations in 8 bits are multiplied with such, but with `model`."""
     quantization: str = "auto"
     """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
     numerics: str = "default"
@@ -104,6 +105,8 @@ class BuildRequest:
     """Type of keys and values: `dtype`, or fp8."""
     activations: str
     """`int8` where packed integers are multiplied as they are, else `dtype`."""
+    rounds_tokens: bool = False
+    """Whether weights that were made for activations in 8 bits may be multiplied with such."""
     is_tree: bool = False
     """Whether products are made of leaves, see `layers.leaves`."""
     draft: BuildRequest | None = None

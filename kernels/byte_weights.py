@@ -42,6 +42,8 @@ class Fp8Weight:
     """float8_e4m3fn [N, K]"""
     scales: torch.Tensor
     """float32 [groups, N]"""
+    rounds_tokens: bool = False
+    """As of `Int8Weight`."""
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -120,17 +120,17 @@ def _hopper_wide_gemm(
             [
                 (_multiply, (rings, stored, size, 0, shape)),
                 (_multiply, (rings, stored, size, 1, shape)),
-                (_copy_tiles, copied),
+                (copy_tiles, copied),
             ],
             [4, 1],
             [REGISTERS, 40],
         )
     else:
-        gl.warp_specialize([(_multiply, (rings, stored, size, 0, shape)), (_copy_tiles, copied)], [1], [40])
+        gl.warp_specialize([(_multiply, (rings, stored, size, 0, shape)), (copy_tiles, copied)], [1], [40])
 
 
 @gluon.jit
-def _copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
+def copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
     """Fills the rings. The teams read nothing of an earlier kernel's output but what is copied here, and write nothing
     before they have it, so they need not wait for that kernel."""
     x_ring, w_ring, rest_ring, ready, free = rings
@@ -142,7 +142,7 @@ def _copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
     BLOCK_K: gl.constexpr = shape[4]
     STAGES: gl.constexpr = shape[5]
     GROUP: gl.constexpr = shape[6]
-    BYTES: gl.constexpr = (TEAMS * ROWS + BLOCK_N + REST_N) * BLOCK_K * 2
+    BYTES: gl.constexpr = (TEAMS * ROWS + BLOCK_N + REST_N) * BLOCK_K * x.dtype.primitive_bitwidth // 8
     wait_for_inputs(True)
     num_tiles = gl.cdiv(m, TEAMS * ROWS) * gl.cdiv(n, BLOCK_N + REST_N)
     turn = 0
@@ -205,18 +205,18 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
         else:
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         hopper.mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1)
-        which = _store(b_acc, out, staged, which, o_m + TEAM * ROWS, o_n)
+        which = store_tile(b_acc, out, staged, which, o_m + TEAM * ROWS, o_n)
         if PARTS == 2:
             if out_rest is None:
-                which = _store(b_rest, out, staged, which, o_m + TEAM * ROWS, o_n + BLOCK_N)
+                which = store_tile(b_rest, out, staged, which, o_m + TEAM * ROWS, o_n + BLOCK_N)
             else:
                 # Its one place has been read: other chunks have been copied since.
-                _store(b_rest, out_rest, staged_rest, TEAM, o_m + TEAM * ROWS, o_n + BLOCK_N)
+                store_tile(b_rest, out_rest, staged_rest, TEAM, o_m + TEAM * ROWS, o_n + BLOCK_N)
     hopper.tma.store_wait(0)
 
 
 @gluon.jit
-def _store(b_acc, out, staged, which, o_m, o_n):
+def store_tile(b_acc, out, staged, which, o_m, o_n):
     """Stores a tile of the product, in chunks of columns that take turns in two places of shared memory. Returns the
     place of the next chunk."""
     CHUNK: gl.constexpr = out.block_shape[1]
@@ -224,8 +224,8 @@ def _store(b_acc, out, staged, which, o_m, o_n):
     HALF: gl.constexpr = b_acc.shape[1] // 2
     if b_acc.shape[1] > CHUNK:
         b_left, b_right = gl.split(gl.permute(gl.reshape(b_acc, (ROWS, 2, HALF)), (0, 2, 1)))
-        which = _store(b_left, out, staged, which, o_m, o_n)
-        which = _store(b_right, out, staged, which, o_m, o_n + HALF)
+        which = store_tile(b_left, out, staged, which, o_m, o_n)
+        which = store_tile(b_right, out, staged, which, o_m, o_n + HALF)
     else:
         # The copy before the last has been read from here.
         hopper.tma.store_wait(1)

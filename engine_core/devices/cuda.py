@@ -34,6 +34,7 @@ capabilities = Capabilities(
     size_multiple=8,
     windows=True,
     fp8_kv=True,
+    rounded_tokens=True,
     host_blocks=True,
     disk_blocks=True,
     graphs=True,
@@ -98,14 +99,16 @@ def copy_blocks(
 def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Int4Weight) -> bool:
     """Whether a weight of eight bits, or of a GGUF file, stays packed. Embedding and head are read by kernels of their
     own."""
-    from headwater.kernels import byte_gemm, hopper_attention, int4_gemm  # noqa: PLC0415
+    from headwater.kernels import byte_gemm, hopper_attention, int4_gemm, w8a8  # noqa: PLC0415
 
     if layer_of(name) is None:
         return False
     if isinstance(weight, Int4Weight):
         return DTYPES[request.dtype] in int4_gemm.DTYPES
     is_served = hopper_attention.is_hopper(device) and DTYPES[request.dtype] == torch.bfloat16
-    return is_served and byte_gemm.fits(weight)
+    return is_served and (
+        byte_gemm.fits(weight) or (request.rounds_tokens and weight.rounds_tokens and w8a8.fits(weight))
+    )
 
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
@@ -117,7 +120,9 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 
     def loaded(each: BuildRequest) -> LoadedModel:
         weights = load_weights(each, device, progress, keeps=partial(_keeps, each, device))
-        return LoadedModel(each.model, order_linears(weights), KV_DTYPES[each.kv_format])
+        return LoadedModel(
+            each.model, order_linears(weights, rounds_tokens=each.rounds_tokens), KV_DTYPES[each.kv_format]
+        )
 
     return build_cuda_executor(
         loaded(request),

@@ -90,6 +90,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         dtype=dtype,
         kv_format=kv_format,
         activations=activations,
+        rounds_tokens=flags.rounded_tokens and options.activation_dtype != "model",
         is_tree=options.numerics == TREE,
         draft=draft,
         heads=heads,
@@ -245,7 +246,7 @@ def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: C
 def _tell_activations(request: BuildRequest) -> None:
     """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
     quantization = request.model.quantization
-    if quantization is None:
+    if quantization is None or request.rounds_tokens:
         return
     rounded = quantization.rounded_activations - ({INT8} if request.activations == INT8 else set())
     if rounded:
@@ -260,7 +261,7 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
     options, origin = request.options, loaded.registration
     assert options.model_folder is not None
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
-    what = [source, request.model, request.dtype, request.kv_format, request.activations]
+    what = [source, request.model, request.dtype, request.kv_format, request.activations, request.rounds_tokens]
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
     if request.is_tree:

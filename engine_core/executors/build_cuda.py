@@ -15,6 +15,7 @@ from headwater.kernels.compile_ahead import CompileAhead
 
 from ..config import ConfigError, EngineConfig
 from ..models.model import LayerInputs
+from ..platforms.cuda_packed import has_rounded
 from .cuda import SCORED_AT_ONCE, CudaExecutor
 from .cuda_drafting import (
     Drafting,
@@ -90,7 +91,7 @@ def build_cuda_executor(
     # Now that kernels are there, which compiled side by side.
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
-    if platform.own_products:
+    if platform.own_products or has_rounded(weights):
         with CompileAhead(device) as ahead:
             ahead.note(partial(platform.launch_own_products, weights))
     # From here on a rank's launches wait for those of the others, which have compiled theirs by now.

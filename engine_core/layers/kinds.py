@@ -13,14 +13,15 @@ from ..weights.blocks import BLOCKS, PARTS, stored_parts
 from ..weights.layout import Layout, Split, WeightSpec
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
-from .fp8 import Fp8Linear
+from .fp8 import Fp8Linear, Fp8TokensLinear
 from .int4 import Int4Linear
 from .int8 import Int8Linear, W8A8Linear
 from .linear import Cut, Linear, StoredLinear
 
 Tensors = Mapping[str, torch.Tensor]
 KINDS: dict[str, type[StoredLinear]] = {
-    kind.kind: kind for kind in (DenseLinear, Int4Linear, Int8Linear, W8A8Linear, Fp8Linear, BlockLinear)
+    kind.kind: kind
+    for kind in (DenseLinear, Int4Linear, Int8Linear, W8A8Linear, Fp8Linear, Fp8TokensLinear, BlockLinear)
 }
 """Kinds that a model's file can hold, by name."""
 

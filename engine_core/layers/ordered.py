@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from headwater.kernels import w8a8
 from headwater.kernels.byte_gemm import expanded_twin, pack_in_place
 from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.hopper_packed_gemm import PackedWords
@@ -15,6 +16,7 @@ from .fp8 import Fp8Linear
 from .int8 import Int8Linear
 from .kinds import Weights
 from .linear import Linear
+from .rounded import RoundedLinear
 
 
 class OrderedLinear(Linear):
@@ -32,12 +34,15 @@ class OrderedLinear(Linear):
         return torch.nn.functional.linear(x, expanded_twin(self.weight, self.dtype))
 
 
-def order_linears(weights: Weights) -> Weights:
-    """The weights with those of eight bits put in order, in place."""
+def order_linears(weights: Weights, *, rounds_tokens: bool) -> Weights:
+    """The weights with those of eight bits put in order, in place; `rounds_tokens`: those made for rounded tokens are
+    multiplied with such."""
     linears: dict[str, Linear] = {}
     for name, each in weights.linears.items():
-        if isinstance(each, Int8Linear | Fp8Linear):
-            linears[name] = OrderedLinear(each.weight, each.dtype)
-        else:
+        if not isinstance(each, Int8Linear | Fp8Linear):
             linears[name] = each
+        elif rounds_tokens and each.rounds_tokens and w8a8.fits(each.weight):
+            linears[name] = RoundedLinear(each.weight)
+        else:
+            linears[name] = OrderedLinear(each.weight, each.dtype)
     return replace(weights, linears=linears)

@@ -24,6 +24,8 @@ class Capabilities:
     """Tokens a KV block."""
     int8_activations: bool = False
     """Products of weights in block formats with activations in 8 bits (`--activation-dtype int8`)."""
+    rounded_tokens: bool = False
+    """Products of weights made for activations in 8 bits with tokens in 8 bits, each with one scale."""
     windows: bool = False
     """Attention over a window of the last keys."""
     fp8_kv: bool = False

@@ -34,9 +34,10 @@ from ..layers.int4 import Int4Linear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.ordered import OrderedLinear
+from ..layers.rounded import RoundedLinear
 from ..model_config import ModelConfig
 from ..sampling.operations import SamplingOperations
-from .cuda_packed import expanded_product, expander, is_packed, packed_product
+from .cuda_packed import expanded_product, expander, is_packed, launch_rounded, packed_product, rounded_product
 from .cuda_sampling import CudaSampling
 from .product_verdicts import ProductVerdicts, own_products
 
@@ -121,6 +122,7 @@ class CudaPlatform:
             DenseLinear.kind: self._dense,
             Int4Linear.kind: self._packed,
             OrderedLinear.kind: self._packed,
+            RoundedLinear.kind: self._rounded,
         }
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
@@ -165,6 +167,7 @@ class CudaPlatform:
         for product in self.own_products:
             weight = dense.get(product)
             launch_all_tiles(expanders[product]() if weight is None else weight)
+        launch_rounded(weights.linears.values())
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
@@ -351,6 +354,10 @@ class CudaPlatform:
         # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
         self._choice(expanded_product(linear)).is_own = True
         return packed_product(linear, EARLY_ROWS)
+
+    def _rounded(self, linear: Linear) -> Product:
+        assert isinstance(linear, RoundedLinear)
+        return rounded_product(linear, EARLY_ROWS)
 
     def _choice(self, product: ProbedProduct) -> ProductChoice:
         return self._choices.setdefault(product, ProductChoice())

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeGuard
 
 import torch
 
-from headwater.kernels import byte_gemm, int4_gemm
+from headwater.kernels import byte_gemm, int4_gemm, w8a8
 from headwater.kernels.product_probe import Product as ProbedProduct
 
 from ..layers.int4 import Int4Linear
+from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.ordered import OrderedLinear
+from ..layers.rounded import RoundedLinear
 
 PackedLinear = Int4Linear | OrderedLinear
 
@@ -44,3 +46,22 @@ def expander(linear: PackedLinear) -> Callable[[], torch.Tensor]:
 def expanded_product(linear: PackedLinear) -> ProbedProduct:
     """The product with that matrix."""
     return ProbedProduct(linear.out_features, linear.in_features, linear.dtype)
+
+
+def rounded_product(linear: RoundedLinear, early_rows: int) -> Product:
+    """As `packed_product`, of tokens that are rounded."""
+
+    def product(x: torch.Tensor) -> torch.Tensor:
+        return w8a8.w8a8_linear(x, linear.weight, dependent=x.shape[0] <= early_rows)
+
+    return product
+
+
+def has_rounded(weights: Weights) -> bool:
+    return any(isinstance(each, RoundedLinear) for each in weights.linears.values())
+
+
+def launch_rounded(linears: Iterable[Linear]) -> None:
+    """Once with all kernels of the products of rounded tokens, so that no step compiles them."""
+    for each in {each.weight.shape: each.weight for each in linears if isinstance(each, RoundedLinear)}.values():
+        w8a8.launch_all_tiles(each)

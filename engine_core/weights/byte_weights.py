@@ -12,10 +12,10 @@ from headwater.kernels.int4_layout import Int4Weight
 from ..config import ConfigError
 from .grouped import GROUPS, SCALES, WIDE_SCALE_DTYPES, ZEROS, check_tensor
 
-INT8, W8A8, FP8 = ".int8", ".w8a8", ".fp8"
+INT8, W8A8, FP8, FP8_TOKENS = ".int8", ".w8a8", ".fp8", ".f8a8"
 """Names of the values in a model's file, behind the layer's: of integers, of integers made for activations that are
-rounded too, and of floating-point numbers."""
-BYTES = (INT8, W8A8, FP8)
+rounded too, and likewise of floating-point numbers."""
+BYTES = (INT8, W8A8, FP8, FP8_TOKENS)
 Keeps = Callable[[str, ByteWeight | Int4Weight], bool]
 """Whether a platform has a product for a weight of a name, so that it stays packed."""
 
@@ -23,7 +23,7 @@ Keeps = Callable[[str, ByteWeight | Int4Weight], bool]
 def named(weight: ByteWeight, name: str) -> dict[str, torch.Tensor]:
     """The tensors of a weight as a model's file holds them."""
     if isinstance(weight, Fp8Weight):
-        tensors = {FP8: weight.values, SCALES: weight.scales}
+        tensors = {FP8_TOKENS if weight.rounds_tokens else FP8: weight.values, SCALES: weight.scales}
     else:
         tensors = {W8A8 if weight.rounds_tokens else INT8: weight.values, SCALES: weight.scales, ZEROS: weight.zeros}
         if weight.groups is not None:
@@ -33,8 +33,9 @@ def named(weight: ByteWeight, name: str) -> dict[str, torch.Tensor]:
 
 def stored(tensors: Mapping[str, torch.Tensor]) -> ByteWeight:
     """The weight of its tensors by suffix."""
-    if FP8 in tensors:
-        return Fp8Weight(values=tensors[FP8], scales=tensors[SCALES])
+    for name in (FP8, FP8_TOKENS):
+        if name in tensors:
+            return Fp8Weight(values=tensors[name], scales=tensors[SCALES], rounds_tokens=name == FP8_TOKENS)
     rounds_tokens = W8A8 in tensors
     return Int8Weight(
         values=tensors[W8A8 if rounds_tokens else INT8],
@@ -65,14 +66,15 @@ def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keep
 
 
 def _check(layer: str, values: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    for suffix in (SCALES,) if values == FP8 else (SCALES, ZEROS):
+    is_fp8 = values in (FP8, FP8_TOKENS)
+    for suffix in (SCALES,) if is_fp8 else (SCALES, ZEROS):
         if suffix not in tensors:
             raise ConfigError("checkpoint", f"without {layer}{suffix}", "every tensor of the architecture")
     n, k = tensors[values].shape
     groups = len(tensors[SCALES])
     if not groups or k % groups:
         raise ConfigError(f"groups of {layer}", f"{groups} of {k} inputs", "equal ones")
-    dtypes = (torch.float32,) if values == FP8 else WIDE_SCALE_DTYPES
+    dtypes = (torch.float32,) if is_fp8 else WIDE_SCALE_DTYPES
     check_tensor(layer + SCALES, tensors[SCALES], (groups, n), *dtypes)
-    if values != FP8:
+    if not is_fp8:
         check_tensor(layer + ZEROS, tensors[ZEROS], (groups, n), torch.uint8)

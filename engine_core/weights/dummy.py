@@ -63,7 +63,8 @@ def _packed(
     if packing.format == "fp8":
         values = torch.randn(n, k, device=device, generator=generator).to(torch.float8_e4m3fn)
         scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
-        return byte_weights.named(Fp8Weight(values=values, scales=scales), name)
+        rounds_tokens = packing.activations == "fp8" and len(scales) == 1
+        return byte_weights.named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
     middle = 1 << packing.bits - 1
     scales = torch.full(of_groups, 2 * NORMAL_SPREAD / middle, dtype=torch.float16, device=device)
     zeros = torch.full_like(scales, middle, dtype=torch.uint8)

@@ -19,7 +19,7 @@ from ..packing import Packing
 from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
 
 DROPPED = ("input_scale", "input_scale_ub", "activation_scale", "output_scale")
-"""Scales of activations, which are not rounded."""
+"""Scales of activations: where those are rounded, each token's own is used."""
 WEIGHT = "weight"
 POWERS_OF_TWO = torch.float8_e8m0fnu
 """A type of scales beside the usual ones."""
@@ -40,7 +40,9 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
         raise ConfigError(f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.float8_e4m3fn)
     scales = _of_groups(f"{name}.{packing.scale}", scale, weight.shape[0], weight.shape[1], packing)
-    return Fp8Weight(values=weight.contiguous(), scales=scales)
+    # Activations of a token have one scale, and not one for every block of inputs.
+    rounds_tokens = packing.activations == "fp8" and len(scales) == 1
+    return Fp8Weight(values=weight.contiguous(), scales=scales, rounds_tokens=rounds_tokens)
 
 
 def _of_groups(name: str, scale: torch.Tensor, n: int, k: int, packing: Packing) -> torch.Tensor:

@@ -43,7 +43,7 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
     if isinstance(first, Fp8Weight):
         # torch joins no numbers of this type.
         values = torch.cat([_bytes(part) for part in parts]).view(first.values.dtype)
-        return Fp8Weight(values=values, scales=scales)
+        return replace(first, values=values, scales=scales)
     zeros = torch.cat([part.zeros for part in parts if not isinstance(part, Fp8Weight)], dim=1)
     if isinstance(first, Int4Weight):
         words = torch.cat([part.words for part in parts if isinstance(part, Int4Weight)])
@@ -61,7 +61,7 @@ def _order(part: GroupedWeight) -> torch.Tensor | None:
 
 
 def _rounds_tokens(part: GroupedWeight) -> bool:
-    return isinstance(part, Int8Weight) and part.rounds_tokens
+    return not isinstance(part, Int4Weight) and part.rounds_tokens
 
 
 def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

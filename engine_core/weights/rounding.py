@@ -94,10 +94,10 @@ def round_int8(weight: torch.Tensor) -> Int8Weight | None:
 
 
 def round_fp8(weight: torch.Tensor) -> Fp8Weight:
-    """weight float32 [N, K]. A scale for each output."""
+    """weight float32 [N, K]. A scale for each output, made for tokens that are rounded as well."""
     scale = (weight.abs().amax(1) / FP8_MOST).clamp(min=LEAST_SCALE)
     values = (weight / scale[:, None]).clamp(-FP8_MOST, FP8_MOST).to(torch.float8_e4m3fn)
-    return Fp8Weight(values=values, scales=scale[None])
+    return Fp8Weight(values=values, scales=scale[None], rounds_tokens=True)
 
 
 ROUNDINGS: dict[str, Callable[[torch.Tensor], GroupedWeight | None]] = {

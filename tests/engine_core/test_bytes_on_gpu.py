@@ -13,6 +13,7 @@ from headwater.engine_core.executors.build import checked
 from headwater.engine_core.executors.build_single import load_weights
 from headwater.engine_core.layers.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.platforms import cuda as cuda_platform
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
@@ -23,6 +24,16 @@ pytestmark = pytest.mark.gpu
 
 ORDERED = [form for form in BYTE_FORMS if not any(word in form for word in ("4 bits", "act order", "mixed", "cut off"))]
 """Forms whose layers are whole in tiles of the kernel for Hopper."""
+ROUNDED = [
+    "int-quantized W8A8",
+    "int-quantized W8A8, activations static",
+    "float-quantized, a scale a channel",
+    "float-quantized, one scale, activations static",
+    "fp8, one scale",
+    "fp8, blocks larger than a matrix",
+    "fbgemm_fp8",
+]
+"""Forms made for tokens of eight bits, with one scale for each output."""
 
 
 def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
@@ -35,12 +46,17 @@ def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
     return packed, expanded
 
 
-def kinds_of(folder: Path) -> set[str]:
+def kinds_of(folder: Path, activation_dtype: str = "auto") -> set[str]:
     """Kinds of the layers' weights as an engine on a GPU has them. The head must be dense."""
     device = torch.device("cuda")
-    request = checked(ExecutorOptions(model_folder=folder, device="cuda"), "cuda", cuda.capabilities)
+    request = checked(
+        ExecutorOptions(model_folder=folder, device="cuda", activation_dtype=activation_dtype),
+        "cuda",
+        cuda.capabilities,
+    )
     weights = load_weights(request, device, lambda *_: None, keeps=partial(cuda._keeps, request, device))
-    kinds = {name: linear.kind for name, linear in order_linears(weights).linears.items()}
+    ordered = order_linears(weights, rounds_tokens=request.rounds_tokens)
+    kinds = {name: linear.kind for name, linear in ordered.linears.items()}
     assert kinds.pop("lm_head") == "dense"
     return set(kinds.values())
 
@@ -50,10 +66,28 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: 
     packed, expanded = written(form, tmp_path)
     torch.manual_seed(1)
     asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
-    together = answers(packed, asked)
+    exact = partial(answers, packed, activation_dtype="model")
+    together = exact(asked)
     assert together == answers(expanded, asked)
+    assert together == exact(asked, max_num_batched_tokens=64)
+    assert together[:2] == [exact([prompt])[0] for prompt in asked[:2]]
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed, _ = written(form, tmp_path)
+    torch.manual_seed(1)
+    asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
+    together = answers(packed, asked)
     assert together == answers(packed, asked, max_num_batched_tokens=64)
     assert together[:2] == [answers(packed, [prompt])[0] for prompt in asked[:2]]
+    assert together != answers(packed, asked, activation_dtype="model")
+    if "int" in form:
+        # Sums of integers are exact in whatever way they are made.
+        monkeypatch.setattr(cuda_platform, "rounded_product", lambda linear, _: linear.product)
+        assert together == answers(packed, asked)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
@@ -67,4 +101,5 @@ def test_a_gguf_file_answers_as_its_weights_expanded_to_the_bit(kind: str, tmp_p
 @pytest.mark.parametrize("form", ORDERED)
 def test_layers_stay_packed_and_the_head_is_dense(form: str, tmp_path: Path) -> None:
     packed, _ = written(form, tmp_path)
-    assert kinds_of(packed) == {"ordered"}
+    assert kinds_of(packed, "model") == {"ordered"}
+    assert kinds_of(packed) == {"rounded" if form in ROUNDED else "ordered"}

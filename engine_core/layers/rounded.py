@@ -1,0 +1,25 @@
+"""Weights of eight bits that are multiplied with tokens of eight bits, made when a model is loaded onto a Hopper GPU; a
+model's file has none."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.kernels.byte_weights import ByteWeight
+from headwater.kernels.w8a8 import W8A8Weight, signed_in_place, w8a8_twin
+
+from .linear import Linear
+
+
+class RoundedLinear(Linear):
+    """Each token has a scale of its own. Its values are numbers of 8 bits, as those of the weights."""
+
+    kind = "rounded"
+
+    def __init__(self, weight: ByteWeight) -> None:
+        """Takes the memory of the weight's values."""
+        self.out_features, self.in_features = weight.shape
+        self.weight: W8A8Weight = signed_in_place(weight)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return w8a8_twin(x, self.weight)

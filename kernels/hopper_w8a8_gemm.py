@@ -1,0 +1,209 @@
+"""Products of 8 bits by 8 bits for many rows on Hopper, e4m3 or integers, by warps with roles; see `hopper_wide_gemm`.
+
+The matrix unit adds e4m3 products with some 14 bits. So sums of 128 inputs are taken from it and added in float32, one
+after another: how many rows or columns a tile has changes no bit. Sums of integers are exact.
+"""
+
+from __future__ import annotations
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from . import dependent_launch, wide_tiles
+from .hopper_wide_gemm import copy_tiles, store_tile
+from .wide_tiles import GROUP, TeamTiles
+
+release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
+place = gluon.jit(wide_tiles.place.fn)
+
+BLOCK_K = 128
+"""Number of inputs in a tile: a row of a tile is a line of shared memory, and a sum of the matrix unit."""
+REGISTERS = 232
+"""Registers of a thread of the second of two teams; the first has the rest, and the warp that copies has 40."""
+GL_DTYPES = {torch.float8_e4m3fn: gl.float8e4nv, torch.int8: gl.int8, torch.bfloat16: gl.bfloat16}
+
+
+def w8a8_gemm(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    out: torch.Tensor,
+    tiles: TeamTiles,
+    *,
+    num_programs: int,
+) -> None:
+    """Writes the product of x [M, K] with scales float32 [M] and weight [N, K] with scales float32 [N] to out [M, N],
+    bfloat16; x and weight are float8_e4m3fn or int8."""
+    (m, k), n = x.shape, weight.shape[0]
+    rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
+    _w8a8_gemm[(min(tiles.count(m, n), num_programs),)](
+        tiled(x, rows, BLOCK_K),
+        x_scales,
+        tiled(weight, first_n, BLOCK_K),
+        tiled(weight, rest_n, BLOCK_K) if rest_n else None,
+        weight_scales,
+        tiled(out, rows, tiles.chunk),
+        tiled(out, rows, rest_n) if 0 < rest_n < tiles.chunk else None,
+        m,
+        n,
+        k,
+        TEAMS=tiles.num_teams,
+        BLOCK_K=BLOCK_K,
+        STAGES=tiles.num_stages,
+        GROUP=GROUP,
+        REGISTERS=REGISTERS,
+        num_warps=4,
+        **dependent_launch.launch_options(True),
+    )
+
+
+def tiled(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
+    block = [num_rows, num_columns]
+    layout = gl.NVMMASharedLayout.get_default_for(block, GL_DTYPES[matrix.dtype])
+    return TensorDescriptor.from_tensor(matrix, block, layout)
+
+
+@gluon.jit(do_not_specialize=["m"])
+def _w8a8_gemm(
+    x,
+    p_x_scales,
+    weight,
+    weight_rest,
+    p_weight_scales,
+    out,
+    out_rest,
+    m,
+    n,
+    k,
+    TEAMS: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUP: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):
+    ROWS: gl.constexpr = x.block_shape[0]
+    BLOCK_N: gl.constexpr = weight.block_shape[0]
+    REST_N: gl.constexpr = 0 if weight_rest is None else weight_rest.block_shape[0]
+    x_ring = gl.allocate_shared_memory(x.dtype, [TEAMS * STAGES, ROWS, BLOCK_K], x.layout)
+    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
+    if REST_N:
+        rest_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, REST_N, BLOCK_K], weight_rest.layout)
+    else:
+        rest_ring = w_ring
+    staged = gl.allocate_shared_memory(out.dtype, [2 * TEAMS, ROWS, out.block_shape[1]], out.layout)
+    if out_rest is not None:
+        staged_rest = gl.allocate_shared_memory(out.dtype, [TEAMS, ROWS, REST_N], out_rest.layout)
+    else:
+        staged_rest = staged
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(ready.index(i), count=1)
+        hopper.mbarrier.init(free.index(i), count=TEAMS)
+    hopper.fence_async_shared()
+    release_dependents(True)
+    rings = (x_ring, w_ring, rest_ring, ready, free)
+    size = (m, n, k)
+    shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP)
+    stored = (out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales)
+    copied = (x, weight, weight_rest, rings, size, shape)
+    if TEAMS == 2:
+        gl.warp_specialize(
+            [
+                (_multiply, (rings, stored, size, 0, shape)),
+                (_multiply, (rings, stored, size, 1, shape)),
+                (copy_tiles, copied),
+            ],
+            [4, 1],
+            [REGISTERS, 40],
+        )
+    else:
+        gl.warp_specialize([(_multiply, (rings, stored, size, 0, shape)), (copy_tiles, copied)], [1], [40])
+
+
+@gluon.jit
+def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
+    """Multiplies ROWS rows of every tile of this program."""
+    x_ring, w_ring, rest_ring, ready, free = rings
+    out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales = stored
+    m, n, k = size
+    TEAMS: gl.constexpr = shape[0]
+    ROWS: gl.constexpr = shape[1]
+    BLOCK_N: gl.constexpr = shape[2]
+    REST_N: gl.constexpr = shape[3]
+    STAGES: gl.constexpr = shape[5]
+    GROUP: gl.constexpr = shape[6]
+    SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
+    mma_rest: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST_N if REST_N else 16, 32])
+    num_tiles = gl.cdiv(m, TEAMS * ROWS) * gl.cdiv(n, BLOCK_N + REST_N)
+    num_steps = gl.cdiv(k, shape[4])
+    turn, which = 0, 2 * TEAM
+    for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
+        o_m, o_n = place(i_tile, m, n, TEAMS * ROWS, BLOCK_N + REST_N, GROUP)
+        o_m += TEAM * ROWS
+        b_acc = gl.full([ROWS, BLOCK_N], 0, SUM, mma)
+        b_rest = gl.full([ROWS, REST_N if REST_N else 16], 0, SUM, mma_rest)
+        for _ in range(num_steps):
+            slot = turn % STAGES
+            hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
+            b_x = x_ring.index(TEAMS * slot + TEAM)
+            b_acc, b_rest = _add(
+                b_x, w_ring.index(slot), rest_ring.index(slot), b_acc, b_rest, free.index(slot), REST_N
+            )
+            turn += 1
+        b_out = _scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+        which = store_tile(b_out, out, staged, which, o_m, o_n)
+        if REST_N:
+            b_out_rest = _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n + BLOCK_N, m, n)
+            if out_rest is None:
+                which = store_tile(b_out_rest, out, staged, which, o_m, o_n + BLOCK_N)
+            else:
+                # Its one place has been read: other chunks have been copied since.
+                store_tile(b_out_rest, out_rest, staged_rest, TEAM, o_m, o_n + BLOCK_N)
+    hopper.tma.store_wait(0)
+
+
+@gluon.jit
+def _add(b_x, b_w, b_w_rest, b_acc, b_rest, is_free, REST_N: gl.constexpr):
+    """Adds the products of a tile to both parts of the sums, and frees the tile."""
+    b_w, b_w_rest = b_w.permute((1, 0)), b_w_rest.permute((1, 0))
+    if b_acc.dtype == gl.int32:
+        b_acc = hopper.warpgroup_mma(b_x, b_w, b_acc, is_async=True)
+        if REST_N:
+            b_rest = hopper.warpgroup_mma(b_x, b_w_rest, b_rest, is_async=True)
+            b_acc, b_rest = hopper.warpgroup_mma_wait(0, deps=[b_acc, b_rest])
+        else:
+            b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+        hopper.mbarrier.arrive(is_free, count=1)
+    else:
+        b_part = gl.full(b_acc.shape, 0.0, gl.float32, b_acc.type.layout)
+        b_part = hopper.warpgroup_mma(b_x, b_w, b_part, use_acc=False, is_async=True)
+        if REST_N:
+            b_rest_part = gl.full(b_rest.shape, 0.0, gl.float32, b_rest.type.layout)
+            b_rest_part = hopper.warpgroup_mma(b_x, b_w_rest, b_rest_part, use_acc=False, is_async=True)
+            b_part, b_rest_part = hopper.warpgroup_mma_wait(1, deps=[b_part, b_rest_part])
+            b_acc += b_part
+            b_rest_part = hopper.warpgroup_mma_wait(0, deps=[b_rest_part])
+            hopper.mbarrier.arrive(is_free, count=1)
+            b_rest += b_rest_part
+        else:
+            b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
+            hopper.mbarrier.arrive(is_free, count=1)
+            b_acc += b_part
+    return b_acc, b_rest
+
+
+@gluon.jit
+def _scaled(b_sum, p_x_scales, p_weight_scales, o_m, o_n, m, n):
+    """Sums [rows, columns] times the scales of their rows, then of their columns, in float32."""
+    layout: gl.constexpr = b_sum.type.layout
+    o_row = o_m + gl.arange(0, b_sum.shape[0], layout=gl.SliceLayout(1, layout))
+    o_column = o_n + gl.arange(0, b_sum.shape[1], layout=gl.SliceLayout(0, layout))
+    b_x_scale = gl.load(p_x_scales + o_row, mask=o_row < m, other=0.0)
+    b_weight_scale = gl.load(p_weight_scales + o_column, mask=o_column < n, other=0.0)
+    return b_sum.to(gl.float32) * b_x_scale[:, None] * b_weight_scale[None, :]

@@ -1,0 +1,188 @@
+"""Products of 8 bits by 8 bits for up to 128 rows on Hopper: the bits of `hopper_w8a8_gemm`.
+
+Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of weights are filled
+before the kernel that makes the rows has ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+
+from . import dependent_launch
+from .hopper_w8a8_gemm import tiled
+
+wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
+release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
+
+BLOCK_N = 64
+"""Outputs of a program: the rows that the matrix unit takes from four warps."""
+SUM_K = 128
+"""Number of inputs whose sum is taken from the matrix unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTiles:
+    block_m: int
+    """Number of rows of x in a tile, a multiple of 8."""
+    block_k: int
+    num_stages: int
+
+
+# Keys are largest numbers of rows.
+TILES = {
+    8: RowsTiles(8, 512, 5),
+    16: RowsTiles(16, 512, 5),
+    32: RowsTiles(32, 512, 4),
+    64: RowsTiles(64, 256, 6),
+    128: RowsTiles(128, 256, 4),
+}
+
+
+def choose(num_rows: int) -> RowsTiles | None:
+    """Tiles for a product; None: it has too many rows."""
+    return next((tiles for most, tiles in TILES.items() if num_rows <= most), None)
+
+
+def w8a8_rows(
+    x: torch.Tensor,
+    x_scales: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scales: torch.Tensor,
+    out: torch.Tensor,
+    tiles: RowsTiles,
+    *,
+    dependent: bool = False,
+) -> None:
+    """Writes the product of x [M, K] with scales float32 [M] and weight [N, K] with scales float32 [N] to out [M, N];
+    x and weight are float8_e4m3fn or int8."""
+    (m, k), n = x.shape, weight.shape[0]
+    assert out.is_contiguous()
+    _w8a8_rows[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
+        tiled(x, tiles.block_m, tiles.block_k),
+        x_scales,
+        tiled(weight, BLOCK_N, tiles.block_k),
+        weight_scales,
+        out,
+        m,
+        n,
+        k,
+        SUM_K=SUM_K,
+        STAGES=tiles.num_stages,
+        DEPENDENT=dependent,
+        num_warps=4,
+        maxnreg=128 if tiles.block_m < 128 else 192,
+        **dependent_launch.launch_options(dependent),
+    )
+
+
+@gluon.jit(do_not_specialize=["m"])
+def _w8a8_rows(
+    x,
+    p_x_scales,
+    weight,
+    p_weight_scales,
+    p_out,
+    m,
+    n,
+    k,
+    SUM_K: gl.constexpr,
+    STAGES: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):
+    ROWS: gl.constexpr = x.block_shape[0]
+    BLOCK_N: gl.constexpr = weight.block_shape[0]
+    BLOCK_K: gl.constexpr = weight.block_shape[1]
+    o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
+    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(ready.index(i), count=2)
+        hopper.mbarrier.init(free.index(i), count=1)
+    hopper.fence_async_shared()
+    release_dependents(DEPENDENT)
+    rings = (x_ring, w_ring, ready, free)
+    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)
+    gl.warp_specialize(
+        [
+            (_multiply, (rings, p_x_scales, p_weight_scales, p_out, o_m, o_n, m, n, k, shape)),
+            (_copy_weights, (weight, rings, o_n, k, shape)),
+            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
+        ],
+        [1, 1],
+        [40, 40],
+    )
+
+
+@gluon.jit
+def _copy_weights(weight, rings, o_n, k, shape: gl.constexpr):
+    """Fills the ring of weights, also before the previous kernel has ended."""
+    _, w_ring, ready, free = rings
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
+    for i in range(gl.cdiv(k, BLOCK_K)):
+        slot = i % STAGES
+        is_ready = ready.index(slot)
+        hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
+        hopper.mbarrier.expect(is_ready, weight.block_type.nbytes)
+        hopper.tma.async_copy_global_to_shared(weight, [o_n, i * BLOCK_K], is_ready, w_ring.index(slot))
+
+
+@gluon.jit
+def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+    """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel wrote only when rows
+    are here, so it need not wait for it."""
+    x_ring, _, ready, free = rings
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
+    wait_for_inputs(DEPENDENT)
+    for i in range(gl.cdiv(k, BLOCK_K)):
+        slot = i % STAGES
+        is_ready = ready.index(slot)
+        hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
+        hopper.mbarrier.expect(is_ready, x.block_type.nbytes)
+        hopper.tma.async_copy_global_to_shared(x, [o_m, i * BLOCK_K], is_ready, x_ring.index(slot))
+
+
+@gluon.jit
+def _multiply(rings, p_x_scales, p_weight_scales, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
+    x_ring, w_ring, ready, free = rings
+    ROWS: gl.constexpr = shape[0]
+    BLOCK_N: gl.constexpr = shape[1]
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
+    SUM_K: gl.constexpr = shape[4]
+    INTEGERS: gl.constexpr = x_ring.dtype == gl.int8
+    SUM: gl.constexpr = gl.int32 if INTEGERS else gl.float32
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
+    b_acc = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
+    for i in range(gl.cdiv(k, BLOCK_K)):
+        slot = i % STAGES
+        hopper.mbarrier.wait(ready.index(slot), i // STAGES & 1)
+        for part in gl.static_range(BLOCK_K // SUM_K):
+            b_w = w_ring.index(slot).slice(part * SUM_K, SUM_K, dim=1)
+            b_x = x_ring.index(slot).slice(part * SUM_K, SUM_K, dim=1).permute((1, 0))
+            if INTEGERS:
+                b_acc = hopper.warpgroup_mma(b_w, b_x, b_acc, is_async=True)
+            else:
+                b_part = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
+                b_part = hopper.warpgroup_mma(b_w, b_x, b_part, use_acc=False, is_async=True)
+                b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
+                b_acc += b_part
+        if INTEGERS:
+            b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+        hopper.mbarrier.arrive(free.index(slot), count=1)
+    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
+    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, mma))
+    b_x_scale = gl.load(p_x_scales + o_row, mask=o_row < m, other=0.0)
+    b_weight_scale = gl.load(p_weight_scales + o_out, mask=o_out < n, other=0.0)
+    b_out = b_acc.to(gl.float32) * b_x_scale[None, :] * b_weight_scale[:, None]
+    is_inside = (o_row < m)[None, :] & (o_out < n)[:, None]
+    gl.store(p_out + o_row.to(gl.int64)[None, :] * n + o_out[:, None], b_out.to(p_out.dtype.element_ty), mask=is_inside)
