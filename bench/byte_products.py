@@ -11,7 +11,7 @@ from headwater.kernels.byte_gemm import byte_linear, expanded
 from headwater.kernels.gemm import linear
 from headwater.kernels.hopper_packed_gemm import PackedWords
 from headwater.kernels.token_rounding import round_tokens
-from headwater.kernels.w8a8 import W8A8Weight, w8a8_linear, w8a8_product
+from headwater.kernels.w8a8 import W8A8Weight, w8a8_linear
 
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 
@@ -65,9 +65,9 @@ def time_w8a8(dtype: torch.dtype, name: str, n: int, k: int, batch_sizes: tuple[
         x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
         own = w8a8_linear(x, weights[0])
         same = torch.equal(own[:1], w8a8_linear(x[:1], weights[0]))
-        values, scales = round_tokens(x, dtype)
+        rounded = round_tokens(x, dtype)
         ours = timed([partial(w8a8_linear, x, weight, dependent=m <= EARLY_ROWS) for weight in weights])
-        product = timed([partial(w8a8_product, values, scales, weight, dependent=True) for weight in weights])
+        product = timed([partial(w8a8_linear, rounded, weight, dependent=m <= EARLY_ROWS) for weight in weights])
         dense = timed([partial(linear, x, matrix, out, dependent=True) for matrix in matrices])
         limit = max((n * k + 2 * m * (n + k)) / BYTES_PER_US, m * n * k / FLOPS_PER_US)
         note = f"{'same bits' if same else 'OTHER BITS'} as alone; without rounding {product:.1f}; bf16 {dense:.1f}"

@@ -1,4 +1,4 @@
-"""Products of 8 bits by 8 bits for up to 128 rows on Hopper: the bits of `hopper_w8a8_gemm`.
+"""Products of 8 bits by 8 bits for up to 64 rows on Hopper: the bits of `hopper_w8a8_gemm`.
 
 Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of weights are filled
 before the kernel that makes the rows has ended.
@@ -40,7 +40,6 @@ TILES = {
     16: RowsTiles(16, 512, 5),
     32: RowsTiles(32, 512, 4),
     64: RowsTiles(64, 256, 6),
-    128: RowsTiles(128, 256, 4),
 }
 
 
@@ -76,7 +75,7 @@ def w8a8_rows(
         STAGES=tiles.num_stages,
         DEPENDENT=dependent,
         num_warps=4,
-        maxnreg=128 if tiles.block_m < 128 else 192,
+        maxnreg=128,
         **dependent_launch.launch_options(dependent),
     )
 

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .token_rounding import MOST, RoundedTokens, store_rounded
 
 EARLY_HIDDEN = 1024
 """Largest width at which the following product has weights so small that it prefetches all of them before its inputs
@@ -38,6 +39,30 @@ def add_rms_norm(
     return out
 
 
+def rounded_rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype, *, dependent: bool = False
+) -> RoundedTokens:
+    """As `rms_norm`, its result rounded once more, as by `round_tokens`."""
+    out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
+    _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent)
+    return out
+
+
+def rounded_add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    rounds_to: torch.dtype,
+    *,
+    dependent: bool = False,
+) -> RoundedTokens:
+    """As `add_rms_norm`, its result rounded once more, as by `round_tokens`."""
+    out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
+    _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent)
+    return out
+
+
 def rms_norm_twin(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """RMSNorm in plain torch, in x's precision or float32, whichever is higher; not rounded."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -49,29 +74,32 @@ def _launch(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    out: torch.Tensor,
+    out: torch.Tensor | RoundedTokens,
     *,
     has_residual: bool,
     dependent: bool,
 ) -> None:
     num_tokens, hidden = x.shape
-    assert x.stride(1) == residual.stride(1) == out.stride(1) == 1
+    values, scales = out if isinstance(out, RoundedTokens) else (out, None)
+    assert x.stride(1) == residual.stride(1) == values.stride(1) == 1
     block = triton.next_power_of_2(hidden)
     # One program a row and a number of warps that depends on the width only: a row's bits are its own.
     _rms_norm[(num_tokens,)](
         x,
         residual,
         weight,
-        out,
+        values,
+        scales,
         x.stride(0),
         residual.stride(0),
-        out.stride(0),
+        values.stride(0),
         hidden,
         eps,
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         DEPENDENT=dependent,
         EARLY=hidden <= EARLY_HIDDEN,
+        MOST=0.0 if scales is None else MOST[values.dtype],
         num_warps=min(max(block // 512, 1), 16),
         **launch_options(dependent),
     )
@@ -83,6 +111,7 @@ def _rms_norm(
     p_residual,
     p_weight,
     p_out,
+    p_scales,
     stride_x,
     stride_residual,
     stride_out,
@@ -92,6 +121,7 @@ def _rms_norm(
     HAS_RESIDUAL: tl.constexpr,
     DEPENDENT: tl.constexpr,
     EARLY: tl.constexpr,
+    MOST: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
     o_h = tl.arange(0, BLOCK)
@@ -111,4 +141,10 @@ def _rms_norm(
     b_x = b_x.to(tl.float32)
     variance = tl.sum(b_x * b_x, axis=0) / hidden
     b_y = b_x * tl.rsqrt(variance + eps) * b_weight
-    tl.store(p_out + i_token * stride_out + o_h, b_y.to(p_out.dtype.element_ty), mask=inside)
+    p_y = p_out + i_token * stride_out + o_h
+    if MOST > 0:
+        # Rounded as a norm that is stored.
+        b_y = b_y.to(p_x.dtype.element_ty).to(tl.float32)
+        store_rounded(b_y, p_y, p_scales + i_token, inside, MOST)
+    else:
+        tl.store(p_y, b_y.to(p_out.dtype.element_ty), mask=inside)

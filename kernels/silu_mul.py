@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .token_rounding import MOST, RoundedTokens, store_rounded
 
 BLOCK = 1024
 
@@ -42,6 +43,28 @@ def _launch(gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, d
         GELU=is_gelu,
         DEPENDENT=dependent,
         num_warps=4,
+        **launch_options(dependent),
+    )
+    return out
+
+
+def rounded_mul(
+    gate_up: torch.Tensor, rounds_to: torch.dtype, *, is_gelu: bool, dependent: bool = False
+) -> RoundedTokens:
+    """As `silu_mul` or `gelu_tanh_mul`, its result rounded once more, as by `round_tokens`."""
+    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    assert gate_up.stride(1) == 1
+    out, block = RoundedTokens.empty(num_tokens, width, rounds_to, gate_up.device), triton.next_power_of_2(width)
+    _activate_mul_round[(num_tokens,)](
+        gate_up,
+        *out,
+        gate_up.stride(0),
+        width,
+        MOST=MOST[rounds_to],
+        BLOCK=block,
+        GELU=is_gelu,
+        DEPENDENT=dependent,
+        num_warps=min(max(block // 1024, 1), 32),
         **launch_options(dependent),
     )
     return out
@@ -90,3 +113,28 @@ def _activate_mul(
     release_dependents(DEPENDENT)
     b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)
     tl.store(p_out + i_token * stride_out + o_i, b_y.to(p_out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _activate_mul_round(
+    p_gate_up,
+    p_values,
+    p_scales,
+    stride_in,
+    width,
+    MOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    i_token = tl.program_id(0).to(tl.int64)
+    o_i = tl.arange(0, BLOCK)
+    inside = o_i < width
+    wait_for_inputs(DEPENDENT)
+    b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
+    b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
+    release_dependents(DEPENDENT)
+    b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)
+    # Rounded as a product that is stored.
+    b_y = b_y.to(p_gate_up.dtype.element_ty).to(tl.float32)
+    store_rounded(b_y, p_values + i_token * width + o_i, p_scales + i_token, inside, MOST)

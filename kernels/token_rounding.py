@@ -5,6 +5,8 @@ A scale is the row's largest magnitude over the largest number of the type: 127 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -18,17 +20,33 @@ LEAST_MAGNITUDE = tl.constexpr(1e-30)
 LARGE = tl.constexpr(1.5 * 2**23)
 
 
-def round_tokens(x: torch.Tensor, dtype: torch.dtype, *, dependent: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rounds x [T, K] to numbers [T, K] of the dtype and float32 scales [T], in one launch; halves go to even."""
+class RoundedTokens(NamedTuple):
+    """T tokens, each of K numbers of 8 bits times a scale."""
+
+    values: torch.Tensor
+    """float8_e4m3fn or int8 [T, K]"""
+    scales: torch.Tensor
+    """float32 [T]"""
+
+    @classmethod
+    def empty(cls, num_tokens: int, k: int, dtype: torch.dtype, device: torch.device) -> RoundedTokens:
+        values = torch.empty(num_tokens, k, dtype=dtype, device=device)
+        return cls(values, torch.empty(num_tokens, dtype=torch.float32, device=device))
+
+
+Tokens = torch.Tensor | RoundedTokens
+"""What a product reads, [T, K]."""
+
+
+def round_tokens(x: torch.Tensor, dtype: torch.dtype, *, dependent: bool = False) -> RoundedTokens:
+    """Rounds x [T, K] to a dtype of 8 bits in one launch; halves go to even."""
     num_tokens, k = x.shape
     assert x.stride(1) == 1
-    values = torch.empty(num_tokens, k, dtype=dtype, device=x.device)
-    scales = torch.empty(num_tokens, dtype=torch.float32, device=x.device)
+    out = RoundedTokens.empty(num_tokens, k, dtype, x.device)
     block = triton.next_power_of_2(k)
     _round_tokens[(num_tokens,)](
         x,
-        values,
-        scales,
+        *out,
         x.stride(0),
         k,
         MOST=MOST[dtype],
@@ -37,31 +55,30 @@ def round_tokens(x: torch.Tensor, dtype: torch.dtype, *, dependent: bool = False
         num_warps=min(max(block // 512, 1), 16),
         **launch_options(dependent),
     )
-    return values, scales
+    return out
 
 
-def round_tokens_twin(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def round_tokens_twin(x: torch.Tensor, dtype: torch.dtype) -> RoundedTokens:
     """`round_tokens` in plain torch."""
     numbers, most = x.float(), torch.full(x.shape[:1], MOST[dtype], device=x.device)
     magnitude = numbers.abs().amax(1)
     inverse = torch.where(magnitude < LEAST_MAGNITUDE.value, 0.0, most / magnitude)
     rounded = (numbers * inverse[:, None]).clamp(-MOST[dtype], MOST[dtype])
-    return (rounded.round() if dtype == torch.int8 else rounded).to(dtype), magnitude / most
+    return RoundedTokens((rounded.round() if dtype == torch.int8 else rounded).to(dtype), magnitude / most)
 
 
 @triton.jit
-def rounded(b_x, b_inverse, MOST: tl.constexpr):
-    """Numbers of a type of 8 bits whose largest one is MOST, of float32 numbers times the inverse of their scale."""
-    b_y = tl.clamp(b_x * b_inverse, -MOST, MOST)
+def store_rounded(b_x, p_values, p_scale, inside, MOST: tl.constexpr):
+    """Stores a token, float32 and zero where it is not inside, as numbers of the type whose largest one is MOST, and
+    its scale."""
+    magnitude = tl.max(tl.abs(b_x))
+    most = magnitude * 0.0 + MOST
+    inverse = tl.div_rn(most, tl.maximum(magnitude, LEAST_MAGNITUDE))
+    b_y = tl.clamp(b_x * tl.where(magnitude < LEAST_MAGNITUDE, 0.0, inverse), -MOST, MOST)
     # A number so large has no bits behind the point: the sum is rounded, halves to even.
-    return ((b_y + LARGE) - LARGE).to(tl.int8) if MOST == 127.0 else b_y.to(tl.float8e4nv)
-
-
-@triton.jit
-def inverse_scale(magnitude, MOST: tl.constexpr):
-    """Inverse of the scale of numbers with a largest magnitude."""
-    inverse = tl.div_rn(magnitude * 0.0 + MOST, tl.maximum(magnitude, LEAST_MAGNITUDE))
-    return tl.where(magnitude < LEAST_MAGNITUDE, 0.0, inverse)
+    b_y = ((b_y + LARGE) - LARGE).to(tl.int8) if MOST == 127.0 else b_y.to(tl.float8e4nv)
+    tl.store(p_values, b_y, mask=inside)
+    tl.store(p_scale, tl.div_rn(magnitude, most))
 
 
 @triton.jit
@@ -70,11 +87,8 @@ def _round_tokens(
 ):  # fmt: skip
     i_token = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK)
-    is_inside = o_k < k
+    inside = o_k < k
     wait_for_inputs(DEPENDENT)
-    b_x = tl.load(p_x + i_token * stride + o_k, mask=is_inside, other=0.0).to(tl.float32)
+    b_x = tl.load(p_x + i_token * stride + o_k, mask=inside, other=0.0).to(tl.float32)
     release_dependents(DEPENDENT)
-    magnitude = tl.max(tl.abs(b_x))
-    b_y = rounded(b_x, inverse_scale(magnitude, MOST), MOST)
-    tl.store(p_values + i_token * k + o_k, b_y, mask=is_inside)
-    tl.store(p_scales + i_token, tl.div_rn(magnitude, magnitude * 0.0 + MOST))
+    store_rounded(b_x, p_values + i_token * k + o_k, p_scales + i_token, inside, MOST)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .batch import ForwardBatch
-from .linear import Linear
+from .linear import Linear, Tokens
 from .platform import Platform
 
 
@@ -37,7 +37,7 @@ class Attention:
         self._scale, self._window = scale, window
         self._qkv, self._o = platform.linear(qkv), platform.linear(o)
 
-    def queries(self, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def queries(self, x: Tokens, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
         """x [T, H] → [T, Hq, D]; keys and values go to the layer's kv_cache [2, num_blocks, Hk, block_size, D]."""
         return self._platform.qk_norm_rope_store_kv(
             self._qkv(x),

@@ -9,13 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
 from ..config import ConfigError
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+Tokens = Any
+"""[T, K] as a product reads them: a tensor, or, of a layer with `rounds_to`, what its platform rounds one to."""
+Product = Callable[[Tokens], torch.Tensor]
 """The product with one weight: x [T, K] → [T, N]."""
 
 
@@ -28,6 +30,8 @@ class Linear(ABC):
     """N"""
     in_features: int
     """K"""
+    rounds_to: torch.dtype | None = None
+    """Type of 8 bits to which the product rounds tokens: a `RoundingPlatform` made such a layer."""
 
     @abstractmethod
     def product(self, x: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
-from .linear import Linear
-from .platform import Platform
+from .linear import Linear, Tokens
+from .platform import Platform, RoundingPlatform
 
 
 class Mlp:
@@ -19,8 +21,13 @@ class Mlp:
         self._fused = platform.gated_linear(gate_up, activation)
         self._product, self._down = platform.linear(gate_up), platform.linear(down)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tokens) -> torch.Tensor:
         """x [T, H] → [T, H]"""
-        if self._fused is not None:
-            return self._down(self._fused(x))
-        return self._down(self._platform.gate(self._product(x), self._activation))
+        return self._down(self._gated(x) if self._fused is None else self._fused(x))
+
+    def _gated(self, x: Tokens) -> Tokens:
+        """x [T, H] → [T, I], as `down` reads it."""
+        product, rounds_to = self._product(x), self.down.rounds_to
+        if rounds_to is None:
+            return self._platform.gate(product, self._activation)
+        return cast(RoundingPlatform, self._platform).rounded_gate(product, self._activation, rounds_to)

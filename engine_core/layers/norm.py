@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
-from .platform import Platform
+from .linear import Linear, Tokens
+from .platform import Platform, RoundingPlatform
 
 
 class RMSNorm:
@@ -20,3 +23,24 @@ class RMSNorm:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual += x in place; the norm of the sum, [T, H]."""
         return self._platform.add_rms_norm(x, residual, self.weight, self._eps)
+
+
+class InputNorm:
+    """The norm that one linear layer reads, as its product reads it."""
+
+    def __init__(self, platform: Platform, weight: torch.Tensor, eps: float, reader: Linear) -> None:
+        """weight [H]"""
+        self.weight, self._eps, self._rounds_to = weight, eps, reader.rounds_to
+        self._platform, self._rounding = platform, cast(RoundingPlatform, platform)
+
+    def __call__(self, x: torch.Tensor) -> Tokens:
+        """x [T, H] → [T, H]"""
+        if self._rounds_to is None:
+            return self._platform.rms_norm(x, self.weight, self._eps)
+        return self._rounding.rounded_rms_norm(x, self.weight, self._eps, self._rounds_to)
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> Tokens:
+        """residual += x in place; the norm of the sum, [T, H]."""
+        if self._rounds_to is None:
+            return self._platform.add_rms_norm(x, residual, self.weight, self._eps)
+        return self._rounding.rounded_add_rms_norm(x, residual, self.weight, self._eps, self._rounds_to)

@@ -8,7 +8,7 @@ import torch
 
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
-from .linear import Linear, Product
+from .linear import Linear, Product, Tokens
 
 
 class Platform(Protocol):
@@ -64,3 +64,19 @@ class Platform(Protocol):
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this step too. scale is that
         of the softmax, 1 / sqrt(D) by default. A position sees the last `window` keys, its own included, which is 0 for
         all or the model's `sliding_window`."""
+
+
+class RoundingPlatform(Platform, Protocol):
+    """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they read as it is made.
+    The bits are those of the operation and the rounding one after another."""
+
+    def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype) -> Tokens:
+        """As `rms_norm`."""
+
+    def rounded_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+    ) -> Tokens:
+        """As `add_rms_norm`."""
+
+    def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: torch.dtype) -> Tokens:
+        """As `gate`."""

@@ -20,6 +20,7 @@ class RoundedLinear(Linear):
         """Takes the memory of the weight's values."""
         self.out_features, self.in_features = weight.shape
         self.weight: W8A8Weight = signed_in_place(weight)
+        self.rounds_to = self.weight.values.dtype
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return w8a8_twin(x, self.weight)

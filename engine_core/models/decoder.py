@@ -14,7 +14,7 @@ from ..layers.embedding import Embedding
 from ..layers.kinds import Weights
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp
-from ..layers.norm import RMSNorm
+from ..layers.norm import InputNorm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
@@ -25,9 +25,9 @@ from .model import LastNorm, LastTokens, LayerInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    input_norm: RMSNorm
+    input_norm: InputNorm
     attention: Attention
-    post_norm: RMSNorm
+    post_norm: InputNorm
     mlp: Mlp
 
 
@@ -120,6 +120,8 @@ class Decoder:
             x = layer.attention.attend(queries, kv_cache[i], attention_plan)
             x = layer.mlp(layer.post_norm.add(x, residual))
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
+        # Nothing rounds what the last norm makes.
+        assert isinstance(x, torch.Tensor)
         return x
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
@@ -133,7 +135,7 @@ class Decoder:
         linears, tensors = weights.linears, weights.tensors
         platform, eps = self._platform, self.config.rms_norm_eps
         return Layer(
-            input_norm=RMSNorm(platform, tensors[prefix + "input_norm"], eps),
+            input_norm=InputNorm(platform, tensors[prefix + "input_norm"], eps, linears[prefix + "qkv"]),
             attention=Attention(
                 platform,
                 linears[prefix + "qkv"],
@@ -144,6 +146,6 @@ class Decoder:
                 k_norm=tensors.get(prefix + "k_norm"),
                 eps=eps,
             ),
-            post_norm=RMSNorm(platform, tensors[prefix + "post_norm"], eps),
+            post_norm=InputNorm(platform, tensors[prefix + "post_norm"], eps, linears[prefix + "gate_up"]),
             mlp=Mlp(platform, linears[prefix + "gate_up"], linears[prefix + "down"], "silu"),
         )

@@ -12,9 +12,10 @@ from ..layers.attention import Attention
 from ..layers.batch import ForwardBatch, last_tokens
 from ..layers.embedding import Embedding
 from ..layers.kinds import Weights
+from ..layers.linear import Linear
 from ..layers.lm_head import LMHead
 from ..layers.mlp import Mlp
-from ..layers.norm import RMSNorm
+from ..layers.norm import InputNorm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
 from ..weights.layout import Layout, Split, joined_linear, linear, norm, table
@@ -25,10 +26,10 @@ from .model import LastNorm, LastTokens, LayerInputs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    input_norm: RMSNorm
+    input_norm: InputNorm
     attention: Attention
     attention_norm: RMSNorm
-    mlp_input_norm: RMSNorm
+    mlp_input_norm: InputNorm
     mlp: Mlp
     mlp_norm: RMSNorm
 
@@ -116,6 +117,8 @@ class Gemma3:
             x = layer.attention_norm(layer.attention.attend(queries, kv_cache[i], attention_plan))
             x = layer.mlp_norm(layer.mlp(layer.mlp_input_norm.add(x, residual)))
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
+        # Nothing rounds what the last norm makes.
+        assert isinstance(x, torch.Tensor)
         return x
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
@@ -133,7 +136,7 @@ class Gemma3:
     def _layer(self, weights: Weights, prefix: str, is_windowed: bool) -> Layer:
         own = {name: weights.linears[prefix + name] for name in ("qkv", "o", "gate_up", "down")}
         return Layer(
-            input_norm=self._norm(weights, prefix + "input_norm"),
+            input_norm=self._input_norm(weights, prefix + "input_norm", own["qkv"]),
             attention=Attention(
                 self._platform,
                 own["qkv"],
@@ -146,11 +149,18 @@ class Gemma3:
                 window=self.config.sliding_window if is_windowed else 0,
             ),
             attention_norm=self._norm(weights, prefix + "attention_norm"),
-            mlp_input_norm=self._norm(weights, prefix + "mlp_input_norm"),
+            mlp_input_norm=self._input_norm(weights, prefix + "mlp_input_norm", own["gate_up"]),
             mlp=Mlp(self._platform, own["gate_up"], own["down"], "gelu_tanh"),
             mlp_norm=self._norm(weights, prefix + "mlp_norm"),
         )
 
     def _norm(self, weights: Weights, name: str) -> RMSNorm:
-        """Norms multiply by 1 + weight, a sum that only float32 holds."""
-        return RMSNorm(self._platform, 1 + weights.tensors[name].float(), self.config.rms_norm_eps)
+        return RMSNorm(self._platform, _factors(weights, name), self.config.rms_norm_eps)
+
+    def _input_norm(self, weights: Weights, name: str, reader: Linear) -> InputNorm:
+        return InputNorm(self._platform, _factors(weights, name), self.config.rms_norm_eps, reader)
+
+
+def _factors(weights: Weights, name: str) -> torch.Tensor:
+    """Norms multiply by 1 + weight, a sum that only float32 holds."""
+    return 1 + weights.tensors[name].float()

@@ -21,9 +21,10 @@ from headwater.kernels.prefill_attention import list_tiles, prefill_attention, t
 from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
-from headwater.kernels.rms_norm import add_rms_norm, rms_norm
+from headwater.kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
-from headwater.kernels.silu_mul import gelu_tanh_mul, silu_mul
+from headwater.kernels.silu_mul import gelu_tanh_mul, rounded_mul, silu_mul
+from headwater.kernels.token_rounding import RoundedTokens
 from headwater.kernels.wide_gemm import launch_all_tiles
 
 from ..config import EngineConfig
@@ -257,6 +258,19 @@ class CudaPlatform:
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_rms_norm(x, residual, weight, eps, dependent=_is_early(x))
+
+    def rounded_rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+    ) -> RoundedTokens:
+        return rounded_rms_norm(x, weight, eps, rounds_to, dependent=_is_early(x))
+
+    def rounded_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+    ) -> RoundedTokens:
+        return rounded_add_rms_norm(x, residual, weight, eps, rounds_to, dependent=_is_early(x))
+
+    def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: torch.dtype) -> RoundedTokens:
+        return rounded_mul(x, rounds_to, is_gelu=activation == "gelu_tanh", dependent=_is_early(x))
 
     def qk_norm_rope_store_kv(
         self,

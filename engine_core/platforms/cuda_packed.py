@@ -10,6 +10,7 @@ import torch
 
 from headwater.kernels import byte_gemm, int4_gemm, w8a8
 from headwater.kernels.product_probe import Product as ProbedProduct
+from headwater.kernels.token_rounding import RoundedTokens, Tokens
 
 from ..layers.int4 import Int4Linear
 from ..layers.kinds import Weights
@@ -51,8 +52,9 @@ def expanded_product(linear: PackedLinear) -> ProbedProduct:
 def rounded_product(linear: RoundedLinear, early_rows: int) -> Product:
     """As `packed_product`, of tokens that are rounded."""
 
-    def product(x: torch.Tensor) -> torch.Tensor:
-        return w8a8.w8a8_linear(x, linear.weight, dependent=x.shape[0] <= early_rows)
+    def product(x: Tokens) -> torch.Tensor:
+        num_tokens = (x.values if isinstance(x, RoundedTokens) else x).shape[0]
+        return w8a8.w8a8_linear(x, linear.weight, dependent=num_tokens <= early_rows)
 
     return product
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from headwater.kernels.token_rounding import RoundedTokens, round_tokens
+
 from ..config import EngineConfig
 from ..model_config import ModelConfig
 from .cuda import EARLY_ROWS, CudaPlatform
@@ -27,3 +29,9 @@ class SummingPlatform(CudaPlatform):
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         dependent = x.shape[0] <= EARLY_ROWS
         return self._group.sum_add_rms_norm(x, residual, weight, eps, dependent=dependent)
+
+    def rounded_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+    ) -> RoundedTokens:
+        normed = self.add_rms_norm(x, residual, weight, eps)
+        return round_tokens(normed, rounds_to, dependent=x.shape[0] <= EARLY_ROWS)

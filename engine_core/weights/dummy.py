@@ -63,7 +63,7 @@ def _packed(
     if packing.format == "fp8":
         values = torch.randn(n, k, device=device, generator=generator).to(torch.float8_e4m3fn)
         scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
-        rounds_tokens = packing.activations == "fp8" and len(scales) == 1
+        rounds_tokens = packing.activations == "fp8" and packing.block is None and len(scales) == 1
         return byte_weights.named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
     middle = 1 << packing.bits - 1
     scales = torch.full(of_groups, 2 * NORMAL_SPREAD / middle, dtype=torch.float16, device=device)

@@ -40,8 +40,8 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
         raise ConfigError(f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.float8_e4m3fn)
     scales = _of_groups(f"{name}.{packing.scale}", scale, weight.shape[0], weight.shape[1], packing)
-    # Activations of a token have one scale, and not one for every block of inputs.
-    rounds_tokens = packing.activations == "fp8" and len(scales) == 1
+    # A token has one scale, where files of blocks mean one for every block of its inputs.
+    rounds_tokens = packing.activations == "fp8" and packing.block is None and len(scales) == 1
     return Fp8Weight(values=weight.contiguous(), scales=scales, rounds_tokens=rounds_tokens)
 
 

@@ -31,8 +31,9 @@ KINDS_OF_FORMS = {
     "mixed": {"int4", "int8", "dense"},
     "W8A8": {"w8a8"},
     "4 bits": {"int4"},
-    "fp8": {"fp8"},
-    "float": {"fp8"},
+    "blocks": {"fp8"},
+    "fp8": {"f8a8"},
+    "float": {"f8a8"},
 }
 """Kinds of the layers of forms whose names have these words; of the others `int8`."""
 
@@ -278,7 +279,7 @@ def test_random_weights_of_a_packed_model_are_packed_too(form: str, tmp_path: Pa
     kinds = {name: linear.kind for name, linear in load_weights(layout, tensors, torch.float32).linears.items()}
     assert kinds.pop("lm_head") == "dense"
     assert len(set(kinds.values())) == 1
-    assert set(kinds.values()) < {"fp8", "w8a8", "int8"}
+    assert set(kinds.values()) < {"fp8", "f8a8", "w8a8", "int8"}
 
 
 def random_path(tmp_path: Path, form: Form) -> Path:

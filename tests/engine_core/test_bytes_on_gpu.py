@@ -30,7 +30,6 @@ ROUNDED = [
     "float-quantized, a scale a channel",
     "float-quantized, one scale, activations static",
     "fp8, one scale",
-    "fp8, blocks larger than a matrix",
     "fbgemm_fp8",
 ]
 """Forms made for tokens of eight bits, with one scale for each output."""

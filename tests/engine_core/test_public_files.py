@@ -31,6 +31,8 @@ KINDS = {
     "llmcompressor-w8a16": {"int8"},
     "llmcompressor-mixed": {"int8", "int4"},
     "auto-round-gptq-8": {"int8"},
+    "llmcompressor-fp8-dynamic": {"f8a8"},
+    "llmcompressor-fp8-static-kv": {"f8a8"},
 }
 """Of the layers; FP8 where a name says so, else four bits."""
 MOST = 0.003

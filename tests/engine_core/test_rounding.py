@@ -66,7 +66,7 @@ def test_a_weight_is_the_nearest_of_its_group(spread: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "layers", "most"), [("fp8", "fp8", 0.04), ("int8", "int8", 0.01), ("int4", "int4", 0.15)]
+    ("kind", "layers", "most"), [("fp8", "f8a8", 0.04), ("int8", "int8", 0.01), ("int4", "int4", 0.15)]
 )
 def test_a_model_is_rounded_when_it_is_converted(kind: str, layers: str, most: float, tmp_path: Path) -> None:
     random_checkpoint("smollm2", tmp_path / "hf")

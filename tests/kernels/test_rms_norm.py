@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_twin
+from headwater.kernels.rms_norm import (
+    add_rms_norm,
+    rms_norm,
+    rms_norm_twin,
+    rounded_add_rms_norm,
+    rounded_rms_norm,
+)
+from headwater.kernels.token_rounding import MOST, round_tokens_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 SHAPES = [(1, 64), (5, 576), (3, 1000), pytest.param(257, 4096, marks=GPU), pytest.param(64, 1024, marks=GPU)]
@@ -36,3 +43,25 @@ def test_a_row_has_the_same_bits_alone(num_tokens: int, hidden: int, generator: 
     x = torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16()
     weight = torch.rand(hidden, generator=generator, device=generator.device).bfloat16()
     assert torch.equal(rms_norm(x, weight, 1e-6)[-1:], rms_norm(x[-1:], weight, 1e-6))
+
+
+@pytest.mark.parametrize("rounds_to", MOST, ids=str)
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_a_rounded_norm_has_the_bits_of_the_norm_that_is_rounded(
+    num_tokens: int, hidden: int, rounds_to: torch.dtype, generator: torch.Generator
+) -> None:
+    x, residual = (
+        torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16() for _ in range(2)
+    )
+    x[0] = 0
+    weight, kept = torch.rand(hidden, generator=generator, device=generator.device).bfloat16(), residual.clone()
+    added = rounded_add_rms_norm(x, kept, weight, 1e-6, rounds_to)
+    pairs = (
+        (rounded_rms_norm(x, weight, 1e-6, rounds_to), rms_norm(x, weight, 1e-6)),
+        (added, add_rms_norm(x, residual, weight, 1e-6)),
+    )
+    for found, norm in pairs:
+        expected = round_tokens_twin(norm, rounds_to)
+        assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+        assert torch.equal(found.scales, expected.scales)
+    assert torch.equal(kept, residual)

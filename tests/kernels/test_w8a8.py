@@ -13,7 +13,6 @@ from headwater.kernels.w8a8 import (
     fits,
     signed_in_place,
     w8a8_linear,
-    w8a8_product,
     w8a8_twin,
 )
 from tests.kernels.paging import GPU, POISON, relative_error
@@ -131,7 +130,7 @@ def test_a_row_has_the_same_bits_beside_any_others(
 def test_all_tiles_have_the_same_bits(m: int, dtype: torch.dtype, generator: torch.Generator) -> None:
     weight, x = made(dtype, 4112, 2064, generator), rows_of(m, 2064, generator)
     values, scales = round_tokens(x, dtype)
-    expected = w8a8_product(values, scales, weight)
+    expected = w8a8_linear(x, weight)
     for tiles in TEAM_TILES:
         out = x.new_full((m, 4112), POISON)
         w8a8_gemm(values, scales, weight.values, weight.scales, out, tiles, num_programs=7)
