@@ -210,7 +210,10 @@ SEVERAL_STEPS = Capability(
     options={"decode_steps": DECODE_STEPS},
     took_place=lambda answer: 0 < answer.num_steps < len(answer.token_ids),
     refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on the platform cpu"),
-    beside={name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
+    beside={
+        **{name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
+        "draft heads": Aside(because="rows with drafts take a step at a time, and heads draft for every row"),
+    },
 )
 SPECULATION = Capability(
     name="speculation",
