@@ -69,7 +69,7 @@ class EngineSettings(StageSecuritySettings):
     )
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     activation_dtype: str = setting(
-        "auto", "beside weights that stay packed on a CPU: int8 (auto), or model (the dtype's, with weights expanded)"
+        "auto", "beside packed weights: int8 (a CPU's auto) or model (the dtype's); auto on Hopper follows the weights"
     )
     quantization: str = setting(
         "auto", "auto, or what the folder's weights must be: a kind that they were rounded to, or packed by that method"
