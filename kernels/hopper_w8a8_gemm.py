@@ -12,17 +12,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from . import dependent_launch, wide_tiles
+from . import dependent_launch, hopper_wide_gemm, wide_tiles
 from .hopper_wide_gemm import copy_tiles, store_tile
-from .wide_tiles import GROUP, TeamTiles
+from .wide_tiles import TeamTiles
 
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 128
 """Number of inputs in a tile: a row of a tile is a line of shared memory, and a sum of the matrix unit."""
-REGISTERS = 232
-"""Registers of a thread of the second of two teams; the first has the rest, and the warp that copies has 40."""
 GL_DTYPES = {torch.float8_e4m3fn: gl.float8e4nv, torch.int8: gl.int8, torch.bfloat16: gl.bfloat16}
 
 
@@ -51,14 +49,15 @@ def w8a8_gemm(
         m,
         n,
         k,
-        TEAMS=tiles.num_teams,
-        BLOCK_K=BLOCK_K,
-        STAGES=tiles.num_stages,
-        GROUP=GROUP,
-        REGISTERS=REGISTERS,
+        **constants(tiles),
         num_warps=4,
         **dependent_launch.launch_options(True),
     )
+
+
+def constants(tiles: TeamTiles) -> dict[str, int]:
+    """Constants that the kernel is compiled for, besides the blocks of its descriptors."""
+    return hopper_wide_gemm.constants(tiles) | {"BLOCK_K": BLOCK_K}
 
 
 def tiled(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:

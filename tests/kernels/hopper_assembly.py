@@ -6,7 +6,8 @@ A program of its own: in a process of tests kernels are interpreted.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import triton
@@ -22,7 +23,13 @@ from headwater.kernels import (
     hopper_decode_attention,
     hopper_decode_splits,
     hopper_packed_gemm,
+    hopper_w8a8_gemm,
+    hopper_w8a8_rows,
     hopper_wide_gemm,
+    rms_norm,
+    silu_mul,
+    token_rounding,
+    w8a8,
 )
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
@@ -32,6 +39,7 @@ SCALARS = {"qk_scale": "fp32", "stride_table": "i32", "num_rows": "i32"}
 TYPES = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") | SCALARS
 TYPES |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32")
 SHAPE = {"GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True}
+TOKEN_SCALES = dict.fromkeys(("p_x_scales", "p_weight_scales"), "*fp32")
 HEADS = ((1, 64), (1, 128), (2, 128))
 """Key heads of attention for any GPU, and their size."""
 
@@ -55,6 +63,10 @@ def built(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], s
 
 def described(num_rows: int, num_columns: int) -> str:
     return descriptor("bf16", gl.bfloat16, num_rows, num_columns)
+
+
+def e4m3(num_rows: int, num_columns: int) -> str:
+    return descriptor("fp8e4nv", gl.float8e4nv, num_rows, num_columns)
 
 
 def descriptor(name: str, dtype: Any, *block: int) -> str:
@@ -81,14 +93,46 @@ def any_gpu(num_kv_heads: int, head_dim: int) -> str:
 
 def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     """PTX and bytes of shared memory of a product by teams."""
+    values = hopper_wide_gemm.constants(tiles)
+    return by_teams(hopper_wide_gemm._hopper_wide_gemm, tiles, partial(described, num_columns=64), {}, values)
+
+
+def many_rounded_rows(tiles: TeamTiles) -> dict[str, Any]:
+    """As `many_rows`, of tokens in e4m3."""
+    tiled = partial(e4m3, num_columns=hopper_w8a8_gemm.BLOCK_K)
+    return by_teams(hopper_w8a8_gemm._w8a8_gemm, tiles, tiled, TOKEN_SCALES, hopper_w8a8_gemm.constants(tiles))
+
+
+def by_teams(
+    kernel: Any, tiles: TeamTiles, tiled: Callable[[int], str], more: Mapping[str, str], values: Mapping[str, Any]
+) -> dict[str, Any]:
     rows, rest_n = tiles.team_rows, tiles.block_n - tiles.first_n
-    types = dict.fromkeys(("m", "n", "k"), "i32")
-    types |= {"x": described(rows, 64), "weight": described(tiles.first_n, 64), "out": described(rows, tiles.chunk)}
-    types |= {"weight_rest": described(rest_n, 64)} if rest_n else {}
+    types = dict.fromkeys(("m", "n", "k"), "i32") | more
+    types |= {"x": tiled(rows), "weight": tiled(tiles.first_n), "out": described(rows, tiles.chunk)}
+    types |= {"weight_rest": tiled(rest_n)} if rest_n else {}
     types |= {"out_rest": described(rows, rest_n)} if 0 < rest_n < tiles.chunk else {}
-    values = dict.fromkeys({"weight_rest", "out_rest"} - types.keys()) | hopper_wide_gemm.constants(tiles)
-    kernel = built(hopper_wide_gemm._hopper_wide_gemm, types, values, GluonASTSource)
-    return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared, "bound": tiles.shared_bytes()}
+    absent = dict.fromkeys({"weight_rest", "out_rest"} - types.keys())
+    done = built(kernel, types, absent | values, GluonASTSource)
+    return {"ptx": done.asm["ptx"], "shared": done.metadata.shared, "bound": tiles.shared_bytes()}
+
+
+def rounded() -> dict[str, str]:
+    """Kernels that round tokens to e4m3, and a product of few such tokens, by name."""
+    tiles, most = hopper_w8a8_rows.TILES[8], {"MOST": 448.0, "DEPENDENT": True}
+    sizes = dict.fromkeys(("stride", "stride_in", "width", "k", "m", "n", "hidden"), "i32") | {"eps": "fp32"}
+    sizes |= dict.fromkeys(("stride_x", "stride_residual", "stride_out"), "i32") | {"p_values": "*fp8e4nv"}
+    sizes |= dict.fromkeys(("p_x", "p_residual", "p_weight", "p_gate_up"), "*bf16") | {"p_scales": "*fp32"}
+    norm = most | {"BLOCK": 1024, "HAS_RESIDUAL": True, "EARLY": False}
+    product = {"SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
+    rows = {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(hopper_w8a8_rows.BLOCK_N, tiles.block_k)}
+    return {
+        "tokens": compiled(token_rounding._round_tokens, sizes, most | {"BLOCK": 1024}, ASTSource),
+        "norm": compiled(rms_norm._rms_norm, sizes | {"p_out": "*fp8e4nv"}, norm, ASTSource),
+        "gate": compiled(silu_mul._activate_mul_round, sizes, most | {"BLOCK": 1024, "GELU": True}, ASTSource),
+        "product": compiled(
+            hopper_w8a8_rows._w8a8_rows, sizes | TOKEN_SCALES | rows | {"p_out": "*bf16"}, product, GluonASTSource
+        ),
+    }
 
 
 def packed(bits: int, num_rows: int, *, has_zeros: bool) -> str:
@@ -165,9 +209,18 @@ def main() -> None:
         for num_rows in (8, 64)
     }
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
+    teams |= {f"{tiles} of e4m3": many_rounded_rows(tiles) for tiles in w8a8.TEAM_TILES[:1]}
     print(
         json.dumps(
-            {"rings": rings, "others": others, "teams": teams, "packed": products, "edits": edits(), "drafts": drafts()}
+            {
+                "rings": rings,
+                "others": others,
+                "teams": teams,
+                "packed": products,
+                "edits": edits(),
+                "drafts": drafts(),
+                "rounded": rounded(),
+            }
         )
     )
 

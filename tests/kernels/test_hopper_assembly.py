@@ -102,3 +102,14 @@ def test_the_gpus_own_drafts_are_compiled_for_it(programs: Any) -> None:
     """Of what is only interpreted a name may change its type within a branch."""
     assert programs["drafts"].keys() == {"match", "write", "write with ends", "store"}
     assert all(programs["drafts"].values())
+
+
+@pytest.mark.slow
+def test_rows_of_eight_bits_compile_and_are_multiplied_as_they_are(programs: Any) -> None:
+    rounded = programs["rounded"]
+    assert all("cvt.rn.satfinite.e4m3x2.f32" in rounded[name] for name in ("tokens", "norm", "gate"))
+    products = [rounded["product"], *(each["ptx"] for name, each in programs["teams"].items() if "e4m3" in name)]
+    assert len(products) == 2
+    for assembly in products:
+        kinds = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.(\w+\.\w+)", assembly))
+        assert kinds == {"e4m3.e4m3"}
