@@ -9,7 +9,6 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +50,7 @@ from .jobs.durable import Durable
 from .jobs.response_store import ResponseStore
 from .jobs.storage_bounds import StorageBounds
 from .jobs.tenant_storage import TenantStorage
-from .live.cluster_figures import ClusterFigures
 from .live.cluster_view import ClusterView
-from .live.gateway_figures import read_figures
 from .live.live_feed import LiveFeed
 from .long_work import SWITCH_SECONDS
 from .public_grpc.listener import GrpcListener
@@ -103,9 +100,9 @@ async def serve(settings: GatewaySettings) -> None:
         models = ModelAdmin(bus, cluster.catalogues, administration)
         demand = await stack.enter_async_context(ClusterDemand(bus, name, cluster.demand_by_model).running())
         gateways = await stack.enter_async_context(Members(bus, [Kind.GATEWAY]).running())
-        figures = ClusterFigures(bus, gateways, name, partial(read_figures, cluster))
-        await stack.enter_async_context(figures.running())
-        view = ClusterView(cluster, gateways, figures, models, has_keys=settings.has_keys)
+        view = await stack.enter_async_context(
+            ClusterView.open(cluster, bus, gateways, models, has_keys=settings.has_keys)
+        )
         feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
         routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand))
         routes.append(("GET", "/console/live", feed.watch))

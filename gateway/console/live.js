@@ -48,7 +48,7 @@ export class LiveView {
       section("In front of them", "", this.stages.element),
       section(
         "Hottest prefixes",
-        "Blocks that prompts sent lately share, by hash: a tree of how they go on, and which engines hold them.",
+        "Blocks that the prompts sent last share, through whichever gateway, by hash: a tree of how they go on, and which engines hold them.",
         this.prefixes.element,
       ),
     );
@@ -72,7 +72,7 @@ export class LiveView {
     this.cluster.hidden = !isAdmin;
     if (!isAdmin) return;
     this.replicas.update(snapshot.replicas);
-    this.stages.update(snapshot.stages.map((row) => ({ ...row, totals: totalsOf(row, snapshot.gateways) })));
+    this.stages.update(snapshot.stages.map((row) => ({ ...row, ...toldBy(row, snapshot) })));
     this.prefixes.update(snapshot.prefixes);
     this.tell(snapshot.replicas);
   }
@@ -114,7 +114,15 @@ function kvText(row) {
 const hitText = (row) =>
   `${percent(row.cached_tokens, row.routed_tokens)} of ${percent(row.predicted_tokens, row.routed_tokens)} predicted`;
 
-const trustText = (row) => `${Math.round(row.trust * 100)} %${row.is_synced ? "" : ", index behind"}`;
+// What the gateways think of a replica; each by its name where they differ.
+function trustText({ gateways }) {
+  const told = Object.entries(gateways).map(([name, { trust, is_synced: isSynced }]) => ({
+    name,
+    text: `${Math.round(trust * 100)} %${isSynced ? "" : ", index behind"}`,
+  }));
+  const texts = new Set(told.map(({ text }) => text));
+  return texts.size > 1 ? told.map(({ name, text }) => `${text} at ${name}`).join("; ") : (told[0]?.text ?? "–");
+}
 
 function replicaTable() {
   return new LiveTable(
@@ -152,9 +160,9 @@ function replicaTable() {
 
 const word = (kind) => kind.replace("_", " ");
 
-// What a gateway has told of its requests; the other stages tell nothing.
-const totalsOf = ({ kind, id }, gateways) =>
-  kind === "gateway" ? gateways.find((each) => each.id === id)?.totals : undefined;
+// What a gateway has told of its requests and its index; the other stages tell nothing.
+const toldBy = ({ kind, id }, { gateways, event_lags: lags }) =>
+  kind === "gateway" ? { totals: gateways.find((each) => each.id === id)?.totals, lag: lags[id] } : {};
 
 function stageTable() {
   return new LiveTable(
@@ -165,6 +173,7 @@ function stageTable() {
       { title: "name", text: (row) => row.id },
       { title: "running", text: (row) => (row.totals ? count(row.totals.num_running) : ""), numeric: true },
       { title: "waiting", text: (row) => (row.totals ? count(row.totals.num_waiting) : ""), numeric: true },
+      { title: "index lag, p99", text: (row) => (row.lag === undefined ? "" : seconds(row.lag)), numeric: true },
       { title: "address", text: (row) => [row.rest_url, row.address].filter(Boolean).join(" ") },
       {
         title: "state",

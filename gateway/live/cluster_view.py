@@ -1,39 +1,43 @@
 """One moment of a cluster for people: plain data, within what a watcher may see.
 
-Requests are those of all gateways; stages, engines and prefixes are what this gateway knows of them.
+Requests, prefixes, trust and the index' lag are those of all gateways; engines and stages report to each of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from headwater.proto.events_pb2 import CatalogueEntry
 from headwater.services.runtime import errors
+from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.membership import Members
 
 from ..admin.models import ModelAdmin
 from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
-from .cluster_figures import ClusterFigures
-from .findings import Finding, model_findings, queue_findings, replica_findings, service_findings
-from .gateway_figures import Counts
+from .cluster_prefixes import ClusterPrefixes, PrefixSurvey
+from .findings import Finding, model_findings, queue_findings, replica_findings, service_findings, stage_findings
+from .gateway_figures import Counts, GatewayFigures, read_figures
+from .gateway_prefixes import Block, GatewayPrefixes, read_prefixes
+from .gateway_survey import GatewaySurvey
 from .merged_figures import merge
-from .prefix_tree import prefix_tree
 from .replica_rows import replica_rows, stage_rows
 from .tenant_rows import tenant_rows
 
-TREE_SECONDS = 2.0
 STATES = {
     CatalogueEntry.STATE_LOADING: "loading",
     CatalogueEntry.STATE_SERVING: "serving",
     CatalogueEntry.STATE_UNLOADING: "unloading",
 }
+FigureSurvey = GatewaySurvey[str | None, GatewayFigures]
+"""Asks for the figures of the tenant with a key; None: of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +50,43 @@ class Scope:
 
 class ClusterView:
     def __init__(
-        self, cluster: Cluster, gateways: Members, figures: ClusterFigures, models: ModelAdmin, *, has_keys: bool
+        self,
+        cluster: Cluster,
+        gateways: Members,
+        figures: FigureSurvey,
+        prefixes: ClusterPrefixes,
+        models: ModelAdmin,
+        *,
+        has_keys: bool,
     ) -> None:
         """`gateways`: the members of that kind, which a cluster does not follow for itself."""
-        self._cluster, self._gateways, self._figures = cluster, gateways, figures
+        self._cluster, self._gateways, self._figures, self._prefixes = cluster, gateways, figures, prefixes
         self._models, self._has_keys = models, has_keys
-        self._tree: tuple[float, list[dict[str, Any]]] = (0.0, [])
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls, cluster: Cluster, bus: Bus, gateways: Members, models: ModelAdmin, *, has_keys: bool
+    ) -> AsyncIterator[ClusterView]:
+        """A view that asks the other gateways, and answers what they ask, for the length of a scope."""
+        name = cluster.timelines.gateway_id
+        figures: FigureSurvey = GatewaySurvey(
+            bus, gateways, name, "figures", partial(read_figures, cluster), (str | None, GatewayFigures)
+        )
+        prefixes: PrefixSurvey = GatewaySurvey(
+            bus, gateways, name, "prefixes", partial(read_prefixes, cluster), (list[Block], GatewayPrefixes)
+        )
+        async with figures.running(), prefixes.running():
+            yield cls(cluster, gateways, figures, ClusterPrefixes(cluster, prefixes), models, has_keys=has_keys)
 
     async def snapshot(self, scope: Scope) -> dict[str, Any]:
         """Totals count from the gateways' starts: a reader makes rates of two snapshots, by gateway."""
         cluster, now, tenant = self._cluster, time.monotonic(), scope.tenant
-        told = await self._figures.gather(tenant.key if tenant is not None else None)
+        key = tenant.key if tenant is not None else None
+        told = await self._figures.gather(key, key)
         merged = merge(told)
-        rows = replica_rows(cluster.router, merged.routed, now) if tenant is None else []
+        rows = replica_rows(cluster.router, merged.routed, merged.standings, now) if tenant is None else []
+        stages = stage_rows(self._gateways, cluster.members) if tenant is None else []
         if tenant is None:
             models = self._model_rows(await self._cards(), merged.models)
         else:
@@ -75,15 +103,12 @@ class ClusterView:
             "totals": merged.totals,
             "requests": merged.running,
             "recent": merged.recent,
-            "findings": [dataclasses.asdict(each) for each in self._findings(scope, rows, models, num_waiting)],
+            "findings": [dataclasses.asdict(each) for each in self._findings(scope, rows, stages, models, num_waiting)],
         }
         if scope.tenant is None:
-            seen |= {
-                "replicas": rows,
-                "stages": stage_rows(self._gateways, cluster.members),
-                "prefixes": self._prefixes(now),
-            }
-            seen["event_lag"] = cluster.router.event_lag
+            seen |= {"replicas": rows, "stages": stages, "prefixes": await self._prefixes.trees()}
+            seen["event_lag"] = max(merged.event_lags.values())
+            seen["event_lags"] = merged.event_lags
         return seen
 
     async def _cards(self) -> list[dict[str, Any]]:
@@ -127,29 +152,19 @@ class ClusterView:
             row |= {"replicas": None if is_served else 0}
         return rows
 
-    def _prefixes(self, now: float) -> list[dict[str, Any]]:
-        """By model; made anew every so many seconds for all watchers."""
-        made_at, trees = self._tree
-        if now - made_at < TREE_SECONDS:
-            return trees
-        router, chains = self._cluster.router, list(self._cluster.router.recent_chains)
-        trees = []
-        for model, _ in sorted(self._cluster.processors.models().values(), key=lambda each: each[0].name):
-            own = [chain for key, chain in chains if key == model.key]
-            nodes = prefix_tree(own, partial(router.holders, model.key))
-            trees.append(
-                {"model": model.name, "block_size": model.block_size, "num_requests": len(own), "nodes": nodes}
-            )
-        self._tree = now, trees
-        return trees
-
     def _findings(
-        self, scope: Scope, replicas: list[dict[str, Any]], models: list[dict[str, Any]], num_waiting: int
+        self,
+        scope: Scope,
+        replicas: list[dict[str, Any]],
+        stages: list[dict[str, Any]],
+        models: list[dict[str, Any]],
+        num_waiting: int,
     ) -> Iterable[Finding]:
         cluster = self._cluster
         outages = cluster.outages() if scope.tenant is None else ()
         yield from service_findings(cluster.missing(), cluster.awaited(), outages)
         yield from model_findings(models)
         if scope.tenant is None:
+            yield from stage_findings(each for each in stages if each["id"] != cluster.timelines.gateway_id)
             yield from replica_findings(replicas)
             yield from queue_findings(num_waiting)

@@ -41,6 +41,13 @@ def service_findings(missing: Sequence[str], awaited: Sequence[str], outages: Se
         yield Finding("warning", f"without {what}", OUTAGES[what])
 
 
+def stage_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What other processes in front of the engines go without."""
+    for row in rows:
+        for what in row["without"]:
+            yield Finding("warning", f"{row['id']} is without {what}", OUTAGES.get(what, "see its log"))
+
+
 def replica_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
     for row in rows:
         name = row["id"]
@@ -54,9 +61,11 @@ def replica_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
         if row["num_total_blocks"] and row["num_used_blocks"] / row["num_total_blocks"] > FULL:
             advice = "requests wait for others to end: add a replica, or give the KV cache more memory"
             yield Finding("warning", f"the KV cache of {name} is full", advice)
-        if row["is_doubted"]:
+        doubting = {gateway: each["trust"] for gateway, each in row["gateways"].items() if each["is_doubted"]}
+        if doubting:
             advice = "fewer tokens are found cached than predicted: its cache is short of room, or events are lost"
-            yield Finding("warning", f"{name} is trusted at {row['trust']:.0%}", advice)
+            by = ", ".join(f"at {trust:.0%} by {gateway}" for gateway, trust in sorted(doubting.items()))
+            yield Finding("warning", f"{name} is trusted {by}", advice)
 
 
 def model_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
-"""What one gateway knows of requests, as plain data: it travels between gateways. No prompt and no answer."""
+"""What one gateway knows of requests and replicas: plain data that travels between gateways. No prompt, no answer."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -11,7 +12,7 @@ import msgspec
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.metrics import TenantUse
-from .replica_rows import routed_by_replica
+from .replica_rows import Standing, routed_by_replica, standings
 from .request_rows import recent_rows, running_rows
 
 NUM_LOOKED_THROUGH = 400
@@ -47,22 +48,33 @@ class GatewayFigures(msgspec.Struct):
     recent: list[dict[str, Any]]
     routed: dict[str, tuple[int, int, int]]
     """See `RoutedByReplica`."""
+    standings: dict[str, dict[str, Standing]] = {}
+    """See `StandingsByReplica`."""
+    event_lags: dict[str, float] = {}
+    """By gateway: seconds from an engine's telling what it caches to its being known there, at p99; 0: nothing was
+    heard."""
 
 
 def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
     """Figures of this gateway. `tenant` is the key of the only tenant whose requests are meant; None: all."""
     prompts = [each for each in cluster.running_prompts() if tenant in (None, each.request.caller.tenant.key)]
     ended = cluster.timelines.youngest(NUM_LOOKED_THROUGH)
-    tenants = _tenants(cluster, prompts, tenant)
-    return GatewayFigures(
-        gateway_id=cluster.timelines.gateway_id,
+    tenants, name = _tenants(cluster, prompts, tenant), cluster.timelines.gateway_id
+    figures = GatewayFigures(
+        gateway_id=name,
         totals=_totals(cluster, prompts) if tenant is None else _own_totals(tenants.values(), prompts),
         tenants=tenants,
         models=cluster.demand_by_model() if tenant is None else _own_demand(prompts),
-        running=running_rows(prompts, cluster.timelines.gateway_id),
+        running=running_rows(prompts, name),
         recent=recent_rows(each for each in ended if tenant in (None, each.tenant_key)),
-        routed=routed_by_replica(cluster.router) if tenant is None else {},
+        routed={},
     )
+    if tenant is None:
+        seen = standings(cluster.router, time.monotonic())
+        figures.routed = routed_by_replica(cluster.router)
+        figures.standings = {life: {name: standing} for life, standing in seen.items()}
+        figures.event_lags = {name: cluster.router.event_lag}
+    return figures
 
 
 def _totals(cluster: Cluster, prompts: Iterable[Generation]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .gateway_figures import GatewayFigures, TenantFigures
+from .replica_rows import Standing
 from .request_rows import last_ended, oldest_running
 
 
@@ -20,6 +21,8 @@ def merge(told: Sequence[GatewayFigures]) -> GatewayFigures:
         running=oldest_running(row for each in told for row in each.running),
         recent=last_ended(row for each in told for row in each.recent),
         routed=_sums_by_place(each.routed for each in told),
+        standings=_by_gateway(each.standings for each in told),
+        event_lags={name: lag for each in told for name, lag in each.event_lags.items()},
     )
 
 
@@ -38,6 +41,15 @@ def _sums_by_place(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for name, numbers in each.items():
             totals[name] = tuple(map(sum, zip(totals[name], numbers, strict=True))) if name in totals else numbers
     return totals
+
+
+def _by_gateway(found: Iterable[Mapping[str, Mapping[str, Standing]]]) -> dict[str, dict[str, Standing]]:
+    """What all gateways think of each replica."""
+    merged: dict[str, dict[str, Standing]] = {}
+    for each in found:
+        for life, standings in each.items():
+            merged.setdefault(life, {}).update(standings)
+    return merged
 
 
 def _tenants(told: Iterable[GatewayFigures]) -> dict[str, TenantFigures]:

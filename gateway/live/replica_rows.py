@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import msgspec
 
 from headwater.services.index.kv_index import Column
 from headwater.services.runtime.member import Kind, Member
@@ -14,6 +16,22 @@ from ..router.router import Router
 
 RoutedByReplica = Mapping[str, tuple[int, int, int]]
 """By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those found."""
+
+
+class Standing(msgspec.Struct):
+    """What one gateway thinks of a replica."""
+
+    trust: float
+    """How far its index is believed for this replica: tokens found cached over tokens predicted, 0 to 1."""
+    is_doubted: bool
+    is_synced: bool
+    """The index has all that the replica has reported."""
+    is_failing: bool
+    """Requests that this gateway sent there have failed: it gets one at a time until one succeeds."""
+
+
+StandingsByReplica = Mapping[str, Mapping[str, Standing]]
+"""By `life_of` a replica, then by gateway."""
 
 
 def life_of(member: Member) -> str:
@@ -27,13 +45,28 @@ def routed_by_replica(router: Router) -> dict[str, tuple[int, int, int]]:
     return {life_of(member): (routed.num_prompt, routed.num_predicted, routed.num_cached) for member, routed in counts}
 
 
-def replica_rows(router: Router, routed: RoutedByReplica, now: float) -> list[dict[str, Any]]:
-    """The engines in the order of their names; `now` on the monotonic clock. `routed` is what all gateways have sent
-    where."""
-    rows = [
-        _row(replica, column, routed.get(life_of(replica.member), (0, 0, 0)), now)
+def standings(router: Router, now: float) -> dict[str, Standing]:
+    """What this gateway thinks of each replica, by `life_of` it; `now` on the monotonic clock."""
+    return {
+        life_of(replica.member): Standing(
+            trust=round(replica.trust.value, 3),
+            is_doubted=replica.trust.is_doubted,
+            is_synced=replica.standing(column)[0],
+            is_failing=replica.breaker.is_open(now),
+        )
         for replica, column in router.replicas()
-    ]
+    }
+
+
+def replica_rows(
+    router: Router, routed: RoutedByReplica, standings: StandingsByReplica, now: float
+) -> list[dict[str, Any]]:
+    """The engines in the order of their names; `now` on the monotonic clock. `routed` and `standings` are those of all
+    gateways."""
+    rows = []
+    for replica, column in router.replicas():
+        life = life_of(replica.member)
+        rows.append(_row(replica, column, routed.get(life, (0, 0, 0)), standings.get(life, {}), now))
     return sorted(rows, key=lambda row: (row["model"], row["id"]))
 
 
@@ -44,7 +77,13 @@ def stage_rows(gateways: Members, members: Members) -> list[dict[str, Any]]:
     return [_stage(member) for group in found for member in group]
 
 
-def _row(replica: Replica, column: Column | None, routed: tuple[int, int, int], now: float) -> dict[str, Any]:
+def _row(
+    replica: Replica,
+    column: Column | None,
+    routed: tuple[int, int, int],
+    standings: Mapping[str, Standing],
+    now: float,
+) -> dict[str, Any]:
     member, load = replica.member, replica.load.reported
     num_prompt, num_predicted, num_cached = routed
     assert member.model is not None
@@ -53,7 +92,7 @@ def _row(replica: Replica, column: Column | None, routed: tuple[int, int, int], 
         "epoch": _epoch(member),
         "model": member.model.name,
         "address": member.address,
-        "state": _state(replica, now),
+        "state": _state(replica, standings.values()),
         "num_running": load.num_running,
         "num_waiting": load.num_waiting,
         "num_generated_tokens": load.num_generated_tokens,
@@ -69,9 +108,10 @@ def _row(replica: Replica, column: Column | None, routed: tuple[int, int, int], 
         "routed_tokens": num_prompt,
         "predicted_tokens": num_predicted,
         "cached_tokens": num_cached,
-        "trust": round(replica.trust.value, 3),
-        "is_doubted": replica.trust.is_doubted,
-        "is_synced": column is not None and column.is_synced,
+        "trust": min((each.trust for each in standings.values()), default=1.0),
+        "is_doubted": any(each.is_doubted for each in standings.values()),
+        "is_synced": all(each.is_synced for each in standings.values()),
+        "gateways": msgspec.to_builtins(standings),
         "load_age": round(replica.load_age(now), 2),
     }
 
@@ -81,10 +121,10 @@ def _epoch(member: Member) -> str:
     return f"{member.epoch:016x}"
 
 
-def _state(replica: Replica, now: float) -> str:
+def _state(replica: Replica, standings: Iterable[Standing]) -> str:
     if replica.is_draining:
         return "draining"
-    return "failing" if replica.breaker.is_open(now) else "serving"
+    return "failing" if any(each.is_failing for each in standings) else "serving"
 
 
 def _stage(member: Member) -> dict[str, Any]:

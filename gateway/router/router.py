@@ -9,8 +9,8 @@ import contextlib
 import math
 import sys
 import time
-from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -34,6 +34,7 @@ from .metrics import IndexCollector, RouterMetrics, TrustCollector
 from .peers import Peers
 from .policy import Policy
 from .rates import Rates
+from .recent_prompts import RecentPrompt, RecentPrompts
 from .replica import Incarnation, Replica
 from .splitting import MISPLACED, Splitting
 
@@ -42,8 +43,6 @@ EXPECT_SECONDS = 2.0
 """At least so long a request on its way counts as cached where it went."""
 _MAX_PREFIXES = 20_000
 """Whose last replicas are remembered."""
-_NUM_RECENT, _RECENT_BLOCKS = 512, 256
-"""Prompts whose block hashes are kept for a look at the hottest prefixes, and hashes of each."""
 _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
@@ -105,8 +104,7 @@ class Router:
         registry.register(TrustCollector(self._fleet.trust))
         feed.on_lag = self._on_lag
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
-        self.recent_chains: deque[tuple[str, tuple[bytes, ...]]] = deque(maxlen=_NUM_RECENT)
-        """Model key and first block hashes of the prompts that were sent last."""
+        self._recent_prompts = RecentPrompts()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Router]:
@@ -146,6 +144,10 @@ class Router:
         """Ids of the replicas that have said to hold a block."""
         columns = self._feed.index(model_key).columns
         return sorted(column.replica_id for column in columns if block_hash in column.stored)
+
+    def recent_prompts(self) -> Iterator[RecentPrompt]:
+        """The prompts that this gateway sent last, youngest first."""
+        return self._recent_prompts.youngest_first(self._clock())
 
     @property
     def event_lag(self) -> float:
@@ -230,7 +232,7 @@ class Router:
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
         replica.breaker.sent(now)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
-        self.recent_chains.append((decision.model_key, decision.hashes[:_RECENT_BLOCKS]))
+        self._recent_prompts.add(decision.model_key, decision.hashes, now)
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)

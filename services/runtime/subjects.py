@@ -12,8 +12,6 @@ EXPLAIN = "ctl.explain"
 """Asks every gateway for the timeline of a request."""
 GATEWAY_DEMAND = "ctl.demand"
 """Tells every gateway the number of requests of one gateway, by model."""
-LIVE_FIGURES = "ctl.live"
-"""Asks every gateway for the figures of its requests, which it sends to `live_figures` of the one that asks."""
 BATCH_JOBS = "batch.jobs"
 """The work queue of batches; durable."""
 BATCH_LINES = "batch.lines"
@@ -76,9 +74,14 @@ def demand(model_key: str) -> str:
     return f"demand.{model_key}"
 
 
-def live_figures(gateway_id: str) -> str:
-    """Subject of the figures that other gateways send to one that asked for them."""
-    return f"{LIVE_FIGURES}.{key_of(gateway_id)}"
+def live_survey(name: str) -> str:
+    """Subject on which every gateway is asked for what the console shows of it: `figures` or `prefixes`."""
+    return f"ctl.live.{name}"
+
+
+def live_answers(name: str, gateway_id: str) -> str:
+    """Subject of the answers of other gateways to one that asked."""
+    return f"{live_survey(name)}.{key_of(gateway_id)}"
 
 
 def catalogue(supervisor_id: str) -> str:

@@ -1,0 +1,72 @@
+"""The hottest prefixes of what all gateways of a cluster sent last, and the replicas that hold them."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..request.cluster import Cluster
+from ..router.recent_prompts import NUM_RECENT, RecentPrompt
+from .gateway_prefixes import Block, GatewayPrefixes, unpacked
+from .gateway_survey import GatewaySurvey
+from .prefix_tree import prefix_tree
+
+TREE_SECONDS = 2.0
+MAX_ASKED = 1024
+"""Blocks whose holders other gateways are asked for."""
+PrefixSurvey = GatewaySurvey[list[Block], GatewayPrefixes]
+
+
+class ClusterPrefixes:
+    def __init__(self, cluster: Cluster, survey: PrefixSurvey) -> None:
+        self._cluster, self._survey = cluster, survey
+        self._made_at, self._trees = 0.0, list[dict[str, Any]]()
+        self._shown: list[Block] = []
+        """Last blocks of the prefixes in the trees."""
+
+    async def trees(self) -> list[dict[str, Any]]:
+        """A tree of each model, of the prompts that were sent last through any gateway; made anew every so many seconds
+        for all watchers.
+
+        A replica holds a prefix where the index of one gateway says so. The others are asked for the prefixes of the
+        trees before, since an index may be behind.
+        """
+        now = time.monotonic()
+        if now - self._made_at >= TREE_SECONDS:
+            self._made_at = now
+            told = await self._survey.gather(self._shown[:MAX_ASKED])
+            self._trees = self._grown(youngest(told), holders_told(told))
+        return self._trees
+
+    def _grown(self, prompts: Sequence[RecentPrompt], told: Mapping[Block, set[str]]) -> list[dict[str, Any]]:
+        self._shown, trees = [], []
+        for model, _ in sorted(self._cluster.processors.models().values(), key=lambda each: each[0].name):
+
+            def holders(block: bytes, key: str = model.key) -> list[str]:
+                self._shown.append((key, block))
+                return sorted({*self._cluster.router.holders(key, block), *told.get((key, block), ())})
+
+            own = [each.hashes for each in prompts if each.model_key == model.key]
+            nodes = prefix_tree(own, holders)
+            trees.append(
+                {"model": model.name, "block_size": model.block_size, "num_requests": len(own), "nodes": nodes}
+            )
+        return trees
+
+
+def youngest(told: Iterable[GatewayPrefixes]) -> list[RecentPrompt]:
+    """The prompts that were sent last, of all gateways."""
+    prompts = itertools.chain.from_iterable(unpacked(each.prompts) for each in told)
+    return heapq.nsmallest(NUM_RECENT, prompts, key=lambda each: each.age)
+
+
+def holders_told(told: Iterable[GatewayPrefixes]) -> Mapping[Block, set[str]]:
+    """Replicas that any gateway says to hold a block."""
+    found: defaultdict[Block, set[str]] = defaultdict(set)
+    for model_key, block, names in itertools.chain.from_iterable(each.held for each in told):
+        found[model_key, block].update(names)
+    return found

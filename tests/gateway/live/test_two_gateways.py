@@ -1,0 +1,63 @@
+"""What each of two gateways shows that neither knows alone: hottest prefixes, trust, the lag of the index."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import Behind, Gateway, chat_body, engine_stage, started
+
+
+@pytest.fixture(scope="module")
+def pair(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[tuple[Gateway, Gateway]]:
+    """Two gateways before one engine, which tells both what it caches."""
+    engine = engine_stage(f"--nats-url={nats_url}", "--replica-id=shared")
+    flags = (f"--nats-url={nats_url}", "--master-key=key-of-both-of-the-two-gateways")
+    with started(engine), contextlib.ExitStack() as stack:
+        both = Behind(behind.processor, behind.output_processor, (engine.address,))
+        first, second = (stack.enter_context(start_gateway(both, *flags)) for _ in range(2))
+        for each in (first, second):
+            each.wait_until(lambda each=each: len(snapshot(each)["event_lags"]) == 2)  # type: ignore[misc]
+        yield first, second
+
+
+def snapshot(gateway: Gateway) -> dict[str, Any]:
+    told: dict[str, Any] = gateway.client.get("/console/live?once=1").json()
+    return told
+
+
+def ask(gateway: Gateway, text: str) -> None:
+    reply = gateway.client.post("/v1/chat/completions", json=chat_body(text, max_tokens=2))
+    assert reply.status_code == 200, reply.text
+
+
+def hottest(gateway: Gateway) -> list[tuple[int, list[str]]]:
+    """Requests of the hottest prefixes, and who holds these."""
+    nodes = [node for tree in snapshot(gateway)["prefixes"] for node in tree["nodes"]]
+    return [(node["num_requests"], node["holders"]) for node in nodes]
+
+
+def test_a_prefix_that_one_request_of_each_shares_is_hot_and_its_holder_is_named(pair: tuple[Gateway, Gateway]) -> None:
+    for gateway in pair:
+        ask(gateway, "The river begins in the mountains and goes to the sea. " * 6)
+    for gateway in pair:
+        gateway.wait_until(lambda gateway=gateway: hottest(gateway) == [(2, ["shared"])])  # type: ignore[misc]
+
+
+def test_what_each_thinks_of_an_engine_and_how_late_its_index_is_are_shown_by_both(
+    pair: tuple[Gateway, Gateway],
+) -> None:
+    names = {snapshot(gateway)["gateway"] for gateway in pair}
+    for gateway in pair:
+        told = snapshot(gateway)
+        (row,) = (each for each in told["replicas"] if each["id"] == "shared")
+        assert row["gateways"].keys() == told["event_lags"].keys() == names
+        assert all(each["is_synced"] and each["trust"] == 1.0 for each in row["gateways"].values())
+        assert told["event_lag"] == max(told["event_lags"].values())
+    # The engine told its events to both.
+    first = pair[0]
+    first.wait_until(lambda: all(lag > 0 for lag in snapshot(first)["event_lags"].values()))
