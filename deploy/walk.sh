@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Walks as a new user does: walk.sh [STEP…], by default `readme compose chart console`. The committed state of this
 # repository is cloned into an empty container (WALK_IMAGE, by default python:3.11-slim, with Debian's packages of git,
-# make, curl, node and Chromium) or, where docker does not answer, into an empty folder with an empty home and
+# make and curl, for the console node and Chromium) or, where docker does not answer, into an empty folder with an empty home and
 # environment. Prints a line with the time for each thing that worked, and fails at the first that did not.
 #   readme   `make up`, README's blocks, status, chat, an engine killed, Ctrl-C
 #   compose  deploy/try_compose.sh, where docker answers
@@ -11,7 +11,8 @@
 set -euo pipefail
 port=${PORT:-18100} steps=("${@:-readme}")
 (($#)) || steps=(readme compose chart console)
-packages=(git make curl procps ca-certificates python3-venv nodejs npm chromium openssl)
+packages=(git make curl procps ca-certificates python3-venv openssl)
+browser=(nodejs npm chromium)
 passed_on=(PORT TORCH_INDEX COMPOSE DOCKER_HOST HEADWATER_CHROMIUM ${!PIP_*} ${!SSL_CERT_*} ${!npm_config_*})
 
 say() { echo "$(date -u +%H:%M:%S) $*"; }
@@ -37,7 +38,7 @@ PYTHON
 }
 
 readme() {
-  local up answered engine
+  local up answered engine ended
   make up PORT="$port" GRPC_PORT=$((port + 1)) >up.log 2>&1 &
   up=$!
   trap 'kill -INT -'"$up"' 2>/dev/null || true' EXIT
@@ -60,8 +61,12 @@ readme() {
   say "$answered was killed; $(cat answer.txt) answers"
   await "both engines serve again" 300 ".venv/bin/headwater status --json | grep -q '\"$answered\"'"
   kill -INT -"$up"
-  wait "$up" || fail "up ended with $?"
+  ended=0
+  wait "$up" || ended=$?
+  # 130 is make's own status after Ctrl-C, whatever it ran.
+  ((ended == 0 || ended == 130)) || fail "up ended with $ended"
   trap - EXIT
+  ! pgrep -g "$up" >/dev/null || fail "processes of up are left: $(pgrep -a -g "$up")"
   ! curl -sf -m 3 "http://127.0.0.1:$port/ready" >/dev/null || fail "something still answers"
   say "Ctrl-C ends everything"
 }
@@ -72,7 +77,12 @@ tested() {  # what, arguments of pytest
 }
 chart() { tested "the chart's pods start from zero, are replaced and drained" tests/deploy/test_chart_run.py -m "not long"; }
 console() { tested "the console works in a browser" tests/line/test_line_console.py -m "not long"; }
-compose() { deploy/try_compose.sh && say "compose with two gateways works"; }
+compose() {  # repository: in a clone, beside docker
+  cd "$(mktemp -d)"
+  git clone -q "file://$1" headwater && cd headwater
+  say "cloned $(git rev-parse --short HEAD)"
+  deploy/try_compose.sh && say "compose with two gateways works"
+}
 
 inside() {  # repository: the steps, in a clone in an empty folder
   cd "$(mktemp -d)"
@@ -89,6 +99,7 @@ in_container() {
   # A clone of its own: a worktree's files point elsewhere, and nothing of this folder is shown but what is committed.
   local bundle; bundle=$(mktemp -d)
   git clone -q --bare "$repository" "$bundle/headwater.git"
+  [[ ${steps[*]} != console ]] || packages+=("${browser[@]}")
   docker run --rm --init --network host --shm-size 2g "${env[@]}" -v "$bundle/headwater.git:/headwater.git:ro" -v "$repository/deploy/walk.sh:/walk.sh:ro" \
     "${WALK_IMAGE:-python:3.11-slim}" bash -c "
       apt-get update -qq && apt-get install -y -qq --no-install-recommends ${packages[*]} >/dev/null 2>&1
@@ -104,7 +115,7 @@ if [[ -n ${WALK_INSIDE:-} ]]; then
 elif docker info >/dev/null 2>&1; then
   say "in empty containers"
   for step in "${steps[@]}"; do
-    if [[ $step == compose ]]; then (cd "$repository" && compose); else (steps=("$step"); in_container "$repository"); fi
+    if [[ $step == compose ]]; then (compose "$repository"); else (steps=("$step"); in_container "$repository"); fi
   done
 else
   say "in an empty folder, without docker"
