@@ -227,6 +227,8 @@ class Load(_message.Message):
     SECONDS_PER_HIT_TOKEN_FIELD_NUMBER: _builtins.int
     SECONDS_PER_PULLED_TOKEN_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
+    NUM_USED_DISK_BYTES_FIELD_NUMBER: _builtins.int
+    NUM_TOTAL_DISK_BYTES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -267,6 +269,10 @@ class Load(_message.Message):
     """time that a token takes from another replica, lately; 0: it cannot pull"""
     role: _builtins.str
     """both, prefill or decode: what routing sends here first; empty: both"""
+    num_used_disk_bytes: _builtins.int
+    """that blocks on a disk take"""
+    num_total_disk_bytes: _builtins.int
+    """that they may take; 0: there is no disk"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -300,10 +306,12 @@ class Load(_message.Message):
         seconds_per_hit_token: _builtins.float = ...,
         seconds_per_pulled_token: _builtins.float = ...,
         role: _builtins.str = ...,
+        num_used_disk_bytes: _builtins.int = ...,
+        num_total_disk_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_generated_tokens", b"num_generated_tokens", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_total_disk_bytes", b"num_total_disk_bytes", "num_total_host_blocks", b"num_total_host_blocks", "num_used_blocks", b"num_used_blocks", "num_used_disk_bytes", b"num_used_disk_bytes", "num_used_host_blocks", b"num_used_host_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "role", b"role", "seconds_per_hit_token", b"seconds_per_hit_token", "seconds_per_pulled_token", b"seconds_per_pulled_token", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -355,6 +363,7 @@ class Member(_message.Message):
     LOAD_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
     REST_URL_FIELD_NUMBER: _builtins.int
+    NUM_RUNNING_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -369,6 +378,8 @@ class Member(_message.Message):
     """the last heartbeat"""
     rest_url: _builtins.str
     """of a gateway: base address of its REST API"""
+    num_running: _builtins.int
+    """of a processor or an output processor: requests that it works on"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """who"""
@@ -399,12 +410,15 @@ class Member(_message.Message):
         load: Global___Load | None = ...,
         without: _abc.Iterable[_builtins.str] | None = ...,
         rest_url: _builtins.str = ...,
+        num_running: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "load", b"load", "model", b"model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "incarnation", b"incarnation", "load", b"load", "model", b"model", "num_running", b"num_running"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "numerics_id", b"numerics_id", "rest_url", b"rest_url", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_running", b"_num_running", "address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "num_running", b"num_running", "numerics_id", b"numerics_id", "rest_url", b"rest_url", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_running: _TypeAlias = _typing.Literal["num_running"]  # noqa: Y015
+    _WhichOneofArgType__num_running: _TypeAlias = _typing.Literal["_num_running", b"_num_running"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_running) -> _WhichOneofReturnType__num_running | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
 

@@ -108,7 +108,8 @@ const cachedOnly = (row) => Math.max(0, Math.min(row.num_cached_blocks, row.num_
 
 function kvText(row) {
   const host = row.num_total_host_blocks ? `, host ${percent(row.num_used_host_blocks, row.num_total_host_blocks)}` : "";
-  return `${percent(row.num_used_blocks, row.num_total_blocks)} used, ${percent(cachedOnly(row), row.num_total_blocks)} cached${host}`;
+  const disk = row.num_total_disk_bytes ? `, disk ${percent(row.num_used_disk_bytes, row.num_total_disk_bytes)}` : "";
+  return `${percent(row.num_used_blocks, row.num_total_blocks)} used, ${percent(cachedOnly(row), row.num_total_blocks)} cached${host}${disk}`;
 }
 
 const hitText = (row) =>
@@ -158,11 +159,15 @@ function replicaTable() {
   );
 }
 
+const countOf = (value) => (value === null || value === undefined ? "" : count(value));
+
 const word = (kind) => kind.replace("_", " ");
 
-// What a gateway has told of its requests and its index; the other stages tell nothing.
-const toldBy = ({ kind, id }, { gateways, event_lags: lags }) =>
-  kind === "gateway" ? { totals: gateways.find((each) => each.id === id)?.totals, lag: lags[id] } : {};
+// What a gateway has told of its requests and its index; nothing waits in the other stages.
+function toldBy({ kind, id }, { gateways, event_lags: lags }) {
+  const totals = gateways.find((each) => each.id === id)?.totals;
+  return kind === "gateway" && totals ? { num_running: totals.num_running, num_waiting: totals.num_waiting, lag: lags[id] } : {};
+}
 
 function stageTable() {
   return new LiveTable(
@@ -171,8 +176,8 @@ function stageTable() {
     [
       { title: "stage", text: (row) => word(row.kind), head: true },
       { title: "name", text: (row) => row.id },
-      { title: "running", text: (row) => (row.totals ? count(row.totals.num_running) : ""), numeric: true },
-      { title: "waiting", text: (row) => (row.totals ? count(row.totals.num_waiting) : ""), numeric: true },
+      { title: "running", text: (row) => countOf(row.num_running), numeric: true },
+      { title: "waiting", text: (row) => countOf(row.num_waiting), numeric: true },
       { title: "index lag, p99", text: (row) => (row.lag === undefined ? "" : seconds(row.lag)), numeric: true },
       { title: "address", text: (row) => [row.rest_url, row.address].filter(Boolean).join(" ") },
       {

@@ -23,7 +23,7 @@ from ..admin.models import ModelAdmin
 from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
 from .cluster_prefixes import ClusterPrefixes, PrefixSurvey
-from .findings import Finding, model_findings, queue_findings, replica_findings, service_findings, stage_findings
+from .findings import Finding, model_findings, process_findings, queue_findings, replica_findings, service_findings
 from .gateway_figures import Counts, GatewayFigures, read_figures
 from .gateway_prefixes import Block, GatewayPrefixes, read_prefixes
 from .gateway_survey import GatewaySurvey
@@ -165,6 +165,7 @@ class ClusterView:
         yield from service_findings(cluster.missing(), cluster.awaited(), outages)
         yield from model_findings(models)
         if scope.tenant is None:
-            yield from stage_findings(each for each in stages if each["id"] != cluster.timelines.gateway_id)
+            others = (each for each in stages if each["id"] != cluster.timelines.gateway_id)
+            yield from process_findings([*others, *replicas])
             yield from replica_findings(replicas)
             yield from queue_findings(num_waiting)

@@ -19,6 +19,7 @@ OUTAGES = {
     "nats": "answers go on; tenants, batches and new members wait: see that NATS runs and is reachable",
     "redis": "answers go on; limits are local, the index is this gateway's own: see that Redis runs and is reachable",
     "redis in time": "Redis answers late: give it a core, or look for what slows its network",
+    "kv disk": "prefixes come from memory alone: see its log, mend the disk or give it room, start the engine again",
     "events": "there are more cache events than this gateway can follow, so Redis is asked: add gateways",
 }
 
@@ -41,8 +42,8 @@ def service_findings(missing: Sequence[str], awaited: Sequence[str], outages: Se
         yield Finding("warning", f"without {what}", OUTAGES[what])
 
 
-def stage_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What other processes in front of the engines go without."""
+def process_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
+    """What other processes than this gateway go without."""
     for row in rows:
         for what in row["without"]:
             yield Finding("warning", f"{row['id']} is without {what}", OUTAGES.get(what, "see its log"))

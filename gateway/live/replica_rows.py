@@ -101,6 +101,8 @@ def _row(
         "num_total_blocks": load.num_total_blocks,
         "num_used_host_blocks": load.num_used_host_blocks,
         "num_total_host_blocks": load.num_total_host_blocks,
+        "num_used_disk_bytes": load.num_used_disk_bytes,
+        "num_total_disk_bytes": load.num_total_disk_bytes,
         "block_size": replica.block_size,
         "step_seconds": load.itl_seconds,
         "prefix_queries": load.prefix_queries,
@@ -113,6 +115,7 @@ def _row(
         "is_synced": all(each.is_synced for each in standings.values()),
         "gateways": msgspec.to_builtins(standings),
         "load_age": round(replica.load_age(now), 2),
+        "without": list(member.without),
     }
 
 
@@ -135,5 +138,6 @@ def _stage(member: Member) -> dict[str, Any]:
         "rest_url": member.rest_url,
         "model": member.model.name if member.model is not None else None,
         "state": "draining" if member.draining else "serving",
+        "num_running": member.num_running,
         "without": list(member.without),
     }

@@ -131,6 +131,8 @@ def _cells(member: Member, rate: float | None) -> tuple[str, ...]:
     blocks = _share(load.num_used_blocks, load.num_total_blocks)
     if load.num_total_host_blocks:
         blocks += f" +{_share(load.num_used_host_blocks, load.num_total_host_blocks)}"
+    if load.num_total_disk_bytes:
+        blocks += f" disk {_share(load.num_used_disk_bytes, load.num_total_disk_bytes)}"
     return (str(load.num_running), str(load.num_waiting), tokens, blocks, _share(load.prefix_hits, load.prefix_queries))
 
 

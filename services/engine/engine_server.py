@@ -133,7 +133,7 @@ class EngineServer:
         return self._core.rank_figures
 
     def load(self) -> ReplicaLoad:
-        load = self._load
+        load, disk = self._load, self._load.disk
         return ReplicaLoad(
             step=self._step,
             num_running=load.num_running,
@@ -155,6 +155,8 @@ class EngineServer:
             seconds_per_hit_token=load.seconds_per_hit_token,
             seconds_per_pulled_token=load.peers.seconds_per_token if load.peers is not None else 0.0,
             role=self._role,
+            num_used_disk_bytes=disk.num_bytes if disk is not None else 0,
+            num_total_disk_bytes=disk.max_bytes if disk is not None else 0,
         )
 
     @property

@@ -107,7 +107,15 @@ async def serve(settings: OutputProcessorSettings) -> None:
         ):
             servicer = OutputProcessor(tokenizers, links, tracing, usage)
             add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
-            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, models, add, servicer.leave, shared_bus=bus)
+            await serve_stage(
+                settings,
+                Kind.OUTPUT_PROCESSOR,
+                models,
+                add,
+                servicer.leave,
+                num_running=links.num_requests,
+                shared_bus=bus,
+            )
 
 
 def _served(folder: Path, name: str) -> ServedModel:

@@ -63,6 +63,11 @@ class EngineLink:
         self._epoch = 0
         self._end = CallingEnd(self._next_frame, self._on_frame, Silence(self._probe_any))
 
+    @property
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+        return len({request.first for request in self._requests.values()})
+
     def open(self, opening: Open, streams: Sequence[OutputStream], *, is_paced: bool) -> Request:
         """Queues a request. A paced one's credit goes on as `on_delivered` reports its tokens."""
         numbers = [self._new_id() for _ in streams]
@@ -259,6 +264,10 @@ class EngineLinks:
 
     async def __aexit__(self, *_: object) -> None:
         await end(*self._tasks)
+
+    def num_requests(self) -> int:
+        """Requests at all engines that have not ended."""
+        return sum(link.num_requests for link in self._links.values())
 
     def to(self, address: str) -> EngineLink:
         if (link := self._links.get(address)) is None:

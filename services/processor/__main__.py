@@ -98,6 +98,10 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         self._sessions: set[PrepareSession] = set()
         self._is_leaving = False
 
+    def num_running(self) -> int:
+        """Requests of all sessions that are not prepared yet."""
+        return sum(session.num_running for session in self._sessions)
+
     def leave(self) -> None:
         """Ends the sessions after what runs in them."""
         self._is_leaving = True
@@ -256,7 +260,9 @@ async def serve(settings: ProcessorSettings) -> None:
             servicer = Processor(models, pool, checker, tracing)
             add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
             served = [model.served for model in models]
-            await serve_stage(settings, Kind.PROCESSOR, served, add, servicer.leave, tracing)
+            await serve_stage(
+                settings, Kind.PROCESSOR, served, add, servicer.leave, tracing, num_running=servicer.num_running
+            )
 
 
 def main() -> None:

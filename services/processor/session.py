@@ -42,6 +42,11 @@ class PrepareSession:
             for task in self._running.values():
                 task.cancel()
 
+    @property
+    def num_running(self) -> int:
+        """Requests that are not answered yet."""
+        return len(self._running)
+
     def end(self) -> None:
         """Ends the session after what runs."""
         self._is_over = True

@@ -62,6 +62,8 @@ class ReplicaLoad:
     seconds_per_hit_token: float = 0.0
     seconds_per_pulled_token: float = 0.0
     role: str = ""
+    num_used_disk_bytes: int = 0
+    num_total_disk_bytes: int = 0
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
@@ -91,6 +93,8 @@ class Member:
     """Names of what a gateway or an engine does without for now."""
     rest_url: str = field(default="", compare=False)
     """Base address of a gateway's REST API."""
+    num_running: int | None = field(default=None, compare=False)
+    """Requests that a processor or an output processor works on; None: it does not say."""
 
     @property
     def model_key(self) -> str:
@@ -109,6 +113,7 @@ class Member:
             load=self.load.to_pb(self.replica_id, self.epoch) if self.load is not None else None,
             without=self.without,
             rest_url=self.rest_url,
+            num_running=self.num_running,
         )
 
     @classmethod
@@ -128,4 +133,5 @@ class Member:
             load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
             without=tuple(message.without),
             rest_url=message.rest_url,
+            num_running=message.num_running if message.HasField("num_running") else None,
         )

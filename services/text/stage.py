@@ -6,7 +6,7 @@ import contextlib
 import functools
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import grpc
 
@@ -59,12 +59,13 @@ async def serve_stage(
     leave: Callable[[], None] = lambda: None,
     tracing: Tracing = NO_TRACING,
     *,
+    num_running: Callable[[], int],
     shared_bus: Bus | None = None,
 ) -> None:
     """Runs a stage: it becomes ready, is told to stop, ends optional work by `leave`, and the rest within the drain
     limit.
 
-    It opens a bus unless the stage has one.
+    `num_running` returns the number of requests that the stage works on. It opens a bus unless the stage has one.
     """
     opened = Bus.open(settings.nats_url or None) if shared_bus is None else contextlib.nullcontext(shared_bus)
     async with lifetime(kind.value.replace("_", "-")) as life, opened as bus:
@@ -78,7 +79,9 @@ async def serve_stage(
                     replica_id = name if i == 0 else f"{name}-{i}"
                     address = settings.advertise or listener.address
                     member = Member(kind=kind, replica_id=replica_id, epoch=epoch, address=address, model=model)
-                    await presence.enter_async_context(Heartbeat.running(bus, functools.partial(_same, member)))
+                    # A process with several models tells its requests once.
+                    describe = functools.partial(_described, member, num_running if i == 0 else None)
+                    await presence.enter_async_context(Heartbeat.running(bus, describe))
                 life.announce(grpc=listener.address, **metrics)
                 await life.stopping.wait()
             await listener.leave()
@@ -86,5 +89,5 @@ async def serve_stage(
             await listener.server.stop(grace=0.0 if life.orphaned else settings.drain_limit)
 
 
-def _same(member: Member) -> Member:
-    return member
+def _described(member: Member, num_running: Callable[[], int] | None) -> Member:
+    return member if num_running is None else replace(member, num_running=num_running())

@@ -55,6 +55,11 @@ def until(page: Page, found: Callable[[], Any], what: str, seconds: float = 60.0
     raise AssertionError(f"{what}; the page says:\n{page.text()}")
 
 
+def stage(page: Page, kind: str) -> dict[str, str]:
+    """The row of the process of a kind in front of the engines."""
+    return rows(page, "Stages in front of the engines")[kind]
+
+
 def tile(page: Page, title: str) -> str:
     script = f"""[...document.querySelectorAll('.tile')].find(
         (each) => each.children[1].textContent === {json.dumps(title)})?.children[0].textContent"""
@@ -155,6 +160,9 @@ def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> Non
         until(page, lambda: float(tile(page, "tokens/s").replace("–", "0").replace(",", "")) > 10, "no tokens are seen")
         (row,) = until(page, lambda: rows(page, "Requests that wait or run").values(), "no row")
         assert row["state"] in ("prefill", "decode")
+        until(page, lambda: stage(page, "output processor")["running"] == "1", "the output processor tells of none")
+        assert [stage(page, name)["running"] for name in ("gateway", "processor")] == ["1", "0"]
+        assert stage(page, "gateway")["index lag, p99"].endswith("s")
     until(page, lambda: tile(page, "requests running") == "0", "the request is still there")
     page.click("[aria-label='Requests that have ended'] button")
     page.wait("document.querySelector('dialog')?.innerText.includes('tokens predicted cached')")

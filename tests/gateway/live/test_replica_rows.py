@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.gateway.live.findings import Finding, replica_findings, stage_findings
+from headwater.gateway.live.findings import Finding, process_findings, replica_findings
 from headwater.gateway.live.gateway_figures import GatewayFigures
 from headwater.gateway.live.merged_figures import merge
 from headwater.gateway.live.replica_rows import replica_rows, standings
@@ -41,7 +41,7 @@ async def test_the_least_trust_counts_and_a_finding_names_the_gateway_that_doubt
 
 
 def test_what_another_process_goes_without_is_found() -> None:
-    (finding,) = stage_findings([{"id": "other", "without": ["redis"]}, {"id": "well", "without": []}])
+    (finding,) = process_findings([{"id": "other", "without": ["redis"]}, {"id": "well", "without": []}])
     assert isinstance(finding, Finding)
     assert (finding.level, finding.what) == ("warning", "other is without redis")
     assert "Redis" in finding.advice

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -88,10 +90,14 @@ def test_a_watcher_sees_heartbeats_beside_what_a_gateway_knows(served_model: Ser
     with console.capture() as captured:
         console.print(*watched([engine], TokenRates(), snapshot), findings(snapshot), sep="\n")
     first, _, model, _, cells, *_, last = (line.strip() for line in captured.get().rstrip().splitlines())
+    tiers = replace(
+        LOAD, num_used_host_blocks=1, num_total_host_blocks=4, num_used_disk_bytes=30, num_total_disk_bytes=100
+    )
     assert first == "0 tokens/s, 3 running, 1 waiting, 75% of prompt tokens cached, index lag 12 ms"
     assert model == served_model.name
     assert cells.split() == ["e", "3", "1", "–", "40%", "75%", "50%", "of", "75%", "50%", "failing"]
     assert last == "e failed: see its log"
     with console.capture() as captured:
-        console.print(*watched([engine], TokenRates(), None), sep="\n")
+        console.print(*watched([replace(engine, load=tiers)], TokenRates(), None), sep="\n")
     assert captured.get().split()[-2:] == ["–", "serving"]
+    assert "40% +25% disk 30%" in captured.get()

@@ -71,6 +71,9 @@ async def test_prefixes_survive_the_device_and_a_restart(tmp_path: Path) -> None
             assert figures["headwater_kv_disk_on"] == 1
             assert figures["headwater_kv_disk_in_tokens_total"] == NUM_CACHED
             assert 0 < figures["headwater_kv_disk_usage_perc"] < 1
+            load = (await client.stub.Info(pb.InfoRequest())).load
+            share = load.num_used_disk_bytes / load.num_total_disk_bytes
+            assert share == pytest.approx(figures["headwater_kv_disk_usage_perc"])
     with engine_process(*flags) as engine:
         async with client_of(engine) as client:
             blocks = {each for prompt_ids in ASKED for each in block_hashes(bytes(16), prompt_ids, BLOCK_SIZE)}

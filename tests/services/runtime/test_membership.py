@@ -52,6 +52,10 @@ def test_a_member_is_the_same_after_the_wire(engine: Member) -> None:
     there_and_back = Member.from_pb(events_pb2.Member.FromString(busy.to_pb().SerializeToString()))
     assert there_and_back == busy
     assert there_and_back.load == busy.load
+    idle = Member(kind=Kind.PROCESSOR, replica_id="p", epoch=1, address="a:1", num_running=0)
+    for told in (None, 0, 3):
+        described = dataclasses.replace(idle, num_running=told)
+        assert Member.from_pb(described.to_pb()).num_running == told
 
 
 async def test_a_newcomer_need_not_wait_for_the_next_heartbeat_of_anyone(
