@@ -160,6 +160,8 @@ def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> Non
         until(page, lambda: float(tile(page, "tokens/s").replace("–", "0").replace(",", "")) > 10, "no tokens are seen")
         (row,) = until(page, lambda: rows(page, "Requests that wait or run").values(), "no row")
         assert row["state"] in ("prefill", "decode")
+        explain = "[aria-label='Requests that wait or run'] button"
+        assert page.run(f"document.querySelector({json.dumps(explain)}).getBoundingClientRect().right") <= 1280
         until(page, lambda: stage(page, "output processor")["running"] == "1", "the output processor tells of none")
         assert [stage(page, name)["running"] for name in ("gateway", "processor")] == ["1", "0"]
         assert stage(page, "gateway")["index lag, p99"].endswith("s")
