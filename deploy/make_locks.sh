@@ -27,6 +27,18 @@ resolve() {
 # Not those that a layer has for Windows alone: another layer may want them everywhere.
 names() { sed -nE "/sys_platform == 'win32'/!s/^([a-z0-9._-]+)==.*/\1/p" "$@"; }
 without() { sed 's/^/--no-emit-package=/'; }
+repeated_nowhere() {  # file, earlier files: leaves the entries of the first that none of the others has word for word
+  "$python" - "$@" <<'PY'
+import re
+import sys
+from pathlib import Path
+
+entries = {path: re.findall(r"^\S.*\n(?: .*\n)*", Path(path).read_text(), re.M) for path in sys.argv[1:]}
+first, *earlier = entries.values()
+had = {entry for each in earlier for entry in each if "==" in entry}
+Path(sys.argv[1]).write_text("".join(entry for entry in first if entry not in had))
+PY
+}
 layer() {  # file, the layer it includes (or -), arguments of resolve: the packages that neither this nor torch's has
   local file=$work/$1.txt includes=$2
   shift 2
@@ -35,6 +47,8 @@ layer() {  # file, the layer it includes (or -), arguments of resolve: the packa
     [[ $includes == - ]] || echo "-r $includes.txt"
     resolve --constraint "$work/all.txt" $(cat "$work/done" | without) "$@"
   } >"$file"
+  repeated_nowhere "$file" $written
+  written+=" $file"
   names "$file" >>"$work/done"
 }
 
@@ -42,6 +56,7 @@ sed '/^-r /d' "$locks"/*.txt >"$work/all.txt" 2>/dev/null || true
 resolve pyproject.toml "$work/build.in" --extra dev --extra clients --extra docs --constraint "$work/torch.in" --output-file "$work/all.txt" "$@" >/dev/null
 names "$work/all.txt" | grep -E '^(torch|nvidia-.*|cuda-.*)$' >"$work/of-torch"
 cp "$work/of-torch" "$work/done"
+written=
 layer front - pyproject.toml "$work/build.in"
 layer engine front pyproject.toml --extra engine
 layer up engine pyproject.toml --extra engine --extra embedded
