@@ -5,7 +5,6 @@ Keys and values go to the scratch block, so nothing of them is left.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -19,8 +18,11 @@ from .step_costs import StepCosts
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of positions; an executor pads to such sizes, or takes longer by the position."""
 REPEATS = 5
+LEAST_REPEATS = 2
 QUICK_SECONDS = 0.05
 """Seconds after which a size is not measured again."""
+STEADY_SPREAD = 1.25
+"""Most times the least time of a step that its second least may be on a machine which does little else."""
 MOST_SECONDS = 0.5
 """Seconds after which no other size is measured."""
 HOST_SECONDS = 100e-6
@@ -42,7 +44,7 @@ def measured_costs(
             seconds[size] = trial.behind_one_another(size)
     trial.end()
     sizes = sorted(seconds)
-    return StepCosts.measured(sizes, [seconds[size] for size in sizes], gap)
+    return StepCosts.measured(sizes, [seconds[size] for size in sizes], gap, is_steady=trial.is_steady)
 
 
 def measured_passes(
@@ -62,13 +64,15 @@ def measured_passes(
     if num_rows > 1:
         seconds[num_rows] = max(trial.longer_with_own(num_rows, 1) - begin, 0.0)
     trial.end()
-    return StepCosts.measured(list(seconds), list(seconds.values()), begin)
+    return StepCosts.measured(list(seconds), list(seconds.values()), begin, is_steady=trial.is_steady)
 
 
 class _Trial:
     def __init__(self, executor: Executor, max_rows: int, clock: Callable[[], float]) -> None:
         self._executor, self._max_rows, self._clock = executor, max_rows, clock
         self._plans, self._began = _Plans(), clock()
+        self.is_steady = True
+        """Whether no step that was repeated took much longer the second time."""
 
     @property
     def seconds(self) -> float:
@@ -94,13 +98,16 @@ class _Trial:
 
     def _quickest(self, step: Callable[[], object]) -> float:
         """Least of some times. Other processes take time too, which is not part of the cost."""
-        quickest, started = math.inf, self._clock()
-        for _ in range(REPEATS):
+        seconds: list[float] = []
+        started = self._clock()
+        while len(seconds) < REPEATS:
             start = self._clock()
             step()
-            quickest = min(quickest, self._clock() - start)
-            if self._clock() - started > QUICK_SECONDS:
+            seconds.append(self._clock() - start)
+            if self._clock() - started > QUICK_SECONDS and len(seconds) >= LEAST_REPEATS:
                 break
+        quickest, second, *_ = sorted(seconds)
+        self.is_steady = self.is_steady and second <= STEADY_SPREAD * quickest
         return quickest
 
     def longer_with_own(self, num_rows: int, num_drafts: int) -> float:

@@ -23,12 +23,16 @@ class StepCosts:
     """Time of a step of so many positions, with the next one launched behind it; not descending."""
     gap: float = 0.0
     """Seconds that a step takes longer when the next one is planned from its result."""
+    is_steady: bool = True
+    """Whether a step took about as long each time that it was measured."""
 
     @classmethod
-    def measured(cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0) -> StepCosts:
+    def measured(
+        cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0, *, is_steady: bool = True
+    ) -> StepCosts:
         """Costs from measurements. A step of more positions than were measured takes longer in proportion."""
         smooth = np.maximum.accumulate(np.array(seconds, np.float64))
-        return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0))
+        return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0), is_steady)
 
     def of(self, num_positions: npt.ArrayLike) -> Float64Array:
         """Seconds of steps of so many positions."""

@@ -29,6 +29,7 @@ from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
 
 from ..runtime.settings import read_settings
 from .core_peers import open_peer_link
+from .kept_costs import KeptCosts
 from .mask_table import map_masks
 from .messages import (
     Add,
@@ -170,7 +171,8 @@ def main() -> None:
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)
-        speculator = build_speculator(settings, config, executor, facts)
+        kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
+        speculator = build_speculator(settings, config, executor, facts, kept_costs)
         link = None
         if config.num_peer_blocks:
             link = open_peer_link(ends.records, reports, key_of(options, config, facts, executor), config, executor)

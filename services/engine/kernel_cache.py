@@ -16,6 +16,8 @@ from pathlib import Path
 from ..models.store import default_cache_dir
 
 VARIABLES = ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")
+COSTS_VARIABLE = "HEADWATER_STEP_COSTS_DIR"
+"""Names the folder of measured costs of steps, for the engine's core."""
 INSTALLED = Path(sys.prefix) / "kernels"
 """Kernels that came with the installation (deploy/Dockerfile)."""
 
@@ -28,7 +30,7 @@ def with_kernel_cache(env: Mapping[str, str], *, installed: Path = INSTALLED) ->
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK):
-            known = {name: str(folder) for name in VARIABLES} | known
+            known = {name: str(folder) for name in VARIABLES} | {COSTS_VARIABLE: str(folder / "step-costs")} | known
             break
     for folder in {Path(known[name]) for name in VARIABLES if known.get(name)}:
         # Without a copy they are compiled: a start takes longer.

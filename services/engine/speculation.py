@@ -18,11 +18,13 @@ from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
 
 from ..runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
+from .kept_costs import KeptCosts
 from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 WORTHWHILE_GAP = 0.05
 """Share of a step from which on rows had better not wait for results."""
+NOTHING_KEPT = KeptCosts(None)
 
 
 def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
@@ -40,13 +42,17 @@ def _model_of(settings: EngineSettings) -> str:
 
 
 def build_speculator(
-    settings: EngineSettings, config: EngineConfig, executor: Executor, facts: ModelFacts
+    settings: EngineSettings,
+    config: EngineConfig,
+    executor: Executor,
+    facts: ModelFacts,
+    kept: KeptCosts = NOTHING_KEPT,
 ) -> Speculator | None:
     """What drafts for the scheduler: `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
-    nothing is drafted. Measures steps of the executor, with nothing in flight."""
+    nothing is drafted. Measures steps of the executor, with nothing in flight, unless their costs are kept."""
     if not settings.speculates:
         return None
-    costs = measured_costs(executor, config)
+    costs = kept.get("steps", lambda: measured_costs(executor, config))
     for size, seconds in zip(costs.sizes.tolist(), costs.seconds.tolist(), strict=True):
         logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
     drafters = [_drafter(name, config) for name in settings.drafters]
@@ -55,7 +61,7 @@ def build_speculator(
     speculator: Speculator
     if name := _model_of(settings):
         most = facts.most_own_drafts
-        passes = measured_passes(executor, config, most_drafts=most)
+        passes = kept.get("passes", lambda: measured_passes(executor, config, most_drafts=most))
         logger.info("a pass of %s: %.2f ms for one row", name, 1000 * float(passes.of(1)))
         is_ahead = executor.can_draft and costs.gap > WORTHWHILE_GAP * float(costs.of(1))
         kind = AheadModelSpeculator if is_ahead else ModelSpeculator

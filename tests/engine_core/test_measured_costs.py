@@ -67,6 +67,13 @@ def test_a_step_costs_what_it_took_however_often_another_process_came_between(hi
     np.testing.assert_allclose(costs.of([3, 50]), [1.03e-3, 1.5e-3])
 
 
+def test_a_machine_that_hardly_ever_computes_undisturbed_is_not_steady() -> None:
+    quiet = TimedExecutor(config(), step=3e-2, position=1e-5)
+    busy = TimedExecutor(config(), step=3e-2, position=1e-5, hiccup_every=2)
+    assert quiet.measure(config()).is_steady
+    assert not busy.measure(config()).is_steady
+
+
 def test_a_result_that_comes_late_is_the_gap_of_a_plan_that_needs_it() -> None:
     costs = TimedExecutor(config(), step=1e-3, position=0.0, result=2e-4).measure(config())
     np.testing.assert_allclose(costs.seconds, 1e-3)
