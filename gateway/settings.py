@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from headwater.services.runtime.advertise import check_host, is_loopback
+from headwater.services.runtime.security_settings import StageSecuritySettings
 from headwater.services.runtime.settings import SettingError, setting
-from headwater.services.runtime.stage_security import StageSecuritySettings
 
 from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 

@@ -16,9 +16,9 @@ from ..model_config import ModelConfig
 from ..models import registry as models
 from ..numerics_id import ROOMS, numerics_id
 from ..options import ACTIVATION_DTYPES, INT8, NUMERICS, TREE, BuildRequest, ExecutorOptions, ModelFacts, Progress
-from ..platforms import registry as platforms
+from ..platforms import loading as platforms
 from ..platforms.capabilities import Capabilities
-from ..platforms.registry import LoadedDevice
+from ..platforms.loading import LoadedDevice
 from ..quantization import GGUF, NONE, check_quantization
 from ..shards import NUM_LEAVES, check_layout
 from ..weights.dummy import DUMMIES

@@ -18,7 +18,7 @@ from ..parallel.memory_group import MemoryGroup
 from ..parallel.plan_messages import DRAW, PREPARE, STEP, decode_draw, decode_step, kind_of
 from ..parallel.rank_start import RankStart
 from ..parallel.result_messages import Hello, Loading, RankPrepared, Refusal, WarmedUp, encode_result, encode_told
-from ..platforms import registry as platforms
+from ..platforms import loading as platforms
 from ..ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build import checked
 from .later_results import LaterResults

@@ -1,23 +1,13 @@
 """Devices by name: those built in, and those of installed distributions that register an entry point.
 
-Loads a module only when its device is asked for by name, so an installed package changes nothing for other devices.
-Imports no torch, so that the command line can list devices.
+An installed package changes nothing for other devices. Imports neither torch nor numpy, so that the command line can
+list devices.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from types import ModuleType
-from typing import Any, cast
-
-from ..config import ConfigError
-from .capabilities import Capabilities
-from .device import API, BY_FLAG, REQUIRED, Device
 
 GROUP = "headwater.platforms"
 AUTO = "auto"
@@ -43,16 +33,6 @@ class Registration:
         return not self.distribution
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedDevice:
-    """A device that keeps the contract."""
-
-    registration: Registration
-    device: Device
-    sources: tuple[Path, ...]
-    """Files or folders outside the engine core that its results depend on."""
-
-
 def registrations() -> dict[str, Registration]:
     """Every registered device by name, built-in ones first. A name of a built-in device stays with it."""
     found = {name: Registration(name, module) for name, module in BUILT_IN.items()}
@@ -74,65 +54,6 @@ def device_names() -> tuple[str, ...]:
 def is_registered(name: str) -> bool:
     """Whether `--device` may be this. Asks the installed distributions only for a name that is not built in."""
     return name == AUTO or name in BUILT_IN or name in registrations()
-
-
-def load(name: str) -> LoadedDevice:
-    """The device of this name, or the first available one for `auto`. Raises `ConfigError` for a name that nobody
-    registered, another version of the contract, a module that lacks something, and a device that is not here."""
-    known = registrations()
-    if name == AUTO:
-        return next(_loaded(known[each]) for each in BUILT_IN if import_module(BUILT_IN[each]).is_available())
-    if name not in known:
-        raise ConfigError("device", name, " or ".join((AUTO, *known)))
-    return _loaded(known[name])
-
-
-def check_contract(name: str, module: Any) -> Device:
-    """The module as a device that is here. Raises `ConfigError` that names what it lacks."""
-    api = getattr(module, "api", None)
-    if api != API:
-        raise ConfigError(f"api of the platform {name!r}", api, f"{API}, the version of this Headwater")
-    # Looked for before the rest: what a module offers may need libraries of its device.
-    if hasattr(module, "is_available") and not module.is_available():
-        raise ConfigError("device", name, f"a device that is available on this machine, or {AUTO}")
-    missing = [attribute for attribute in REQUIRED if not hasattr(module, attribute)]
-    if not missing:
-        flags = module.capabilities
-        if not isinstance(flags, Capabilities):
-            raise ConfigError(f"capabilities of the platform {name!r}", flags, "a `Capabilities`")
-        hooks = [hook for flag, hooks in BY_FLAG.items() if getattr(flags, flag) for hook in hooks]
-        missing = [hook for hook in hooks if not hasattr(module, hook)]
-    if missing:
-        by_flag = [f"{hook} with the flag {flag}" for flag, hooks in BY_FLAG.items() for hook in hooks]
-        needed = ", ".join((*REQUIRED, *by_flag))
-        raise ConfigError(f"platform {name!r}", f"without {', '.join(missing)}", f"a module that offers {needed}")
-    if module.name != name:
-        raise ConfigError(f"name of the platform {name!r}", module.name, f"{name}, as its entry point says")
-    return cast("Device", module)
-
-
-def _loaded(registration: Registration) -> LoadedDevice:
-    name, origin = registration.name, registration.distribution or "headwater"
-    if registration.others:
-        rivals = ", ".join((origin, *registration.others))
-        raise ConfigError("device", name, f"a name that one distribution registers, not {rivals}")
-    try:
-        module = import_module(registration.module)
-    except ImportError as error:
-        raise ConfigError("device", name, f"a platform whose module can be imported; {origin}: {error}") from error
-    device = check_contract(name, module)
-    return LoadedDevice(registration, device, () if registration.is_built_in else (_source(module, sys.modules),))
-
-
-def _source(module: ModuleType, modules: Mapping[str, ModuleType]) -> Path:
-    """The outermost package of a module that has files of its own, or the module's file where it is in none."""
-    parts = module.__name__.split(".")
-    for end in range(1, len(parts) + 1):
-        package = modules[".".join(parts[:end])]
-        if package.__file__ is not None:
-            path = Path(package.__file__)
-            return path.parent if hasattr(package, "__path__") else path
-    raise ConfigError(f"platform {module.__name__!r}", "without a file", "a module that is a file")
 
 
 def _distribution(point: EntryPoint) -> str:

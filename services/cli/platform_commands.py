@@ -13,7 +13,7 @@ from rich.console import Console
 
 from headwater.engine_core.platforms.registry import registrations
 
-from ..engine.core_client import core_environment
+from ..engine.core_environment import core_environment
 from ..runtime.printable import shown
 from .admin_client import AsJson
 from .plain_table import plain_table

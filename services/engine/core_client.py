@@ -18,11 +18,10 @@ import structlog
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
 
-from ..runtime.process import PARENT_FD, READY_FD
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
+from .core_environment import core_environment
 from .core_watch import CoreWatch
-from .kernel_cache import with_kernel_cache
 from .mask_table import Int32Array, create_mask_memory, map_masks
 from .messages import (
     BlocksLent,
@@ -261,7 +260,8 @@ class CoreClient:
                     self._hear(report)
             case Progress():
                 self._watch.heard(is_idle=False)
-                structlog.get_logger().info("loading", phase=report.phase, done=report.done, total=report.total)
+                facts = {"phase": report.phase, "done": report.done, "total": report.total, "at": report.at}
+                structlog.get_logger().info("loading", **facts)
             case Ready():
                 self._watch.started(report.longest_step)
                 self._watch.heard(is_idle=False)
@@ -303,14 +303,3 @@ class CoreClient:
                 self._num_backlog_bytes = 0
             if not self._backlog:
                 asyncio.get_running_loop().remove_reader(self._commands.fileno())
-
-
-def core_environment(threads: int) -> dict[str, str]:
-    """The environment of a core: so many threads compute, those that wait spin from one operation of the model to the
-    next but not longer, and kernels are kept."""
-    environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
-    environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
-    environment.pop("OMP_WAIT_POLICY", None)
-    if threads:
-        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return with_kernel_cache(environment)

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from dataclasses import replace
 from typing import assert_never
 
@@ -157,6 +158,7 @@ def main() -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
         progress, options = SpokenProgress(reports), executor_options(settings)
+        progress("loading libraries", 0, 1)
         executor, config, facts = build_executor(options, progress)
         disk_files = open_disk(options, config, facts, executor)
     except (ConfigError, RankLost) as error:
@@ -171,6 +173,7 @@ def main() -> None:
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)
+        progress("measuring steps", 0, 1)
         kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
         speculator = build_speculator(settings, config, executor, facts, kept_costs)
         link = None
@@ -196,7 +199,7 @@ class SpokenProgress:
         now = (phase, 10 * done // max(total, 1))
         if now != self._said:
             self._said = now
-            self._reports.write(encode(Progress(phase, done, total)))
+            self._reports.write(encode(Progress(phase, done, total, at=time.time())))
 
 
 def executor_options(settings: EngineSettings) -> ExecutorOptions:

@@ -16,11 +16,13 @@ from headwater.engine_core.options import ModelFacts
 
 from ..runtime.hardware import num_cores
 from ..runtime.owner_file import write_owner_file
-from .kernel_cache import COSTS_VARIABLE
+from .core_variables import COSTS_VARIABLE
 from .settings import EngineSettings
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 """Age from which costs are measured again: clocks and cooling of a machine change without a change of its name."""
+KEPT_BUSY_SECONDS = 3600.0
+"""The same of costs that were measured on a busy machine: an engine that restarts goes on with those that it had."""
 DIGEST_BYTES = 16
 
 
@@ -28,6 +30,7 @@ class _Record(msgspec.Struct, frozen=True):
     sizes: list[int]
     seconds: list[float]
     gap: float
+    is_steady: bool
 
 
 class KeptCosts:
@@ -48,28 +51,27 @@ class KeptCosts:
         return cls(Path(folder) if folder is not None and is_kept else None, _key(settings, config, facts))
 
     def get(self, what: str, measure: Callable[[], StepCosts]) -> StepCosts:
-        """The kept costs of `what`, else newly measured ones. Those are kept if they are steady: a busy machine's are
-        not those of the engine."""
+        """The kept costs of `what`, else newly measured ones, which are kept."""
         if self._folder is None:
             return measure()
         path = self._folder / f"{self._key}-{what}.json"
         if (kept := self._read(path)) is not None:
             return kept
         costs = measure()
-        if costs.is_steady:
-            record = _Record(costs.sizes.tolist(), costs.seconds.tolist(), costs.gap)
-            # Without the file the next start measures again.
-            with suppress(OSError):
-                write_owner_file(path, msgspec.json.encode(record))
+        record = _Record(costs.sizes.tolist(), costs.seconds.tolist(), costs.gap, costs.is_steady)
+        # Without the file the next start measures again.
+        with suppress(OSError):
+            write_owner_file(path, msgspec.json.encode(record))
         return costs
 
     def _read(self, path: Path) -> StepCosts | None:
         """None where there is no such file, or an old or damaged one."""
         with suppress(OSError, msgspec.DecodeError):
-            if self._clock() - path.stat().st_mtime < KEPT_SECONDS:
-                record = msgspec.json.decode(path.read_bytes(), type=_Record)
-                if record.sizes and len(record.sizes) == len(record.seconds):
-                    return StepCosts.measured(record.sizes, record.seconds, record.gap)
+            age = self._clock() - path.stat().st_mtime
+            record = msgspec.json.decode(path.read_bytes(), type=_Record)
+            is_fresh = age < (KEPT_SECONDS if record.is_steady else KEPT_BUSY_SECONDS)
+            if is_fresh and record.sizes and len(record.sizes) == len(record.seconds):
+                return StepCosts.measured(record.sizes, record.seconds, record.gap, is_steady=record.is_steady)
         return None
 
 

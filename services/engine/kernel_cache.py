@@ -14,10 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..models.store import default_cache_dir
+from .core_variables import COSTS_VARIABLE
 
 VARIABLES = ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")
-COSTS_VARIABLE = "HEADWATER_STEP_COSTS_DIR"
-"""Names the folder of measured costs of steps, for the engine's core."""
 INSTALLED = Path(sys.prefix) / "kernels"
 """Kernels that came with the installation (deploy/Dockerfile)."""
 

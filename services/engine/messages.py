@@ -80,6 +80,8 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
     phase: str
     done: int
     total: int
+    at: float
+    """When the core said so, as time.time() tells it: the server may hear it later."""
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):

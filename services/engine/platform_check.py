@@ -18,8 +18,8 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.conformance.case import Line
 from headwater.engine_core.conformance.model import examine_model
 from headwater.engine_core.conformance.suite import PARTS, operation_lines
-from headwater.engine_core.platforms import registry
-from headwater.engine_core.platforms.registry import LoadedDevice
+from headwater.engine_core.platforms import loading
+from headwater.engine_core.platforms.loading import LoadedDevice
 
 from ..models.demo_model import DEMO_NAME
 from ..models.store import ConversionFailed, default_cache_dir, pull
@@ -68,7 +68,7 @@ class Row:
 
 def check(settings: CheckSettings, report: Report) -> tuple[LoadedDevice, list[Row]]:
     """Raises `ConfigError` for a platform that is refused, and what pulling the demo model raises."""
-    loaded = registry.load(settings.device)
+    loaded = loading.load(settings.device)
     served = loaded.device.capabilities.dtypes
     for dtype in settings.dtypes:
         if dtype not in served:

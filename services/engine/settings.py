@@ -10,9 +10,9 @@ from headwater.engine_core.config import BLOCK_SIZES
 
 from ..runtime.advertise import check_host
 from ..runtime.role import BOTH, ROLES
+from ..runtime.security_settings import StageSecuritySettings
 from ..runtime.settings import SettingError, setting
 from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
-from ..runtime.stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")

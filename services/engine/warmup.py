@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..runtime.settings import read_settings
-from .core_client import core_environment
+from .core_environment import core_environment
 from .settings import EngineSettings
 
 READY = "HEADWATER_WARMUP_READY"

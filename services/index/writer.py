@@ -14,7 +14,8 @@ import structlog
 
 from headwater.proto import events_pb2
 
-from ..models.entry import ModelRefused, register
+from ..models.entry import register
+from ..models.model_refused import ModelRefused
 from ..runtime.served_model import ServedModel
 from ..runtime.store import Store, StoreUnavailable
 from ..runtime.tasks import owned_task

@@ -6,6 +6,7 @@ import dataclasses
 
 from ..runtime.served_model import ServedModel
 from ..runtime.store import Script, Store
+from .model_refused import ModelRefused
 
 _TTL_MS = 15_000
 """Lifetime of an entry, renewed by every engine of the model; when the last one is gone, another revision may take the
@@ -21,10 +22,6 @@ redis.call('PEXPIRE', KEYS[1], ARGV[1])
 return entry
 """
 )
-
-
-class ModelRefused(Exception):
-    """The model is served already, and differently. Names the field."""
 
 
 def entry_key(model_key: str) -> str:

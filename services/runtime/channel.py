@@ -39,7 +39,7 @@ def _plain_channel(address: str, options: Options) -> grpc.aio.Channel:
     if (certificates := tls.current()) is None:
         return grpc.aio.insecure_channel(address, options=every)
     name = (("grpc.ssl_target_name_override", certificates.name),) if certificates.name else ()
-    return grpc.aio.secure_channel(address, certificates.client(), options=(*every, *name))
+    return grpc.aio.secure_channel(address, tls.channel_credentials(certificates), options=(*every, *name))
 
 
 def server_options() -> Options:

@@ -19,7 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from .advertise import joined
 from .channel import open_channel
 from .settings import read_settings, setting
-from .tls import StageTlsSettings, certificates_shown, own_gateway_context
+from .stage_tls import StageTlsSettings
+from .tls import certificates_shown, own_gateway_context
 
 LIMIT = 3.0
 

@@ -9,54 +9,19 @@ import contextlib
 import ssl
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-from .settings import SettingError, setting
+from .stage_tls import StageTls, StageTlsSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTlsSettings:
-    """Settings of TLS between stages: all of them or none."""
-
-    stage_tls_cert_file: str = setting("", "PEM certificate that this stage shows to other stages; none: no TLS")
-    stage_tls_key_file: str = setting("", "PEM private key of that certificate")
-    stage_tls_ca_file: str = setting("", "PEM certificates of those who sign for stages")
-    stage_tls_name: str = setting("", "name in the certificates of all stages; default: the address of each")
-
-    def stage_tls(self) -> StageTls | None:
-        """Certificates of the settings. Raises `SettingError` where only some are set, `OSError` for files that cannot
-        be read."""
-        paths = {
-            "stage_tls_cert_file": self.stage_tls_cert_file,
-            "stage_tls_key_file": self.stage_tls_key_file,
-            "stage_tls_ca_file": self.stage_tls_ca_file,
-        }
-        if not any(paths.values()):
-            return None
-        for name, path in paths.items():
-            if not path:
-                raise SettingError(name, path, "a file, as the other two of certificate, key and authority are given")
-        cert, key, ca = (Path(path).read_bytes() for path in paths.values())
-        return StageTls(cert, key, ca, self.stage_tls_name)
+def channel_credentials(tls: StageTls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.ca, tls.key, tls.cert)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class StageTls:
-    """Contents of the files."""
-
-    cert: bytes
-    key: bytes
-    ca: bytes
-    name: str
-
-    def client(self) -> grpc.ChannelCredentials:
-        return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
-
-    def server(self) -> grpc.ServerCredentials:
-        return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
+def server_credentials(tls: StageTls) -> grpc.ServerCredentials:
+    return grpc.ssl_server_credentials([(tls.key, tls.cert)], tls.ca, require_client_auth=True)
 
 
 def own_gateway_context(cert_file: Path, key_file: Path) -> ssl.SSLContext:
@@ -90,7 +55,7 @@ def certificates_shown(settings: StageTlsSettings) -> Iterator[None]:
 def add_port(server: grpc.aio.Server, address: str) -> int:
     """Lets a stage's server listen, by the scope's certificates; returns its port. Raises `OSError`."""
     tls = current()
-    return bind(server, address, tls.server() if tls is not None else None)
+    return bind(server, address, server_credentials(tls) if tls is not None else None)
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

@@ -18,9 +18,9 @@ from ..runtime.member import Kind, Member, new_epoch
 from ..runtime.metrics_server import metrics_served
 from ..runtime.prober import SERVICES
 from ..runtime.process import lifetime
+from ..runtime.security_settings import StageSecuritySettings
 from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, setting
-from ..runtime.stage_security import StageSecuritySettings
 from ..runtime.tracing import NO_TRACING, Tracing
 
 

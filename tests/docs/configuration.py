@@ -11,7 +11,7 @@ from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
-from headwater.services.runtime.stage_security import StageSecuritySettings
+from headwater.services.runtime.security_settings import StageSecuritySettings
 from headwater.services.stack.settings import StackSettings, variable_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"

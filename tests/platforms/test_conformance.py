@@ -19,7 +19,7 @@ from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.platforms.device import Device
-from headwater.engine_core.platforms.registry import check_contract
+from headwater.engine_core.platforms.loading import check_contract
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
 

@@ -16,7 +16,7 @@ import torch
 
 from headwater.engine_core.conformance.case import Line as Compared
 from headwater.engine_core.conformance.model import examine_model
-from headwater.engine_core.platforms import registry
+from headwater.engine_core.platforms import loading
 from headwater.services.engine import platform_check
 from tests.engine_core.small_models import convert, random_checkpoint
 from tests.line.conftest import Line
@@ -69,7 +69,7 @@ def check(site: Path, *args: str) -> subprocess.CompletedProcess[str]:
 
 def compared(device: str, folder: Path) -> Compared:
     torch.set_num_threads(1)
-    flags = registry.load(device).device.capabilities
+    flags = loading.load(device).device.capabilities
     prompts = [[7, 9, 300], [11] * 40, list(range(20, 150))]
     return examine_model(folder, device, flags, prompts, lambda *_: None)
 

@@ -14,7 +14,7 @@ from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build import build_executor, checked
 from headwater.engine_core.executors.registry import build_executor as build_by_name
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.platforms import registry
+from headwater.engine_core.platforms import loading, registry
 from headwater.services.runtime.settings import SettingError
 from tests.platforms.installed import WHOLE, install
 from tests.services.stack.test_plan import plan
@@ -37,8 +37,8 @@ def options(tmp_path: Path) -> ExecutorOptions:
     )
 
 
-def test_devices_are_listed_without_torch() -> None:
-    probe = "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; "
+def test_devices_are_listed_without_torch_or_numpy() -> None:
+    probe = "import sys; sys.modules |= dict.fromkeys(('torch', 'triton', 'numpy')); "
     probe += "from headwater.engine_core.platforms.registry import device_names; print(*device_names())"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
     assert done.stdout.startswith("auto cuda cpu"), done.stderr
@@ -55,13 +55,13 @@ def test_an_installed_platform_is_a_device_that_a_line_may_name(site: Path) -> N
     install(site, "thistle", WHOLE + "name = 'thistle'\n")
     assert registry.device_names() == ("auto", "cuda", "cpu", "thistle")
     assert plan(device="thistle").device == "thistle"
-    loaded = registry.load("thistle")
+    loaded = loading.load("thistle")
     assert (loaded.registration.distribution, loaded.registration.version) == ("platform-thistle", "1.2")
 
 
 def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
     install(site, "a-first-name", "raise RuntimeError('loaded')\n")
-    assert registry.load("auto").registration.is_built_in
+    assert loading.load("auto").registration.is_built_in
 
 
 @pytest.mark.parametrize(
@@ -95,26 +95,26 @@ def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
 def test_a_platform_that_does_not_keep_the_contract_is_refused_by_name(site: Path, source: str, sentence: str) -> None:
     install(site, "odd", source)
     with pytest.raises(ConfigError) as refused:
-        registry.load("odd")
+        loading.load("odd")
     assert sentence in str(refused.value)
     sys.modules.pop("platform_odd_module", None)
 
 
 def test_a_device_that_nobody_registered_is_refused_with_those_that_are() -> None:
     with pytest.raises(ConfigError, match="device is 'tpu'; allowed: auto or cuda or cpu"):
-        registry.load("tpu")
+        loading.load("tpu")
 
 
 def test_a_name_that_two_distributions_register_is_nobodys(site: Path) -> None:
     install(site, "twin", WHOLE, distribution="one-twin")
     install(site, "twin", WHOLE, distribution="other-twin")
     with pytest.raises(ConfigError, match="not one-twin, other-twin"):
-        registry.load("twin")
+        loading.load("twin")
 
 
 def test_a_distribution_cannot_take_the_name_of_a_device_of_headwater(site: Path) -> None:
     install(site, "cpu", "raise RuntimeError('loaded')\n", distribution="usurper")
-    assert registry.load("cpu").registration.module == "headwater.engine_core.devices.cpu"
+    assert loading.load("cpu").registration.module == "headwater.engine_core.devices.cpu"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headwater.gateway.settings import GatewaySettings
 from headwater.services.runtime import health_probe
 from headwater.services.runtime.settings import SettingError
-from headwater.services.runtime.tls import StageTlsSettings
+from headwater.services.runtime.stage_tls import StageTlsSettings
 from tests.gateway.processes import (
     Gateway,
     chat_body,

@@ -1,4 +1,4 @@
-"""Costs of steps are measured once for an engine on a machine, where the machine was quiet."""
+"""Costs of steps are measured once for an engine on a machine, and again when they are old."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.options import ModelFacts
-from headwater.services.engine.kept_costs import KEPT_SECONDS, KeptCosts
-from headwater.services.engine.kernel_cache import COSTS_VARIABLE, with_kernel_cache
+from headwater.services.engine.core_variables import COSTS_VARIABLE
+from headwater.services.engine.kept_costs import KEPT_BUSY_SECONDS, KEPT_SECONDS, KeptCosts
+from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.engine.settings import EngineSettings
 
 COSTS = StepCosts.measured([1, 16], [0.01, 0.02], 0.001)
@@ -45,24 +46,24 @@ def test_costs_are_those_of_one_engine_and_one_kind_of_step(tmp_path: Path, key:
         KeptCosts(tmp_path, key).get(what, never)
 
 
-def test_costs_of_a_busy_machine_are_not_kept(tmp_path: Path) -> None:
-    KeptCosts(tmp_path, "key").get("steps", lambda: replace(COSTS, is_steady=False))
-    with pytest.raises(AssertionError, match="measured again"):
-        KeptCosts(tmp_path, "key").get("steps", never)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b'{"sizes": [], "seconds": [], "gap": 0}', b'{"sizes": [1]}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"sizes": [], "seconds": [], "gap": 0, "is_steady": true}', b'{"sizes": [1]}']
+)
 def test_a_damaged_file_is_written_anew(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key-steps.json").write_bytes(content)
     KeptCosts(tmp_path, "key").get("steps", lambda: COSTS)
     assert_equal(KeptCosts(tmp_path, "key").get("steps", never), COSTS)
 
 
-def test_old_costs_are_measured_again(tmp_path: Path) -> None:
-    KeptCosts(tmp_path, "key").get("steps", lambda: COSTS)
+@pytest.mark.parametrize(("is_steady", "kept_seconds"), [(True, KEPT_SECONDS), (False, KEPT_BUSY_SECONDS)])
+def test_old_costs_are_measured_again_those_of_a_busy_machine_sooner(
+    tmp_path: Path, *, is_steady: bool, kept_seconds: float
+) -> None:
+    KeptCosts(tmp_path, "key").get("steps", lambda: replace(COSTS, is_steady=is_steady))
     written = (tmp_path / "key-steps.json").stat().st_mtime
     newer = StepCosts.measured([1], [0.5])
-    assert_equal(KeptCosts(tmp_path, "key", clock=lambda: written + KEPT_SECONDS).get("steps", lambda: newer), newer)
+    assert_equal(KeptCosts(tmp_path, "key", clock=lambda: written + kept_seconds - 1).get("steps", never), COSTS)
+    assert_equal(KeptCosts(tmp_path, "key", clock=lambda: written + kept_seconds).get("steps", lambda: newer), newer)
 
 
 def test_an_engine_starts_where_its_costs_cannot_be_written(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reaper import Reaper
 from headwater.services.index.slots import SlotTable, block_prefix, own_key, shard_of, slots_key
 from headwater.services.index.writer import IndexWriter
-from headwater.services.models.entry import ModelRefused, register
+from headwater.services.models.entry import register
+from headwater.services.models.model_refused import ModelRefused
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store, StoreUnavailable
 from headwater.services.stack.embedded import start_valkey

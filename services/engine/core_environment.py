@@ -1,0 +1,19 @@
+"""The environment of an engine's core, for its server and for programs that compute as it does."""
+
+from __future__ import annotations
+
+import os
+
+from ..runtime.process import PARENT_FD, READY_FD
+from .kernel_cache import with_kernel_cache
+
+
+def core_environment(threads: int) -> dict[str, str]:
+    """The environment of a core: so many threads compute, those that wait spin from one operation of the model to the
+    next but not longer, and kernels are kept."""
+    environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
+    environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+    environment.pop("OMP_WAIT_POLICY", None)
+    if threads:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return with_kernel_cache(environment)
