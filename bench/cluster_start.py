@@ -1,5 +1,5 @@
 """Measures the time of a cluster from `headwater up` to its first streamed token, and of each of its stages until it is
-ready.
+ready; `--trace` draws what each process did meanwhile.
 
 `python -m headwater.bench.cluster_start`; starts and ends a cluster of its own on free ports. The model is converted
 before.
@@ -8,7 +8,6 @@ before.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -25,6 +24,7 @@ from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 
 from .own_cluster import own_cluster
 from .program import run_program
+from .start_timeline import Span, born_at, draw, read_timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,14 @@ class Start:
     """Seconds from the request to that piece; with `--up=--min-replicas=0` an engine starts in between."""
     stages: dict[str, float]
     """Seconds from the start of a stage's process to its own report that it is ready."""
+    timeline: list[Span]
 
 
 def main(
     rounds: Annotated[int, typer.Option(help="Starts; medians count.")] = 3,
     up: Annotated[list[str] | None, typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    trace: Annotated[bool, typer.Option(help="Draw the timeline of the last start.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Seconds from nothing to the first token: `headwater bench start --up=--replicas=1 --up=--device=cuda`."""
     with Console(stderr=True).status("starting lines"):
@@ -58,17 +60,21 @@ def main(
     rows |= {f"{name} to ready": [each.stages[name] for each in starts] for name in starts[0].stages}
     for name, values in rows.items():
         table.add_row(name, *(f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if trace:
+        console.print(draw(starts[-1].timeline))
 
 
 def measure(*flags: str) -> Start:
-    began = time.monotonic()
+    began, began_at = time.monotonic(), time.time()
     with own_cluster(flags) as (record, folder):
         ready = time.monotonic() - began
+        timeline = read_timeline(record, folder / "logs", began=began_at, ready=ready)
         _first_piece(record)
         first_token = time.monotonic() - began
         stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
-    return Start(ready=ready, first_token=first_token, answer=first_token - ready, stages=stages)
+    return Start(ready=ready, first_token=first_token, answer=first_token - ready, stages=stages, timeline=timeline)
 
 
 def _first_piece(record: ClusterRecord) -> None:
@@ -81,12 +87,9 @@ def _first_piece(record: ClusterRecord) -> None:
 
 def _to_ready(stage: StageRecord, logs: Path) -> float:
     """Seconds from the process's start, as the kernel has it, to the stage's `ready` line."""
-    ticks = int(Path(f"/proc/{stage.pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-    uptime = float(Path("/proc/uptime").read_text().split()[0])
-    born = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
     lines = (json.loads(line) for line in (logs / f"{stage.name}.log").read_text().splitlines() if line[:1] == "{")
     said = next(line["timestamp"] for line in lines if line["event"] == "ready")
-    return datetime.fromisoformat(said).timestamp() - born
+    return datetime.fromisoformat(said).timestamp() - born_at(stage.pid)
 
 
 if __name__ == "__main__":
