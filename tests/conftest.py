@@ -7,6 +7,7 @@ import gc
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ from tests.browser.chromium import MISSING, Chromium, find_chromium
 os.umask(0o027)
 # A machine that is busy with other things may take longer to connect, and tests publish what is to be heard.
 bus.OPEN_SECONDS = 60.0
+# jsonschema would compile 38 grammars of international identifiers, a second in each worker. No test has that format.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
 
