@@ -1,7 +1,7 @@
 """Ranks of engines that tests build in their own process, forked from one that has imported torch.
 
-A new interpreter takes seconds to import it, and a test starts two to four ranks. Ranks of engines that are processes
-of their own start as in a deployment (`tests/services/engine/test_ranks.py`).
+A new interpreter takes seconds to import it, and a test starts two to four ranks. Those of an engine that starts as in
+a deployment are interpreters of their own (`tests/services/engine/test_ranks.py`).
 """
 
 from __future__ import annotations

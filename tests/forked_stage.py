@@ -72,9 +72,12 @@ class ForkedStage(ForkServerProcess):
         os.environ.clear()
         os.environ.update(self._environment | {name: str(number) for name, number in numbers.items()})
         sys.argv = [self._stage, *self._flags]
+        self._prepare()
+        importlib.import_module(f"{self._stage}.__main__").main()
+
+    def _prepare(self) -> None:
         if self._stage == ENGINE:
             importlib.import_module("tests.forked_core").install()
-        importlib.import_module(f"{self._stage}.__main__").main()
 
     def send_signal(self, number: int) -> None:
         assert self.pid is not None

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime.hardware import resolve_dtype
 from headwater.services.stack.cluster_record import ClusterRecord, read_cluster
 from headwater.services.stack.token_file import key_of_cluster
+from tests.forked_cluster import ForkedCluster
 from tests.polling import holds_within
 
 MODEL = "smollm2-135m-instruct"
@@ -34,22 +35,29 @@ KV_CACHE_BYTES = (256 << 20) * (2 if resolve_dtype("auto", "cpu") == "float32" e
 """KV cache of a replica of the demo model: as many blocks whatever number format is the fast one here."""
 
 
+def launched(*arguments: str, environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    """The command as a person starts it, and each of its processes as it starts them."""
+    command = [sys.executable, "-m", "headwater.services.cli", *arguments]
+    return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+
+
 class Line:
     """One line and what a test does to it."""
 
-    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None, log_name: str = "up.log") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *flags: str,
+        env: dict[str, str] | None = None,
+        log_name: str = "up.log",
+        start: Callable[..., Any] = launched,
+    ) -> None:
         self.state_dir = folder
         self.log = folder / log_name
-        command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
-        command += [f"--cache-dir={default_cache_dir()}", "--port=0", "--grpc-port=0", *flags]
+        arguments = ["up", f"--state-dir={folder}", f"--cache-dir={default_cache_dir()}", "--port=0", "--grpc-port=0"]
+        environment = os.environ | PACE | {"COLUMNS": "200"} | (env or {})
         with self.log.open("wb") as output:
-            self.process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=output,
-                env=os.environ | PACE | {"COLUMNS": "200"} | (env or {}),
-                start_new_session=True,
-            )
+            self.process = start(*arguments, *flags, environment=environment, output=output.fileno())
         self.client = httpx.Client(timeout=60)
         self.wait_for(lambda: read_cluster(folder) is not None, 120, "the cluster is not ready")
         self.client.base_url = httpx.URL(self.record.rest)
@@ -171,10 +179,10 @@ def start_line(tmp_path: Path) -> Iterator[LineStarter]:
     """Starts lines that end with the test, however it ends."""
     lines: list[Line] = []
 
-    def start(*flags: str, env: dict[str, str] | None = None) -> Line:
+    def start(*flags: str, **options: Any) -> Line:
         folder = tmp_path / f"line-{len(lines)}"
         folder.mkdir()
-        lines.append(Line(folder, *flags, env=env))
+        lines.append(Line(folder, *flags, **options))
         return lines[-1]
 
     yield start
@@ -185,7 +193,8 @@ def start_line(tmp_path: Path) -> Iterator[LineStarter]:
 @pytest.fixture(scope="session")
 def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas without a model, shared by the tests that leave it as they found it: whoever died is back."""
-    line = Line(tmp_path_factory.mktemp("simulated"), "--executor=simulated", "--replicas=2")
+    folder = tmp_path_factory.mktemp("simulated")
+    line = Line(folder, "--executor=simulated", "--replicas=2", start=ForkedCluster)
     yield line
     assert line.stop() == 0, line.log.read_text()
 

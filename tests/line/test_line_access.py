@@ -30,6 +30,7 @@ from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.usage_log import STREAM, UsageLog, UsageRecord
 from headwater.services.stack.embedded import start_nats
+from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import Line
 
 ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
@@ -40,27 +41,24 @@ def env_of(line: Line, role: str) -> dict[str, str]:
     return {name: value.strip("'") for name, _, value in (each.partition("=") for each in text.splitlines())}
 
 
-def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(simulated_line: Line) -> None:
-    token = (simulated_line.state_dir / "cluster.token").read_text().strip()
+def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(demo_line: Line) -> None:
+    token = (demo_line.state_dir / "cluster.token").read_text().strip()
     passwords = {
         password
         for role in ROLES
-        for url in (
-            env_of(simulated_line, role)["HEADWATER_NATS_URL"],
-            env_of(simulated_line, role)["HEADWATER_REDIS_URL"],
-        )
+        for url in (env_of(demo_line, role)["HEADWATER_NATS_URL"], env_of(demo_line, role)["HEADWATER_REDIS_URL"])
         if (password := urlsplit(url).password)
     }
     assert len(passwords) == len(ROLES)
-    shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in simulated_line.pids())
+    shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in demo_line.pids())
     assert "headwater.services.engine.core_process" in shown
-    logs = "\n".join(path.read_text() for path in (simulated_line.state_dir / "logs").iterdir())
+    logs = "\n".join(path.read_text() for path in (demo_line.state_dir / "logs").iterdir())
     for secret in {token, *passwords}:
         assert secret not in shown
-        assert secret not in logs + simulated_line.log.read_text()
-    kept = [path for path in simulated_line.state_dir.rglob("*") if path.is_file()]
+        assert secret not in logs + demo_line.log.read_text()
+    kept = [path for path in demo_line.state_dir.rglob("*") if path.is_file()]
     secret_files = {path for path in kept if any(each.encode() in path.read_bytes() for each in {token, *passwords})}
-    assert simulated_line.state_dir / "access/nats/nats.conf" in secret_files
+    assert demo_line.state_dir / "access/nats/nats.conf" in secret_files
     assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
 
 
@@ -158,7 +156,7 @@ def test_tenants_of_an_earlier_version_keep_their_keys_and_files(tmp_path: Path)
     ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
     for _ in range(2):
         env = {"HEADWATER_ADMIN_KEY": "admin-key-of-the-house"}
-        line = Line(tmp_path, "--executor=simulated", "--min-replicas=0", env=env)
+        line = Line(tmp_path, "--executor=simulated", "--min-replicas=0", env=env, start=ForkedCluster)
         try:
             line.wait_for(partial(is_known, line, ada), 30, "the key is not known")
             assert [each["filename"] for each in line.client.get("/v1/files", headers=ada).json()["data"]] == [

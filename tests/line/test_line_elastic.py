@@ -17,6 +17,7 @@ import pytest
 
 from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.remembered_models import RememberedModels
+from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import MODEL, Line
 
 FLAGS = ("--executor=simulated", "--min-replicas=0", "--max-replicas=2", "--idle-seconds=1.5", "--target-requests=4")
@@ -33,7 +34,7 @@ def elastic_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     left = RememberedModels(folder)
     for name, model in (("left", MODEL), ("gone", "/no/such/folder")):
         left.add(name, ModelRequest(do="load", model=model, served_model_name=name))
-    line = Line(folder, *FLAGS, env={"HEADWATER_SSE_KEEP_ALIVE": "0.2"})
+    line = Line(folder, *FLAGS, env={"HEADWATER_SSE_KEEP_ALIVE": "0.2"}, start=ForkedCluster)
     expect_loaded_again(line, "left", gone="gone")
     yield line
     assert line.stop() == 0, line.log.read_text()

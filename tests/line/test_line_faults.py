@@ -17,6 +17,7 @@ import pytest
 from redis.asyncio import Redis
 
 from headwater.services.stack.embedded import start_nats, start_valkey
+from tests.forked_cluster import ForkedCluster
 
 SMALL = ("--executor=simulated", "--replicas=2")
 
@@ -67,7 +68,7 @@ async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_
     start = {"redis": start_valkey, "nats": start_nats}
     servers = {name: await each(tmp_path / name) for name, each in start.items()}
     urls = [f"--{name}-url={server.url}" for name, server in servers.items()]
-    line = await asyncio.to_thread(start_line, *SMALL, *urls)
+    line = await asyncio.to_thread(start_line, *SMALL, *urls, start=ForkedCluster)
     with Load(line, num_clients=4).running() as load:
         await load.answers(20)
         for server in servers.values():
@@ -130,7 +131,7 @@ def replicas_of(line: Any, request_id: str) -> list[str]:
 async def test_with_one_of_each_stage_all_may_die_and_answers_and_requests_wait_for_those_that_follow(
     start_line: Any,
 ) -> None:
-    line = await asyncio.to_thread(start_line, "--executor=simulated", "--replicas=1")
+    line = await asyncio.to_thread(start_line, "--executor=simulated", "--replicas=1", start=ForkedCluster)
     told = {"max_tokens": 200, "ignore_eos": True, "temperature": 1, "seed": 3}
     expected = await asyncio.to_thread(text_of, line, "Once upon a time", **told)
     victims = {name: line.pid_of(name) for name in ("processor-0", "output-processor-0", "engine-0")}

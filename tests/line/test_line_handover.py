@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import MODEL, Line
 
 PREFILL, DECODE = "engine-0", "engine-1"
@@ -34,7 +35,7 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """One engine of each role, two output processors and gateways; whoever dies comes back."""
     flags = ("--executor=simulated", "--prefill-replicas=1", "--decode-replicas=1")
     more = ("--output-processors=2", "--gateways=2")
-    made = Line(tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE)
+    made = Line(tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE, start=ForkedCluster)
     yield made
     made.kill()
 
@@ -52,7 +53,8 @@ def settle(line: Line) -> None:
 def serving_roles(line: Line) -> list[str]:
     """As one of the gateways knows them: each connection may find another one."""
     try:
-        replicas = httpx.get(f"{line.record.rest}/admin/replicas", timeout=10).json()["data"]
+        # Without the certificates of this machine, which take longer to read than the answer.
+        replicas = httpx.get(f"{line.record.rest}/admin/replicas", timeout=10, verify=False).json()["data"]
     except httpx.TransportError:
         return []
     return sorted(each["role"] for each in replicas if each["status"] == "serving")

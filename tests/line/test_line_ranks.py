@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.chatting_model import make_chatting_model
+from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import Line
 from tests.line.survivors import CompletionReader, Reading
 
@@ -38,7 +39,7 @@ def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """A line, and its number of engines of two ranks each."""
     folder = make_chatting_model(tmp_path_factory.mktemp("small"))
     state = tmp_path_factory.mktemp("ranked")
-    line = Line(state, f"--model={folder}", f"--replicas={request.param}", *FLAGS, env=ENV)
+    line = Line(state, f"--model={folder}", f"--replicas={request.param}", *FLAGS, env=ENV, start=ForkedCluster)
     yield line, request.param
     assert line.stop() == 0, line.log.read_text()
 

@@ -16,6 +16,7 @@ import pytest
 
 from headwater.proto.common_pb2 import Sampling
 from tests.chatting_model import make_chatting_model
+from tests.gateway.processes import launched
 from tests.services.engine.engine_process import Client, EngineProcess, add, client_of, engine_process, wait_for_end
 
 SMALL = ("--executor=single", "--device=cpu", "--max-model-len=512", "--num-blocks=100", "--max-num-seqs=8")
@@ -48,7 +49,7 @@ async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) ->
     told = []
     sampled = Sampling(temperature=0.8, seed=3, max_tokens=40, top_p=0.9)
     for flags in ((), TWO):
-        with engine_process(f"--model-folder={folder}", *SMALL, *flags) as engine:
+        with engine_process(f"--model-folder={folder}", *SMALL, *flags, start=launched) as engine:
             async with client_of(engine) as client:
                 await client.send(add(1, PROMPT, 40), add(2, PROMPT[::-1], 40, sampling=sampled))
                 await client.read_until_finished(1, 2)
