@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import PAGES, Block, blocks_of, name_of
+from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import Line
 
 LANGUAGES = ("sh", "python")
@@ -36,7 +37,7 @@ def test_every_block_says_whether_it_is_run_or_why_not(page: Path) -> None:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A deployment without keys."""
-    line = Line(tmp_path_factory.mktemp("deployment"), *FLAGS, env=PACE)
+    line = Line(tmp_path_factory.mktemp("deployment"), *FLAGS, env=PACE, start=ForkedCluster)
     yield line
     line.stop()
 
@@ -44,7 +45,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 @pytest.fixture(scope="module")
 def administrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A deployment that keeps tenants."""
-    line = Line(tmp_path_factory.mktemp("administrators"), *FLAGS, env=PACE | {"HEADWATER_ADMIN_KEY": ADMIN_KEY})
+    env = PACE | {"HEADWATER_ADMIN_KEY": ADMIN_KEY}
+    line = Line(tmp_path_factory.mktemp("administrators"), *FLAGS, env=env, start=ForkedCluster)
     yield line
     line.stop()
 
