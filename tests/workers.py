@@ -12,7 +12,8 @@ import pytest
 ROOMS = ("tests/line/", "tests/gateway/tenancy/", "tests/gateway/")
 """Folders whose tests share what takes longest to start; the first match counts. Each takes at most about a quarter of
 the CPU time of all tests."""
-
+ALONE = tuple(f"tests/line/test_line_{each}.py" for each in ("elastic", "handover", "ranks"))
+"""Files of those folders that share nothing with the others, and take minutes."""
 
 BY_ROW = "tests/combinations/test_cells_of_an_engine_on_gpu.py"
 """Its tests share engines, most of them those of one row of the table."""
@@ -22,7 +23,8 @@ def group_of(nodeid: str) -> str:
     if nodeid.startswith(BY_ROW):
         # pytest writes the sign between two names so.
         return nodeid.split(r" \xd7 ", 1)[0]
-    return next((room for room in ROOMS if nodeid.startswith(room)), nodeid.split("::", 1)[0])
+    file = nodeid.split("::", 1)[0]
+    return file if file in ALONE else next((room for room in ROOMS if nodeid.startswith(room)), file)
 
 
 def by_group(config: pytest.Config, log: Any) -> Any:
