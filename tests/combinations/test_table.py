@@ -17,10 +17,6 @@ NO_CAPABILITY_OPTIONS = {
     "block_size", "max_model_len", "max_num_seqs", "spare_rows",
     # Steps in flight: the same engine, see test_engine_at_random.py.
     "async_depth",
-    # Blocks of other engines: see test_peer_faults.py and test_kv_peers.py.
-    "kv_peer_memory",
-    # Time of the simulated executor.
-    "simulated_step_seconds",
 }  # fmt: skip
 NO_CAPABILITY_SAMPLING = {
     # The end of an answer by length or token, in every cell.
