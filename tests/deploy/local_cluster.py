@@ -10,14 +10,13 @@ import json
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from headwater.services.runtime.tasks import owned_task
 from tests.deploy.chart import of_kind
 from tests.deploy.kube_api import Object
-from tests.deploy.launcher import ProcessLauncher
+from tests.deploy.launcher import Launcher
 from tests.deploy.local_pod import LocalPod
 
 TICK_SECONDS = 0.05
@@ -30,7 +29,8 @@ _SUBNETS = itertools.count()
 class LocalCluster:
     """Brings what runs to what was applied, again and again."""
 
-    def __init__(self, folder: Path, kept: Mapping[str, Any], *, forks_stages: bool = True) -> None:
+    def __init__(self, folder: Path, make_launcher: Callable[[Mapping[str, str]], Launcher]) -> None:
+        """`make_launcher` is given the addresses of services by their names, which are filled in later."""
         self.claims = folder / "claims"
         self.objects: list[Object] = []
         self.replicas: dict[str, int] = {}
@@ -42,7 +42,7 @@ class LocalCluster:
         # Each pod has an address of its own on loopback, and so the ports that the chart gives it.
         self._subnet = f"127.{2 + os.getpid() % 250}.{next(_SUBNETS)}"
         self._hosts: dict[str, str] = {}
-        self._launcher = ProcessLauncher(self._hosts, kept, forks_stages=forks_stages)
+        self._launcher = make_launcher(self._hosts)
         self._lives: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager

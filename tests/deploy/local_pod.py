@@ -103,7 +103,7 @@ class LocalPod:
         """preStop, SIGTERM, and SIGKILL when the time is over that both of them share."""
         until = time.monotonic() + self.spec["terminationGracePeriodSeconds"]
         if (hook := container.get("lifecycle", {}).get("preStop")) is not None:
-            await self._exec(container, hook["exec"]["command"])
+            await self._exec(container, running, hook["exec"]["command"])
         running.signal(TERM)
         while (status := running.status()) is None:
             if time.monotonic() > until:
@@ -119,7 +119,7 @@ class LocalPod:
         async with asyncio.TaskGroup() as group:
             if live is not None:
                 group.create_task(self._until_failed(container, live, running))
-            group.create_task(self._look_ready(container))
+            group.create_task(self._look_ready(container, running))
 
     async def _until_failed(
         self, container: Object, probe: Object, running: Running, *, until_served: bool = False
@@ -127,7 +127,7 @@ class LocalPod:
         """Ends the container after as many failures as the probe allows; a pod that ends is not asked."""
         num_failures = 0
         while not self.is_terminating:
-            num_failures = 0 if (serves := await self._asks(container, probe)) else num_failures + 1
+            num_failures = 0 if (serves := await self._asks(container, running, probe)) else num_failures + 1
             if serves and until_served:
                 return
             if num_failures >= probe.get("failureThreshold", 3):
@@ -135,19 +135,19 @@ class LocalPod:
                 return
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
-    async def _look_ready(self, container: Object) -> None:
+    async def _look_ready(self, container: Object, running: Running) -> None:
         if (probe := container.get("readinessProbe")) is None:
             self.ready = True
             return
         num_failures = 0
         while True:
-            if await self._asks(container, probe):
+            if await self._asks(container, running, probe):
                 self.ready, num_failures = True, 0
             elif (num_failures := num_failures + 1) >= probe.get("failureThreshold", 3):
                 self.ready = False
             await asyncio.sleep(probe.get("periodSeconds", 10))
 
-    async def _asks(self, container: Object, probe: Object) -> bool:
+    async def _asks(self, container: Object, running: Running, probe: Object) -> bool:
         kinds: dict[str, Callable[[Object], Awaitable[bool]]] = {
             "httpGet": self._http_get,
             "grpc": self._grpc_check,
@@ -156,7 +156,7 @@ class LocalPod:
         with contextlib.suppress(TimeoutError, OSError, httpx.HTTPError, grpc.aio.AioRpcError):
             async with asyncio.timeout(probe.get("timeoutSeconds", 1)):
                 if "exec" in probe:
-                    return await self._exec(container, probe["exec"]["command"]) == 0
+                    return await self._exec(container, running, probe["exec"]["command"]) == 0
                 (kind,) = kinds.keys() & probe.keys()
                 return await kinds[kind](probe[kind])
         return False
@@ -177,19 +177,20 @@ class LocalPod:
         writer.close()
         return True
 
-    async def _exec(self, container: Object, command: list[str]) -> int:
-        running = await self._start(container, command)
+    async def _exec(self, container: Object, running: Running, command: list[str]) -> int:
+        executed = await self._start(container, command, running)
         try:
-            while (status := running.status()) is None:  # noqa: ASYNC110 (another process)
+            while (status := executed.status()) is None:  # noqa: ASYNC110 (another process)
                 await asyncio.sleep(LOOK_SECONDS)
             return status
         finally:
-            running.signal(KILL)
+            executed.signal(KILL)
 
-    async def _start(self, container: Object, command: list[str]) -> Running:
+    async def _start(self, container: Object, command: list[str], within: Running | None = None) -> Running:
         env = self._environment(container)
         command = [re.sub(r"\$\((\w+)\)", lambda found: env.get(found[1], found[0]), each) for each in command]
-        return await self.launcher.start(f"{self.name}/{container['name']}", command, env, self._mounts(container))
+        name, mounts = f"{self.name}/{container['name']}", self._mounts(container)
+        return await self.launcher.start(name, command, env, mounts, container, within)
 
     def _environment(self, container: Object) -> dict[str, str]:
         facts = {"status.podIP": self.address, "metadata.name": self.name}

@@ -1,4 +1,5 @@
-"""The chart at work: its pods run here as processes, and engines come and go as KEDA would have them."""
+"""The chart at work: its pods run here as processes, in long tests as containers, and engines come and go as KEDA
+would have them."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ import base64
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime.tasks import owned_task
 from tests.deploy.autoscaler import Autoscaler
 from tests.deploy.chart import Values, applied, of_kind
+from tests.deploy.docker_launcher import DockerLauncher, missing_for
 from tests.deploy.kube_api import Object
 from tests.deploy.launcher import ProcessLauncher
 from tests.deploy.local_cluster import NODES, LocalCluster
@@ -45,6 +49,10 @@ SMALL: Values = {
     "probes": {"periodSeconds": 1},
 }
 SECONDS_TO_FIRST_TOKEN = 12.0
+CONTAINERS = pytest.param("containers", marks=[pytest.mark.long, pytest.mark.timeout(1800)])
+BUILT: Values = {"images": {"front": {"tag": "latest"}, "engineCpu": {"tag": "latest"}}}
+"""Images as `docker compose build` makes them."""
+IMAGES = ("headwater-front:latest", "headwater-engine-cpu:latest", "nats:2", "valkey/valkey:8")
 
 
 class Run:
@@ -115,21 +123,42 @@ class Run:
         return [pod.name for pod in pods if pod.num_restarts or pod.was_killed]
 
 
+@pytest.fixture(scope="module", params=["processes", CONTAINERS])
+def in_containers(request: pytest.FixtureRequest) -> bool:
+    if request.param == "containers" and (missing := missing_for(IMAGES)):
+        pytest.skip(missing)
+    return bool(request.param == "containers")
+
+
 @pytest.fixture(scope="module")
-def installs() -> list[list[Object]]:
+def installs(in_containers: bool) -> list[list[Object]]:
     """Of the install and of an upgrade that changes each stage's pods."""
-    (made,) = applied([[SMALL, SMALL | {"logLevel": "warning"}]])
+    values = SMALL | (BUILT if in_containers else {})
+    (made,) = applied([[values, values | {"logLevel": "warning"}]])
     return made
 
 
+def link(shared: Path, place: Path) -> None:
+    place.symlink_to(shared)
+
+
+def copy(shared: Path, place: Path) -> None:
+    """For containers, which see their volumes alone and have a user of their own."""
+    shutil.copytree(shared, place)
+    for path in [place, *place.rglob("*")]:
+        path.chmod(0o777 if path.is_dir() else 0o666)
+
+
 @contextlib.asynccontextmanager
-async def running(cluster: LocalCluster, objects: list[Object]) -> AsyncIterator[Run]:
+async def running(
+    cluster: LocalCluster, objects: list[Object], put: Callable[[Path, Path], Any] = link
+) -> AsyncIterator[Run]:
     """The release, rolled out, with its autoscaler. Its job finds what tests have downloaded and converted before."""
     volume = cluster.claims / "hw-models"
     (volume / "models").mkdir(parents=True)
     for name, shared in (("models", default_cache_dir() / MODEL), ("", default_cache_dir() / "kernels")):
         shared.mkdir(parents=True, exist_ok=True)
-        (volume / name / shared.name).symlink_to(shared)
+        put(shared, volume / name / shared.name)
     async with cluster.running():
         cluster.apply(objects)
         key = base64.b64decode(of_kind(objects, "Secret")["hw-access"]["data"]["api-key"]).decode()
@@ -142,9 +171,11 @@ async def running(cluster: LocalCluster, objects: list[Object]) -> AsyncIterator
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def run(
-    installs: list[list[Object]], tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
+    installs: list[list[Object]], in_containers: bool, tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]
 ) -> AsyncIterator[Run]:
-    async with running(LocalCluster(tmp_path_factory.mktemp("cluster"), kept), installs[0]) as run:
+    launcher = DockerLauncher if in_containers else partial(ProcessLauncher, kept=kept)
+    cluster = LocalCluster(tmp_path_factory.mktemp("cluster"), launcher)
+    async with running(cluster, installs[0], copy if in_containers else link) as run:
         yield run
 
 
@@ -159,10 +190,14 @@ async def test_the_first_request_from_zero_starts_an_engine_and_is_answered(run:
 
 
 @pytest.mark.long
-async def test_the_demo_model_answers_from_zero_within_seconds(tmp_path: Path, kept: dict[str, Any]) -> None:
+async def test_the_demo_model_answers_from_zero_within_seconds(
+    in_containers: bool, tmp_path: Path, kept: dict[str, Any]
+) -> None:
     """With weights, and processes that import what they need."""
-    ((objects,),) = applied([[SMALL | {"engineDefaults": {"threads": 1}}]])
-    async with running(LocalCluster(tmp_path, kept, forks_stages=False), objects) as run:
+    values = SMALL | {"engineDefaults": {"threads": 1}} | (BUILT if in_containers else {})
+    ((objects,),) = applied([[values]])
+    launcher = DockerLauncher if in_containers else partial(ProcessLauncher, kept=kept, forks_stages=False)
+    async with running(LocalCluster(tmp_path, launcher), objects, copy if in_containers else link) as run:
         for _ in range(3):
             await run.until_zero()
             seconds = await run.ask(0, num_tokens=8)
@@ -191,6 +226,7 @@ async def test_no_request_is_lost_while_engines_go_to_zero_and_come_back(run: Ru
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("in_containers", ["processes"], indirect=True)
 async def test_no_request_is_lost_in_fifty_cycles(run: Run) -> None:
     await cycles(run, 50)
 
@@ -221,10 +257,11 @@ async def test_a_node_is_drained_under_streams_that_do_not_notice(run: Run, has_
 
 
 async def test_a_pod_that_loads_for_longer_than_live_probes_allow_is_not_killed(
-    installs: list[list[Object]], tmp_path: Path, kept: dict[str, Any]
+    tmp_path: Path, kept: dict[str, Any]
 ) -> None:
     """The probes are those of the chart's engines; without the first of them such a pod is started again and again."""
-    template = of_kind(installs[0], "Deployment")[ENGINES]["spec"]["template"]
+    ((objects,),) = applied([[SMALL]])
+    template = of_kind(objects, "Deployment")[ENGINES]["spec"]["template"]
     (engine,) = template["spec"]["containers"]
     live = engine["livenessProbe"]
     seconds = live["periodSeconds"] * live["failureThreshold"] + 3

@@ -59,7 +59,8 @@ class Line:
         with self.log.open("wb") as output:
             self.process = start(*arguments, *flags, environment=environment, output=output.fileno())
         self.client = httpx.Client(timeout=60)
-        self.wait_for(lambda: read_cluster(folder) is not None, 120, "the cluster is not ready")
+        # The first one on a machine downloads and converts the model, and compiles its kernels.
+        self.wait_for(lambda: read_cluster(folder) is not None, 240, "the cluster is not ready")
         self.client.base_url = httpx.URL(self.record.rest)
 
     @property

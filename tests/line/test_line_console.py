@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -266,8 +267,9 @@ def test_the_description_of_the_api_is_a_page(page: Page, simulated_line: Line) 
 
 
 @pytest.mark.long
-def test_the_long_tests_have_a_browser() -> None:
+def test_the_long_tests_have_a_browser_and_what_brings_axe_core() -> None:
     assert find_chromium() is not None, MISSING
+    assert [program for program in ("node", "npm") if shutil.which(program) is None] == []
 
 
 def test_a_script_that_throws_is_an_error_of_the_test(page: Page) -> None:
