@@ -24,9 +24,11 @@ class PackedPrompt(msgspec.Struct, array_like=True):
     age: float
     """Seconds since it was sent."""
     parent: int
-    """Number of the hash that `hashes` follow, counted over all prompts before; -1: none."""
+    """Number of an earlier prompt of the answer that begins with the same blocks."""
+    num_shared: int
+    """Blocks that it begins with; 0: no earlier prompt shares any."""
     hashes: bytes
-    """Hashes that no prompt before has, one after another."""
+    """Hashes of the blocks after those, one after another."""
 
 
 class GatewayPrefixes(msgspec.Struct):
@@ -44,30 +46,31 @@ def read_prefixes(cluster: Cluster, blocks: Sequence[Block]) -> GatewayPrefixes:
 
 
 def packed(prompts: Iterable[RecentPrompt]) -> Iterator[PackedPrompt]:
-    """NOTE: a hash names all blocks before it, so that a prompt is one hash that came before and what follows it."""
-    numbers: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
-    count = 0
-    for prompt in prompts:
-        known, hashes = numbers[prompt.model_key], prompt.hashes
-        num_known = bisect_left(range(len(hashes)), True, key=lambda place: hashes[place] not in known)
-        new = hashes[num_known:]
-        if count + len(new) > MAX_HASHES:
+    """Each prompt as the beginning of an earlier one and what follows it.
+
+    NOTE: a hash names all blocks before it, so that two prompts with one hash in common are equal up to there.
+    """
+    owners: defaultdict[str, dict[bytes, int]] = defaultdict(dict)
+    num_hashes = 0
+    for number, prompt in enumerate(prompts):
+        known, hashes = owners[prompt.model_key], prompt.hashes
+        num_shared = bisect_left(range(len(hashes)), True, key=lambda place: hashes[place] not in known)
+        new = hashes[num_shared:]
+        num_hashes += len(new)
+        if num_hashes > MAX_HASHES:
             return
-        parent = known[hashes[num_known - 1]] if num_known else -1
-        known |= {block: count + i for i, block in enumerate(new)}
-        count += len(new)
-        yield PackedPrompt(prompt.model_key, prompt.age, parent, b"".join(new))
+        parent = known[hashes[num_shared - 1]] if num_shared else 0
+        known |= dict.fromkeys(new, number)
+        yield PackedPrompt(prompt.model_key, prompt.age, parent, num_shared, b"".join(new))
 
 
 def unpacked(prompts: Iterable[PackedPrompt]) -> Iterator[RecentPrompt]:
-    """The reverse of `packed`. Stops at a prompt whose parent did not come before."""
-    places: list[tuple[tuple[bytes, ...], int]] = []
-    """Of each hash a prompt that has it, and its place there."""
+    """The reverse of `packed`. Stops at a prompt that shares blocks with none that came before."""
+    chains: list[tuple[bytes, ...]] = []
     for prompt in prompts:
-        if prompt.parent >= len(places):
+        if prompt.num_shared and not 0 <= prompt.parent < len(chains):
             return
-        chain, place = places[prompt.parent] if prompt.parent >= 0 else ((), -1)
+        shared = chains[prompt.parent][: prompt.num_shared] if prompt.num_shared else ()
         new = [prompt.hashes[start : start + HASH_LEN] for start in range(0, len(prompt.hashes), HASH_LEN)]
-        hashes = (*chain[: place + 1], *new)
-        places += [(hashes, each) for each in range(place + 1, len(hashes))]
-        yield RecentPrompt(prompt.model_key, hashes, prompt.age)
+        chains.append((*shared, *new))
+        yield RecentPrompt(prompt.model_key, chains[-1], prompt.age)
