@@ -77,6 +77,8 @@ class ExecutorOptions:
     """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
     numerics: str = "default"
     """`tree`: bits do not depend on the number of ranks, see `layers.leaves`; `default`: they may."""
+    copies_ranks: bool = False
+    """Ranks may be copies of this process, which has computed nothing so far."""
     tensor_parallel_size: int = 1
     """Ranks that divide every layer."""
     pipeline_parallel_size: int = 1

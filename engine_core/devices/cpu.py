@@ -39,6 +39,7 @@ capabilities = Capabilities(
     draft_models=True,
     draft_heads=True,
     parallel=True,
+    copied_ranks=True,
     stages=True,
     tree_numerics=True,
 )

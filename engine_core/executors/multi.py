@@ -122,7 +122,8 @@ def build_ranks(request: BuildRequest, device: Device, progress: Progress) -> tu
     """Raises `ConfigError` where a rank is refused, and `RankLost`."""
     options, parallel = request.options, cast("ParallelDevice", device)
     variables = [parallel.rank_variables(options, rank) for rank in range(options.layout.num_ranks)]
-    ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables)
+    copies = options.copies_ranks and device.capabilities.copied_ranks
+    ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables, copies=copies)
     try:
         hellos = [_hello(ranks, rank, progress) for rank in range(ranks.size)]
     except BaseException:

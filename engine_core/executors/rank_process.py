@@ -141,7 +141,11 @@ class RankProcess:
 
 
 def main() -> None:
-    start = RankStart.from_json(sys.argv[1])
+    run_rank(RankStart.from_json(sys.argv[1]))
+
+
+def run_rank(start: RankStart) -> None:
+    """What the process of a rank does. Returns only where it is not ended."""
     # The executor's process decides when to stop; a terminal's signal to the group reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -16,11 +16,15 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Protocol
 
 from ..options import ExecutorOptions
 from ..rank_facts import RankLost
 from ..ring import BroadcastWriter, PeerGone, RingReader, create_broadcast, create_ring
 from .board import STATE_NAMES, WAITS, Board, create_board
+from .copied_process import CopiedProcess
 from .memory_group import create_group
 from .rank_start import RankStart
 from .stage_rings import create_stage_rings
@@ -32,12 +36,29 @@ EXIT_SECONDS = 1.0
 """What ranks are given to end by themselves."""
 
 
+class Process(Protocol):
+    """Methods of `subprocess.Popen` that `Ranks` uses."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
 class Ranks:
     """One process a rank. Plans are written once for all of them."""
 
-    def __init__(self, options: ExecutorOptions, num_threads: int, variables: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        options: ExecutorOptions,
+        num_threads: int,
+        variables: Sequence[Mapping[str, str]],
+        *,
+        copies: bool = False,
+    ) -> None:
         """`num_threads`: those that compute, of all ranks together. `variables` of each rank's environment come beside
-        those of this process."""
+        those of this process. `copies`: ranks are copies of this process, which saves what they would import; else each
+        has an interpreter of its own."""
         self.layout = layout = options.layout
         self.size = layout.num_ranks
         self._allowed_silence = 0.0
@@ -57,7 +78,7 @@ class Ranks:
         groups = [end for _ in range(layout.pipeline) for end in create_group(layout.tensor)]
         links = create_stage_rings(layout)
         options = replace(options, num_threads=max(1, num_threads // self.size))
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Process] = []
         for rank in range(self.size):
             start = RankStart(
                 rank=rank,
@@ -73,7 +94,8 @@ class Ranks:
                 lifeline=lifelines[rank][0],
                 life=lives[rank][1],
             )
-            self._processes.append(_started(start, variables[rank]))
+            begin = _copied if copies else _started
+            self._processes.append(begin(start, variables[rank]))
         # The ranks have these; here they would keep a dead rank's pipes open.
         for rank in range(self.size):
             plan_readers[rank].close()
@@ -213,7 +235,12 @@ def _started(start: RankStart, variables: Mapping[str, str]) -> subprocess.Popen
     )
 
 
-def _end_of(process: subprocess.Popen[bytes]) -> str:
+def _copied(start: RankStart, variables: Mapping[str, str]) -> CopiedProcess:
+    assert not variables, "a copy has the environment of this process"
+    return CopiedProcess(partial(import_module(MODULE).run_rank, start), start.descriptors)
+
+
+def _end_of(process: Process) -> str:
     try:
         status = process.wait(EXIT_SECONDS)
     except subprocess.TimeoutExpired:

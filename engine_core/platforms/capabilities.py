@@ -45,6 +45,8 @@ class Capabilities:
     parallel: bool = False
     """Several ranks compute one model (`--tensor-parallel-size`); needs `build_rank`, `max_ranks` and
     `rank_variables`."""
+    copied_ranks: bool = False
+    """Ranks may be copies (`fork`) of a process that has loaded the platform and computed nothing."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     tree_numerics: bool = False

@@ -157,7 +157,7 @@ def main() -> None:
     commands, reports, mask_reports = RingReader(ends.commands), RingWriter(ends.reports), RingWriter(ends.mask_reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
-        progress, options = SpokenProgress(reports), executor_options(settings)
+        progress, options = SpokenProgress(reports), replace(executor_options(settings), copies_ranks=True)
         progress("loading libraries", 0, 1)
         executor, config, facts = build_executor(options, progress)
         disk_files = open_disk(options, config, facts, executor)
