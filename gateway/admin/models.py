@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -33,6 +33,8 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     min_replicas: Number | None = None
     max_replicas: Number | None = None
     escape_special_tokens: bool = False
+    numerics: Literal["default", "tree"] | None = None
+    """Of every engine of the model; None: the cluster's."""
 
 
 class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -98,6 +98,9 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         escape_special_tokens: Annotated[
             bool, typer.Option("--escape-special-tokens", help="Read those in messages and tools as text.")
         ] = False,
+        numerics: Annotated[
+            str | None, typer.Option(help="default, or tree: the same bits on engines of any number of ranks; slower.")
+        ] = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
@@ -108,7 +111,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= _bounds(replicas, min_replicas, max_replicas)
-        asked |= {"escape_special_tokens": escape_special_tokens or None}
+        asked |= {"escape_special_tokens": escape_special_tokens or None, "numerics": numerics}
         with connected(base_url, admin_key_file) as client, ProgressBars(Console(stderr=True)) as bars:
             name = client.load({field: value for field, value in asked.items() if value is not None})["id"]
             card = wait_loaded(client, name, bars.report)

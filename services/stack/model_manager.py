@@ -302,6 +302,7 @@ class ModelManager:
                     draft_model=None,
                     draft_heads=None,
                     escape_special_tokens=self._settings.escape_special_tokens or request.escape_special_tokens,
+                    numerics=request.numerics or self._settings.numerics,
                 ),
                 model_folder=folder,
                 served_name=line.name,

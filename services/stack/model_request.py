@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -15,3 +17,5 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_replicas: int | None = None
     escape_special_tokens: bool = False
     """Of a load: special tokens in conversations are text, also where the cluster's default is otherwise."""
+    numerics: Literal["default", "tree"] | None = None
+    """Of a load: that of every engine of the model; None: the cluster's."""

@@ -3,20 +3,94 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headwater.services.engine.settings import EngineSettings
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.progress import silent
+from headwater.services.runtime.settings import read_settings
 from headwater.services.stack.model_manager import ModelManager
-from headwater.services.stack.model_request import ModelRequest
-from headwater.services.stack.stage_process import SupervisorPipe, begin_all
+from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.remembered_models import RememberedModels
+from headwater.services.stack.stage_process import KeptStage, SupervisorPipe, begin_all
+from tests.chatting_model import make_chatting_model
 from tests.services.stack.test_model_stages import NEVER_READY, Stages
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
+
+
+@contextlib.asynccontextmanager
+async def managed(
+    manager: ModelManager, nats_url: str, stack: StackPlan
+) -> AsyncIterator[Callable[[dict[str, Any]], Awaitable[Any]]]:
+    """The manager runs; what is given asks it over the bus."""
+
+    async def run() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            await manager.run(bus, tasks)
+
+    async def ask(request: dict[str, Any]) -> Any:
+        said = msgspec.json.encode(request)
+        while (answer := await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=2)) is None:
+            assert not running.done()
+        return msgspec.json.decode(answer)
+
+    async with Bus.open(nats_url) as bus, asyncio.timeout(120):
+        running = asyncio.ensure_future(run())
+        try:
+            yield ask
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+
+
+async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(nats_url: str, tmp_path: Path) -> None:
+    folder = make_chatting_model(tmp_path / "second")
+    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
+    stages = Stages(tmp_path, pipe, READY + NEVER_READY)
+    stages.may_spawn.set()
+    flags_of: dict[str, list[str]] = {}
+
+    def make(name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None) -> KeptStage:
+        flags_of[name] = flags()
+        return stages.make(name, module, flags, env)
+
+    manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), say=lambda _: None)
+    first = manager.first(stack)
+    await begin_all(first.stages(), silent)
+    manager.serve(first)
+    async with managed(manager, nats_url, stack) as ask:
+        loaded = {
+            "do": "load",
+            "model": str(folder),
+            "served_model_name": "exact",
+            "min_replicas": 2,
+            "max_replicas": 2,
+        }
+        assert (await ask(loaded | {"numerics": "fast"}))["error"]["code"] == "invalid_value"
+        assert "error" not in await ask(loaded | {"numerics": "tree"})
+
+        async def states() -> dict[str, str]:
+            return {card["id"]: card["state"] for card in (await ask({"do": "list"}))["models"]}
+
+        while (await states())["exact"] != "serving":  # noqa: ASYNC110 (asked over the bus)
+            await asyncio.sleep(0.05)
+        numerics = {
+            name: read_settings(EngineSettings, flags, env={}).numerics
+            for name, flags in flags_of.items()
+            if "engine" in name
+        }
+        assert numerics == {"engine-0": "default", "exact-engine-0": "tree", "exact-engine-1": "tree"}
+        # The next cluster with this state folder loads it so again.
+        assert [each.numerics for each in RememberedModels(tmp_path)] == ["tree"]
+    await asyncio.gather(*(stage.stop(5, asyncio.Event()) for line in manager.lines() for stage in line.stages()))
+    pipe.close()
 
 
 async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_request_answered(
@@ -35,25 +109,11 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
     await begin_all(first.stages(), silent)
     manager.serve(first)
 
-    async with Bus.open(nats_url) as bus, asyncio.timeout(30):
-
-        async def ask(**request: Any) -> Any:
-            said = msgspec.json.encode(ModelRequest(**request))
-            while (answer := await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=2)) is None:
-                assert not running.done()
-            return msgspec.json.decode(answer)
-
-        async def run() -> None:
-            async with asyncio.TaskGroup() as tasks:
-                await manager.run(bus, tasks)
-
-        running = asyncio.ensure_future(run())
+    async with managed(manager, nats_url, stack) as ask:
         long, unknown = "x" * 5000, "~nobody.here/model"
-        assert (await ask(do="load", model=long))["error"]["code"] == "invalid_value"
-        assert (await ask(do="load", model=unknown))["error"]["code"] == "model_not_found"
-        [card] = (await ask(do="list"))["models"]
+        assert (await ask({"do": "load", "model": long}))["error"]["code"] == "invalid_value"
+        assert (await ask({"do": "load", "model": unknown}))["error"]["code"] == "model_not_found"
+        [card] = (await ask({"do": "list"}))["models"]
         assert (card["id"], card["state"]) == ("m", "serving")
-        running.cancel()
-        await asyncio.wait({running})
     await asyncio.gather(*(stage.stop(5, asyncio.Event()) for stage in first.stages()))
     pipe.close()
