@@ -4,6 +4,7 @@ damaged."""
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -133,10 +134,21 @@ def test_the_swapper_of_a_cpu_copies_every_plane_of_every_cache() -> None:
         assert not cache[:, :, [0, 2, 3, 4, 5, 6, 7]].any()
 
 
-@pytest.mark.parametrize("has_disk", [False, True])
-def test_many_mixed_requests_in_a_tenth_of_the_memory_are_what_they_are_alone(
-    folder: Path, tmp_path: Path, has_disk: bool
-) -> None:
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Requests of many lengths that have parts of their prompts in common, and what each is told alone."""
+
+    prompts: list[list[int]]
+    samplings: list[SamplingParams]
+    known: list[list[int]]
+
+    def num_blocks(self) -> int:
+        pairs = zip(self.prompts, self.samplings, strict=True)
+        return sum(-(-(len(prompt) + sampling.max_tokens) // 16) for prompt, sampling in pairs)
+
+
+@pytest.fixture(scope="module")
+def mixed(folder: Path) -> Mixed:
     rng = np.random.default_rng(8)
     lead = rng.integers(3, 512, 40).tolist()
     prompts = [[*lead[: rng.integers(0, 41)], *rng.integers(3, 512, rng.integers(1, 90)).tolist()] for _ in range(64)]
@@ -146,10 +158,17 @@ def test_many_mixed_requests_in_a_tenth_of_the_memory_are_what_they_are_alone(
     ]
     alone = SmallEngine(folder, max_model_len=224)
     known = [alone.tokens([prompt], sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]
-    need = sum(-(-(len(prompt) + each.max_tokens) // 16) for prompt, each in zip(prompts, samplings, strict=True))
+    alone.close()
+    return Mixed(prompts, samplings, known)
+
+
+@pytest.mark.parametrize("has_disk", [False, True])
+def test_many_mixed_requests_in_a_tenth_of_the_memory_are_what_they_are_alone(
+    folder: Path, mixed: Mixed, tmp_path: Path, has_disk: bool
+) -> None:
     where = {"kv_disk_dir": tmp_path} if has_disk else {}
-    engine = SmallEngine(folder, max_model_len=224, num_blocks=1 + need // 10, **where)
-    assert engine.tokens(prompts, *samplings) == known
+    engine = SmallEngine(folder, max_model_len=224, num_blocks=1 + mixed.num_blocks() // 10, **where)
+    assert engine.tokens(mixed.prompts, *mixed.samplings) == mixed.known
     engine.settle()
     load = engine.engine.load()
     assert (load.num_preemptions > 0, load.num_used_blocks) == (True, 0)
