@@ -58,7 +58,7 @@ class ForkedStage(ForkServerProcess):
     ) -> None:
         super().__init__(name=stage)
         self._stage, self._flags, self._environment = stage, flags, dict(environment)
-        self._files = {STDERR: stderr} | descriptors
+        self._files: dict[str, Any] = {STDERR: stderr} | descriptors
         self.start()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -22,7 +22,7 @@ NUM_LONG = 200
 
 def break_it(*flags: str) -> list[dict[str, Any]]:
     """Outcomes of schedules on a cluster of its own."""
-    command = [sys.executable, "-m", "tests.simulation.cluster", "--patience=3", *flags]
+    command = [sys.executable, "-m", "tests.simulation.cluster", "--patience=3", "--fork", *flags]
     with kept_child(command) as child:
         said = list(child)
     outcomes = [json.loads(line) for line in said if line.startswith("{")]

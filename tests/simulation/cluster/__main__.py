@@ -29,6 +29,7 @@ from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import load_tokenizer
+from tests.forked_cluster import detach_stages
 from tests.simulation.cluster.clients import Tally
 from tests.simulation.cluster.convergence import Convergence
 from tests.simulation.cluster.processes import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
@@ -140,9 +141,14 @@ def main(
     patience: Annotated[float, typer.Option(help="limits of time, times this")] = 1.0,
     keep: Annotated[Path | None, typer.Option(help="folder for logs and state, kept")] = None,
     log_level: Annotated[str, typer.Option(help="of every stage")] = "warning",
+    fork: Annotated[
+        bool, typer.Option(help="stages from a process that has their libraries, which is cheaper")
+    ] = False,
 ) -> None:
     """Real gateways, processors, output processors and engines without a model, NATS and Redis, and what must hold."""
     configure_logging("cluster", "error")
+    if fork:
+        detach_stages()
     shape = Shape(engines=replicas, gateways=gateways, processors=processors, output_processors=output_processors)
     arrivals = conversation(trace) if trace is not None else ladder(0)
     seeds = faults or range(first, first + schedules)
