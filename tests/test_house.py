@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -118,16 +119,17 @@ def files_of(room: str) -> list[Path]:
     return [path for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name]
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> list[str]:
     """Full names of the modules, or of what is taken from them."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             module = source_of(node, path)
-            yield from (
-                (f"{module}.{alias.name}" for alias in node.names) if module.startswith("headwater") else (module,)
-            )
+            found += [f"{module}.{alias.name}" for alias in node.names] if module.startswith("headwater") else [module]
+    return found
 
 
 def source_of(node: ast.ImportFrom, path: Path) -> str:
