@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ HELD_BACK = 16
 """One text of HELD_BACK is used for measuring alone."""
 WARM_UP = 0.05
 """Share of the time in which the learning rate rises; afterwards it falls as a cosine."""
-LEAST_RATE = 0.1
+LEAST_RATE = 0.02
 """Share of the learning rate that is left at the end."""
 
 
@@ -76,26 +77,48 @@ def tune(
     texts: Sequence[Text],
     tuning: Tuning,
     report: Callable[[int, float], None] = lambda step, loss: None,
+    *,
+    matrices: Sequence[Tensor] = (),
 ) -> None:
-    """Tunes tensors in place by AdamW on the loss over batches of the texts. `report`: step and its loss."""
-    for tensor in tuned:
+    """Tunes tensors in place on the loss over batches of the texts: matrices by Muon (Jordan et al., 2024), all others
+    by AdamW. `report`: step and its loss."""
+    rate, everything = tuning.learning_rate, [*tuned, *matrices]
+    for tensor in everything:
         tensor.requires_grad_(True)
-    optimizer = torch.optim.AdamW(tuned, lr=tuning.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    batches, began = _batches(texts, tuning), time.monotonic()
+    optimizers: list[torch.optim.Optimizer] = []
+    if tuned:
+        optimizers.append(torch.optim.AdamW(tuned, lr=rate, betas=(0.9, 0.95), weight_decay=0.01))
+    if matrices:
+        # Updates are as large as AdamW's, so one learning rate suits both.
+        muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+        optimizers.append(muon)
+    batches, began, losses = _batches(texts, tuning), time.monotonic(), deque[tuple[int, Tensor]]()
     for step in range(tuning.steps):
         share = max(step / tuning.steps, (time.monotonic() - began) / tuning.seconds)
         if share >= 1:
             break
-        for group in optimizer.param_groups:
-            group["lr"] = tuning.learning_rate * _pace(share)
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = rate * _pace(share)
         loss = loss_of(next(batches))
-        optimizer.zero_grad(set_to_none=True)
+        for tensor in everything:
+            tensor.grad = None
         loss.backward()  # type: ignore[no-untyped-call]  # torch ships it so
-        torch.nn.utils.clip_grad_norm_(tuned, 1.0)
-        optimizer.step()
-        report(step, loss.item())
-    for tensor in tuned:
+        torch.nn.utils.clip_grad_norm_(everything, 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append((step, loss.detach()))
+        # The host waits for the step before this one, which a GPU computes meanwhile.
+        if len(losses) > 1:
+            _report_oldest(losses, report)
+    if losses:
+        _report_oldest(losses, report)
+    for tensor in everything:
         tensor.requires_grad_(False)
+
+
+def _report_oldest(losses: deque[tuple[int, Tensor]], report: Callable[[int, float], None]) -> None:
+    step, loss = losses.popleft()
+    report(step, loss.item())
 
 
 @torch.no_grad()

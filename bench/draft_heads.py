@@ -6,6 +6,7 @@ published, and is the value of `headwater up --draft-heads`.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ from .program import run_program
 from .teacher_states import TeacherStates
 
 KINDS = (EAGLE, EAGLE3, MEDUSA)
-ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "max_position_embeddings")
+ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings")
 SCALE_TEXTS = 8
 """Number of texts that the size of hidden states is taken from."""
 SPREAD = 0.02
@@ -51,20 +52,23 @@ def main(
     kind: Annotated[str, typer.Option(help=", ".join(KINDS))] = EAGLE,
     model: Annotated[str, typer.Option(help="the served model: a name, a Hugging Face id or a folder")] = DEMO_NAME,
     intermediate: Annotated[int, typer.Option(help="width of EAGLE's gates; 0: the model's")] = 0,
+    kv_heads: Annotated[
+        int, typer.Option(help="key heads of EAGLE's attention, with as many query heads each as the model's; 0: its")
+    ] = 0,
     draft_vocab: Annotated[
         int, typer.Option(help="tokens that EAGLE-3 guesses among, the most frequent ones; 0: all")
     ] = 16_384,
     heads: Annotated[int, typer.Option(help="of Medusa")] = 4,
     depth: Annotated[int, typer.Option(help="links of the chains that are learned and measured")] = 4,
-    answers: Annotated[int, typer.Option(help="of the model, to train on")] = 8192,
-    answer_tokens: Annotated[int, typer.Option(help="of an answer at most")] = 256,
+    answers: Annotated[int, typer.Option(help="of the model at most, to train on")] = 16_384,
+    answer_tokens: Annotated[int, typer.Option(help="of an answer at most")] = 192,
     rows: Annotated[int, typer.Option(help="answers at once")] = 256,
-    minutes: Annotated[float, typer.Option(help="of training at most")] = 5.0,
+    minutes: Annotated[float, typer.Option(help="of training at most")] = 2.0,
     steps: Annotated[int, typer.Option(help="of training at most")] = 100_000,
-    learning_rate: Annotated[float, typer.Option(help="of AdamW, at its highest")] = 6e-4,
+    learning_rate: Annotated[float, typer.Option(help="of Muon and AdamW, at its highest")] = 2e-3,
     batch_tokens: Annotated[
         int, typer.Option(help="of a step of training; each takes up to 100 bytes a token id")
-    ] = 4096,
+    ] = 8192,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
 ) -> None:
     """Train draft heads for a model on the model's own answers."""
@@ -75,14 +79,15 @@ def main(
     device = resolve_device(device)
     source = pull(model, cache_dir=default_cache_dir(), progress=silent, device=device)
     served = registry.read_config(source)
-    hf_config = published_config(
-        kind, source, served, intermediate=intermediate, draft_vocab=draft_vocab, num_heads=heads
-    )
+    sizes = {"intermediate": intermediate, "kv_heads": kv_heads, "draft_vocab": draft_vocab, "num_heads": heads}
+    hf_config = published_config(kind, source, served, **sizes)
     config = HeadsConfig.from_hf(hf_config, served)
     options = ExecutorOptions(
         model_folder=source, device=device, max_num_seqs=rows, block_size=64, gpu_memory_utilization=GPU_SHARE
     )
     texts = list(own_answers(options, answers, answer_tokens))
+    # The engine that answered has cycles, and training takes the memory that it held.
+    gc.collect()
     typer.echo(f"{len(texts)} answers, {sum(len(text.token_ids) - text.num_prompt for text in texts)} tokens")
     tuning = Tuning(steps=steps, seconds=60 * minutes, learning_rate=learning_rate, batch_tokens=batch_tokens)
     tensors = trained_heads(config, source, texts, tuning, depth, torch.device(device))
@@ -91,7 +96,7 @@ def main(
 
 
 def published_config(
-    kind: str, source: Path, served: ModelConfig, *, intermediate: int, draft_vocab: int, num_heads: int
+    kind: str, source: Path, served: ModelConfig, *, intermediate: int, kv_heads: int, draft_vocab: int, num_heads: int
 ) -> dict[str, Any]:
     """The `config.json` of heads for a converted model. Raises `ConfigError`."""
     if kind == MEDUSA:
@@ -99,6 +104,9 @@ def published_config(
     model = json.loads((source / "config.json").read_text())
     if draft_vocab < 0:
         raise ConfigError("draft_vocab", draft_vocab, f"0…{served.vocab_size}")
+    if kv_heads < 0:
+        raise ConfigError("kv_heads", kv_heads, "0 or more")
+    kv_heads = kv_heads or served.num_kv_heads
     guessed = min(draft_vocab or served.vocab_size, served.vocab_size)
     config = {
         "architectures": [EAGLE3_ARCHITECTURE if kind == EAGLE3 else "LlamaForCausalLM"],
@@ -108,8 +116,9 @@ def published_config(
         "hidden_size": served.hidden_size,
         "intermediate_size": intermediate or served.intermediate_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": served.num_heads,
-        "num_key_value_heads": served.num_kv_heads,
+        "num_attention_heads": kv_heads * (served.num_heads // served.num_kv_heads),
+        "num_key_value_heads": kv_heads,
+        "head_dim": served.head_dim,
         "rms_norm_eps": served.rms_norm_eps,
         "vocab_size": served.vocab_size,
         "tie_word_embeddings": False,

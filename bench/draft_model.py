@@ -33,17 +33,15 @@ from headwater.services.text.model import ServingChoices, load_text_model
 from .decoder_twin import DecoderTwin
 from .distillation import Text, Tuning, distill, quality
 from .program import run_program
+from .questions import own_questions
 from .replays.replay import Exchange
 from .speculated_run import run_exchanges
 
-QUESTION_TOKENS = 80
-TEMPERATURES = (0.0, 1.0)
+TEMPERATURES = (0.0, 0.0, 1.0)
 """Temperatures of answers, in turn."""
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
-GPU_SHARE = 0.4
+GPU_SHARE = 0.3
 """Share of a GPU's memory that the answering engine takes; tuning takes more, afterwards."""
-MARK = "\N{PILCROW SIGN}"
-"""Stands for a user's words while a chat template is taken apart."""
 
 
 def main(
@@ -82,16 +80,12 @@ def main(
 
 
 def own_answers(options: ExecutorOptions, num_answers: int, answer_tokens: int) -> Iterator[Text]:
-    """Chats of one turn in which the model writes both parts; for a model without a chat template, texts from their
-    first token on."""
+    """Chats of one turn in which the model writes both parts, at most `num_answers`. For a model without a chat
+    template, texts from their first token on."""
     assert options.model_folder is not None
     text = load_text_model(options.model_folder, "", ServingChoices())
-    before, after = list(text.eos_token_ids[:1] or (0,)), list[int]()
-    if text.chat_template is not None:
-        parts = text.chat_template.render([{"role": "user", "content": MARK}]).split(MARK)
-        before, after = (text.tokenizer.encode(part, add_special_tokens=False) for part in (parts[0], parts[-1]))
+    prompts, stops = [list(text.eos_token_ids[:1] or (0,))] * num_answers, text.eos_token_ids
     executor, config, _ = build_executor(options, silent)
-    prompts, stops = [before] * num_answers, text.eos_token_ids
 
     def said(prompts: Sequence[list[int]], temperature: float, num_tokens: int) -> list[list[int]]:
         asked = [Exchange(name="", prompt_ids=prompt, answer_ids=[0] * num_tokens) for prompt in prompts]
@@ -100,8 +94,7 @@ def own_answers(options: ExecutorOptions, num_answers: int, answer_tokens: int) 
         return run.token_ids
 
     if text.chat_template is not None:
-        questions = said(prompts, 1.0, QUESTION_TOKENS)
-        prompts = [before + [token for token in question if token not in stops] + after for question in questions]
+        prompts = own_questions(text, said, num_answers)
     for i, temperature in enumerate(TEMPERATURES):
         some = prompts[i :: len(TEMPERATURES)]
         for prompt, answer in zip(some, said(some, temperature, answer_tokens), strict=True):

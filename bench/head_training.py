@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import linear, smooth_l1_loss
 
 from headwater.engine_core.heads_config import EAGLE, HeadsConfig
 
@@ -16,9 +16,11 @@ from .distillation import Text, Tuning, computing, packed, split, tune
 from .head_twins import HeadsTwin
 from .teacher_states import Taught, TeacherStates
 
+MATRICES = ("fc.weight", "_proj.weight", "linear.weight")
+"""Ends of names of matrices between hidden states, which Muon tunes."""
 REGRESSION_WEIGHT = 0.2
 """Weight of the distance between the hidden state that EAGLE predicts and the next one, beside the cross entropy."""
-LINK_WEIGHT = 0.8
+LINK_WEIGHT = 0.6
 """Weight of a link of a chain against the one before it: that one has to stand first."""
 
 
@@ -57,13 +59,16 @@ def train_heads(
     """Tunes all tensors of the heads, in place. EAGLE learns chains of `depth` links as they are served, each link on
     the output of the one before it (training-time test, Li et al. 2025)."""
 
+    vocabulary = states.teacher.vocabulary
+    # The model's distribution over the tokens that the heads guess among.
+    if heads.token_ids is not None:
+        vocabulary = vocabulary[heads.token_ids]
+
     def loss_of(batch: Sequence[Text]) -> Tensor:
         taught = states.of(batch)
         with computing(taught.final.device):
-            theirs = states.teacher.logits(taught.final[taught.is_learned])
-            wanted, total, weights = theirs.softmax(1), theirs.new_zeros(()), 0.0
-            if heads.token_ids is not None:
-                wanted = wanted[:, heads.token_ids]
+            wanted = linear(taught.final[taught.is_learned], vocabulary).float().softmax(1)
+            total, weights = wanted.new_zeros(()), 0.0
             for i, link in enumerate(_links(heads, taught, depth)):
                 loss = -(wanted[link.rows] * heads.logits(i, link.hidden).log_softmax(1)).sum(1).mean()
                 if config.kind == EAGLE:
@@ -73,7 +78,10 @@ def train_heads(
                 total, weights = total + LINK_WEIGHT**i * loss, weights + LINK_WEIGHT**i
         return total / weights
 
-    tune(list(heads.tensors.values()), loss_of, split(texts)[0], tuning, report)
+    is_matrix = {name: name.endswith(MATRICES) for name in heads.tensors}
+    matrices = [tensor for name, tensor in heads.tensors.items() if is_matrix[name]]
+    others = [tensor for name, tensor in heads.tensors.items() if not is_matrix[name]]
+    tune(others, loss_of, split(texts)[0], tuning, report, matrices=matrices)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from .decoder_twin import DecoderTwin
 from .distillation import Text, computing, padded
 
-KEPT_BYTES = 24 << 30
+KEPT_BYTES = 48 << 30
 """Largest number of bytes that are kept on a GPU."""
 KEPT_BYTES_ON_CPU = 1 << 30
 
@@ -48,7 +48,7 @@ class TeacherStates:
         token_ids, is_learned = padded(texts, device)
         if all(id(text) in self._kept for text in texts):
             length, states = token_ids.shape[1], [self._kept[id(text)] for text in texts]
-            whole = torch.stack([pad(each, (0, 0, 0, length - each.shape[1])) for each in states])
+            whole = torch.stack([pad(each, (0, 0, 0, length - each.shape[1])) for each in states]).float()
             final, *others = whole.unbind(1)
         else:
             inputs = {layer: token_ids.new_zeros(()) for layer in self.layers}
@@ -70,5 +70,8 @@ class TeacherStates:
         most = KEPT_BYTES if states.device.type == "cuda" else KEPT_BYTES_ON_CPU
         for text, each in zip(texts, states, strict=True):
             if id(text) not in self._kept and self._num_bytes < most:
-                self._kept[id(text)] = own = each[:, : len(text.token_ids)].clone()
+                own = each[:, : len(text.token_ids)]
+                # A GPU serves states of 16 bits.
+                own = own.bfloat16() if own.device.type == "cuda" else own.clone()
+                self._kept[id(text)] = own
                 self._num_bytes += own.nbytes

@@ -65,7 +65,7 @@ def test_noise_that_is_drawn_beside_a_token_draws_it_and_others_as_often_as_they
 
 def qualities(kind: str, chatting: Path, learned: list[Text], **asked: Any) -> tuple[list[ChainQuality], ...]:
     served, teacher = registry.read_config(chatting), model_twin(chatting)
-    sizes = {"intermediate": 64, "draft_vocab": 0, "num_heads": 3} | asked
+    sizes = {"intermediate": 64, "draft_vocab": 0, "num_heads": 3, "kv_heads": 0} | asked
     config = HeadsConfig.from_hf(published_config(kind, chatting, served, **sizes), served)
     states = TeacherStates(teacher, config.input_layers)
     scale = input_scale(config, states, learned[:4])
@@ -97,7 +97,8 @@ def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(kind: str
 
 
 @pytest.mark.parametrize(
-    ("kind", "more"), [("eagle", ()), ("eagle3", ("--draft-vocab", "100")), ("medusa", ("--heads", "2"))]
+    ("kind", "more"),
+    [("eagle", ()), ("eagle3", ("--draft-vocab", "100", "--kv-heads", "3")), ("medusa", ("--heads", "2"))],
 )
 def test_the_command_writes_heads_that_fit_their_model(
     kind: str, more: tuple[str, ...], chatting: Path, tmp_path: Path
@@ -113,11 +114,15 @@ def test_the_command_writes_heads_that_fit_their_model(
     config = read_heads(tmp_path / "heads", served)
     assert config.kind == kind
     file = json.loads((tmp_path / "heads" / "config.json").read_text())
-    assert kind != "eagle3" or file["draft_vocab_size"] == 100
+    if kind == "eagle3":
+        # The model has two query heads for each of its two key heads.
+        assert (file["draft_vocab_size"], file["num_key_value_heads"], file["num_attention_heads"]) == (100, 3, 6)
     assert kind != "medusa" or file == {"medusa_num_heads": 2, "medusa_num_layers": 1}
 
 
 def test_sizes_that_no_heads_have_are_refused_by_name(chatting: Path) -> None:
     served = registry.read_config(chatting)
     with pytest.raises(ConfigError, match="draft_vocab is -1; allowed: 0…"):
-        published_config("eagle3", chatting, served, intermediate=64, draft_vocab=-1, num_heads=0)
+        published_config("eagle3", chatting, served, intermediate=64, kv_heads=0, draft_vocab=-1, num_heads=0)
+    with pytest.raises(ConfigError, match="kv_heads is -1; allowed: 0 or more"):
+        published_config("eagle3", chatting, served, intermediate=64, kv_heads=-1, draft_vocab=0, num_heads=0)
