@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import logging
 import os
 import signal
@@ -66,10 +65,10 @@ def become(
             if signal.getsignal(number) == signal.SIG_IGN:
                 continue
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        kept = sorted({STDOUT, STDERR, *descriptors})
-        for before, after in itertools.pairwise([-1, *kept, os.sysconf("SC_OPEN_MAX")]):
-            os.closerange(before + 1, after)
-        assert os.open(os.devnull, os.O_RDONLY) == 0
+        # No other file gets the number of one that is left: libuv closes its own again in each child of this process.
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for number in {0, *map(int, os.listdir("/proc/self/fd"))} - {STDOUT, STDERR, *descriptors}:
+            os.dup2(nothing, number)
         asyncio.events._set_running_loop(None)
         asyncio.set_event_loop(None)
         os.environ.clear()
