@@ -67,8 +67,8 @@ def become(
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         # No other file gets the number of one that is left: libuv closes its own again in each child of this process.
         nothing = os.open(os.devnull, os.O_RDONLY)
-        for number in {0, *map(int, os.listdir("/proc/self/fd"))} - {STDOUT, STDERR, *descriptors}:
-            os.dup2(nothing, number)
+        for descriptor in {0, *map(int, os.listdir("/proc/self/fd"))} - {STDOUT, STDERR, *descriptors}:
+            os.dup2(nothing, descriptor)
         asyncio.events._set_running_loop(None)
         asyncio.set_event_loop(None)
         os.environ.clear()
