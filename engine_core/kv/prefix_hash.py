@@ -1,18 +1,29 @@
 """The chained hash of KV blocks: equal hash, equal tokens up to and including the block, in one namespace.
 
-The processor and the engine compute the same chain from this file. Imports no torch.
+The processor, the engine and the gateway compute the same chain from this file. Imports neither torch nor numpy.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol
 
 HASH_LEN = 16
 """Bytes of a block hash and of a namespace."""
+
+TOKEN_BYTES = 4
+"""Bytes of a token id, little-endian, in what is hashed."""
+
+
+class TokenArray(Protocol):
+    """A numpy array of token ids, int32 of any shape."""
+
+    @property
+    def itemsize(self) -> int: ...
+    def tobytes(self) -> bytes: ...
 
 
 def next_block_hash(parent: bytes, data: bytes) -> bytes:
@@ -22,15 +33,22 @@ def next_block_hash(parent: bytes, data: bytes) -> bytes:
     return blake2b(parent + data, digest_size=HASH_LEN).digest()
 
 
-def token_bytes(token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
-    return np.asarray(token_ids, dtype="<i4").tobytes()
+def token_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
+    """What is hashed of token ids. Raises `OverflowError` for an id that is no int32."""
+    ids = array("i", token_ids) if isinstance(token_ids, Sequence) else token_ids
+    assert ids.itemsize == TOKEN_BYTES, "token ids are int32"
+    if sys.byteorder == "little":
+        return ids.tobytes()
+    swapped = array("i", ids.tobytes())
+    swapped.byteswap()
+    return swapped.tobytes()
 
 
-def block_hashes(namespace: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32], block_size: int) -> list[bytes]:
+def block_hashes(namespace: bytes, token_ids: Sequence[int] | TokenArray, block_size: int) -> list[bytes]:
     """Hashes of the full blocks of `token_ids`, in order; a partial last block has none."""
     assert len(namespace) == HASH_LEN
     data = token_bytes(token_ids)
-    stride = 4 * block_size
+    stride = TOKEN_BYTES * block_size
     hashes, parent = [], namespace
     for start in range(0, len(data) - stride + 1, stride):
         parent = blake2b(parent + data[start : start + stride], digest_size=HASH_LEN).digest()
