@@ -44,15 +44,20 @@ class CopiedProcess:
         return status
 
     def kill(self) -> None:
-        if self._poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        with self._waiting:
+            # While nobody waits for it, its id is its own.
+            if self._ended() is None:
+                os.kill(self.pid, signal.SIGKILL)
 
     def _poll(self) -> int | None:
         with self._waiting:
-            if self._status is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)
-                self._status = os.waitstatus_to_exitcode(status) if pid else None
-            return self._status
+            return self._ended()
+
+    def _ended(self) -> int | None:
+        if self._status is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if pid else None
+        return self._status
 
 
 def _run_and_exit(run: Callable[[], None], descriptors: Collection[int]) -> None:
