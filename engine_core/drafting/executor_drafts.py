@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..executor import BoolArray, Int32Array
+from headwater.kernels.cpu.guesses import share_fader, share_noter
+
+from ..executor import Int32Array
 from .draft_lengths import expected
 
 Float64Array = npt.NDArray[np.float64]
@@ -25,51 +27,28 @@ FIRST_FOUND, FIRST_RIGHT = 0.7, 0.6
 """Share of steps that find a draft, and of drafted tokens that stand, before anything was seen."""
 
 
-class _Share:
-    """A share of tries, for each row and for all."""
-
-    def __init__(self, num_rows: int, first: float) -> None:
-        self._good, self._tried = np.zeros(num_rows), np.zeros(num_rows)
-        self._all_good, self._all_tried = SHARED_WEIGHT * first, SHARED_WEIGHT
-
-    def reset(self, row: int) -> None:
-        self._good[row] = self._tried[row] = 0.0
-
-    def of(self, rows: npt.NDArray[np.integer]) -> Float64Array:
-        self._good[rows] *= FADING
-        self._tried[rows] *= FADING
-        good = self._good[rows] + PRIOR_WEIGHT * self._all_good / self._all_tried
-        return np.asarray(good / (self._tried[rows] + PRIOR_WEIGHT))
-
-    def note(self, rows: npt.NDArray[np.integer], good: Int32Array | BoolArray, tried: Int32Array | BoolArray) -> None:
-        self._good[rows] = MEMORY * self._good[rows] + good
-        self._tried[rows] = MEMORY * self._tried[rows] + tried
-        kept = SHARED_MEMORY ** len(rows)
-        self._all_good = kept * self._all_good + float(good.sum())
-        self._all_tried = kept * self._all_tried + float(tried.sum())
-
-
 class ExecutorDrafts:
     def __init__(self, num_rows: int) -> None:
-        self._found, self._right = _Share(num_rows, FIRST_FOUND), _Share(num_rows, FIRST_RIGHT)
+        self._shares = np.zeros((4, num_rows))
+        """Of each row: drafts found, drafts asked for, tokens that stand, tokens compared."""
+        first = SHARED_WEIGHT * np.array([FIRST_FOUND, 1.0, FIRST_RIGHT, 1.0])
+        self._shared: Float64Array = first
+        """The same of all rows."""
 
     def reset(self, row: int) -> None:
         """Forgets the row, which is another request's now."""
-        self._found.reset(row)
-        self._right.reset(row)
+        self._shares[:, row] = 0.0
 
-    def stands(self, rows: npt.NDArray[np.integer], most: Int32Array, num_columns: int) -> Float64Array:
+    def stands(self, rows: npt.NDArray[np.int64], most: Int32Array, num_columns: int) -> Float64Array:
         """Probability [R, num_columns] that a row's i-th draft is found and stands, 0 from most[i] on."""
-        return expected(self._right.of(rows), most, num_columns, self._found.of(rows))
+        found, right = np.empty((2, rows.size))
+        share_fader()(rows, FADING, PRIOR_WEIGHT, self._shares, self._shared, found, right)
+        return expected(right, most, num_columns, found)
 
     def note(
-        self, rows: npt.NDArray[np.integer], most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
+        self, rows: npt.NDArray[np.int64], most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
         """Notes that up to most[i] tokens were asked for, num_drafts[i] were drafted, and num_accepted[i] of them
         stand."""
-        asked = np.flatnonzero(most)
-        if asked.size:
-            rows, num_drafts, num_accepted = rows[asked], num_drafts[asked], num_accepted[asked]
-            self._found.note(rows, num_drafts > 0, np.ones(asked.size, np.bool_))
-            # One token behind those that stand was wrong, unless all of them stand.
-            self._right.note(rows, num_accepted, num_accepted + (num_accepted < num_drafts))
+        counts = (np.ascontiguousarray(each, np.int32) for each in (most, num_drafts, num_accepted))
+        share_noter()(rows, *counts, MEMORY, SHARED_MEMORY, self._shares, self._shared)

@@ -55,10 +55,12 @@ class DecodeAhead:
             num_drafts = speculator.lengths(rows, most, total)
         else:
             num_drafts, draft_ids = speculator.draft(table, rows, most, total)
-        num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
-        if num_drafts.any():
+        if (num_all := int(num_drafts.sum())) > total:
+            num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
+            num_all = int(num_drafts.sum())
+        if num_all:
             step.grow(rows[num_drafts > room], table, self._pool)
-            step.budget -= int(num_drafts.sum())
+            step.budget -= num_all
             step.num_drafts = num_drafts
             if draft_ids is not None:
                 step.draft_ids = draft_ids[np.arange(draft_ids.shape[1]) < num_drafts[:, None]]

@@ -10,6 +10,7 @@ import numpy as np
 from ..config import MOST_DRAFTS
 from ..executor import Int32Array, StepResult
 from ..kv.prefix_hash import token_bytes
+from ..ragged import places
 from ..request import FinishReason, TokenLogprobs
 from ..step_output import Finished, PromptLogprobsPart, Started, StepOutput
 from .masks import Rows
@@ -151,33 +152,32 @@ class ResultHandler:
 
     def _settle_runs(self, sampled: Sampled, output: StepOutput) -> None:
         """Of each row as many tokens as it gained, but none behind one that stops it."""
-        table, rows, tokens = self._table, sampled.rows, sampled.tokens
-        num_columns, first = tokens.shape[1], table.num_known[rows]
-        positions: Int32Array = np.add.outer(first, np.arange(num_columns)).astype(np.int32)
-        is_stop = table.are_stops(np.repeat(rows, num_columns), positions.reshape(-1), tokens.reshape(-1)).reshape(
-            tokens.shape
-        )
-        is_gained = positions < (first + sampled.num_tokens)[:, None]
-        is_last = (is_stop | (positions + 1 == table.max_len[rows, None])) & is_gained
-        is_done = is_last.any(axis=1)
-        counts = np.where(is_done, is_last.argmax(axis=1) + 1, sampled.num_tokens)
-        counted = positions < (first + counts)[:, None]
-        known = tokens[counted]
-        table.token_ids[np.repeat(rows, counts), positions[counted]] = known
+        table, rows, counts = self._table, sampled.rows, sampled.num_tokens
+        first, of, columns = table.num_known[rows], np.repeat(np.arange(rows.size), counts), places(counts)
+        known, positions = sampled.tokens[of, columns], first[of] + columns
+        is_stop = table.are_stops(rows[of], positions, known)
+        last = np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows[of]]))
+        ends: list[tuple[int, int | None]] = []
+        if last.size:
+            done, at = np.unique(of[last], return_index=True)
+            last = last[at]
+            stops = [int(known[i]) if is_stop[i] else None for i in last.tolist()]
+            ends = list(zip(rows[done].tolist(), stops, strict=True))
+            counts = counts.copy()
+            counts[done] = columns[last] + 1
+            is_counted = columns < counts[of]
+            of, known, positions = of[is_counted], known[is_counted], positions[is_counted]
+        table.token_ids[rows[of], positions] = known
         table.num_known[rows] = first + counts
         self.num_generated_tokens += known.size
-        logprobs = sampled.logprobs
-        if logprobs:
-            place = np.cumsum(counted) - 1
-            logprobs = {int(place[at]): entry for at, entry in logprobs.items() if counted.flat[at]}
+        logprobs = _counted(sampled.logprobs, sampled.tokens.shape[1], counts)
         self._say(rows, first, counts.tolist(), known, logprobs, output)
         if self._scheduler.speculator is not None:
             self._scheduler.speculator.settle(table, rows, first)
         if (full_rows := rows[table.hash_due[rows] < first + counts]).size:
             self._cache_full_blocks(full_rows)
-        for i in np.flatnonzero(is_done).tolist():
-            last = counts[i] - 1
-            self._end(rows[i], int(tokens[i, last]) if is_stop[i, last] else None, output)
+        for row, stop_token_id in ends:
+            self._end(row, stop_token_id, output)
 
     def _end(self, row: int, stop_token_id: int | None, output: StepOutput) -> None:
         request = self._table.requests[row]
@@ -253,3 +253,13 @@ class ResultHandler:
         output.prompt_logprobs.append(
             PromptLogprobsPart(key=request.key, first_position=first_position, entries=fresh, last=is_last)
         )
+
+
+def _counted(logprobs: dict[int, TokenLogprobs], num_columns: int, counts: Int32Array) -> dict[int, TokenLogprobs]:
+    """Log probabilities of each row's first counts[i] tokens by place among them, from those by place in a table of so
+    many columns."""
+    if not logprobs:
+        return logprobs
+    starts = np.cumsum(counts) - counts
+    found = ((*divmod(at, num_columns), entry) for at, entry in logprobs.items())
+    return {int(starts[row]) + column: entry for row, column, entry in found if column < counts[row]}

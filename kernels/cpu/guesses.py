@@ -14,6 +14,11 @@ from .machine_code import compile_function
 
 RIGHT, WRONG = 1, 2
 """States of a guess that has ended: all of it was sampled, or another token was."""
+BUCKET_SHIFT, NUM_BUCKETS = 47, 1024
+"""Bits of a probability that do not tell its bucket, so that a bucket spans 3 %; and buckets, the last one of which has
+all below 2 ** -32."""
+ONE = 1023 << (52 - BUCKET_SHIFT)
+"""Leading bits of 1.0."""
 _ROWS, _COLUMN, _TABLE, _NUMBERS = types.int64[::1], types.int32[::1], types.int32[:, ::1], types.float64[::1]
 
 
@@ -95,19 +100,47 @@ def _seconds_of(num_positions: int, sizes: Any, seconds: Any) -> float:
 
 
 @njit
+def _by_size(stands: Any, values: Any, ends: Any) -> int:
+    """Writes the positive values of stands to `values`, larger ones first as far as buckets tell them apart; ends[b] is
+    where bucket b ends. Returns how many there are. A few passes over thousands of values, where sorting all of them
+    would take most of a step's time on the host."""
+    bits = stands.reshape(-1).view(np.int64)
+    ends[:] = 0
+    for i in range(len(bits)):
+        if bits[i] > 0:
+            ends[_bucket(bits[i])] += 1
+    num_positive = 0
+    for bucket in range(NUM_BUCKETS):
+        # First where it begins.
+        ends[bucket], num_positive = num_positive, num_positive + ends[bucket]
+    flat = stands.reshape(-1)
+    for i in range(len(bits)):
+        if bits[i] > 0:
+            bucket = _bucket(bits[i])
+            values[ends[bucket]] = flat[i]
+            ends[bucket] += 1
+    return num_positive
+
+
+@njit
+def _bucket(bits: int) -> int:
+    """Number of the bucket of a probability by its bits: positive floats are ordered as their bits are."""
+    return int(min(max(ONE - (bits >> BUCKET_SHIFT), 0), NUM_BUCKETS - 1))
+
+
+@njit
 def _share_out(stands: Any, least: float, room: int, num_drafts: Any) -> None:
     """Adds to num_drafts [R] the drafts that are worth more than `least`, then those worth as much, first rows first,
     up to `room` in all."""
+    most = stands.shape[1]
     for row in range(stands.shape[0]):
-        for j in range(stands.shape[1]):
-            if stands[row, j] > least:
-                num_drafts[row] += 1
-                room -= 1
+        while num_drafts[row] < most and stands[row, num_drafts[row]] > least:
+            num_drafts[row] += 1
+            room -= 1
     for row in range(stands.shape[0]):
-        for j in range(stands.shape[1]):
-            if stands[row, j] == least and room > 0:
-                num_drafts[row] += 1
-                room -= 1
+        while num_drafts[row] < most and stands[row, num_drafts[row]] == least and room > 0:
+            num_drafts[row] += 1
+            room -= 1
 
 
 def _choose_lengths(
@@ -115,27 +148,34 @@ def _choose_lengths(
 ) -> None:
     num_drafts[:] = 0
     gain[0] = 1.0
-    values = np.sort(stands.copy().reshape(-1))
-    num_values = len(values)
-    num_useful = 0
-    while num_useful < min(num_values, most_drafts) and values[num_values - 1 - num_useful] > 0.0:
-        num_useful += 1
-    if num_useful == 0:
+    values, ends = np.empty(stands.size), np.empty(NUM_BUCKETS, np.int64)
+    num_useful = min(_by_size(stands, values, ends), most_drafts)
+    if num_useful <= 0:
         return
     plain = num_rows / _seconds_of(num_rows, sizes, seconds)
-    best_total, gained, i_size = 0, float(num_rows), 0
-    for total in range(1, num_useful + 1):
-        gained += values[num_values - total]
-        while i_size < len(sizes) and sizes[i_size] < num_rows + total:
-            i_size += 1
-        if total < num_useful and (i_size == len(sizes) or sizes[i_size] != num_rows + total):
+    best_total, least, smallest, gained, at, bucket = 0, 1.0, 1.0, float(num_rows), 0, 0
+    for i_size in range(len(sizes) + 1):
+        total = num_useful if i_size == len(sizes) else min(sizes[i_size] - num_rows, num_useful)
+        if total <= at:
             continue
+        while at < total:
+            if ends[bucket] > total:
+                # The largest of this bucket come first, the others belong to larger totals.
+                values[at : ends[bucket]] = np.sort(values[at : ends[bucket]])[::-1]
+            end = min(ends[bucket], total)
+            if end > at:
+                smallest = 1.0
+            for i in range(at, end):
+                gained += values[i]
+                smallest = min(smallest, values[i])
+            at = end
+            bucket += at == ends[bucket]
         rate = gained / (_seconds_of(num_rows + total, sizes, seconds) + gap)
         if rate > gain[0] * plain:
-            best_total, gain[0] = total, rate / plain
+            best_total, least, gain[0] = total, smallest, rate / plain
     if best_total == 0:
         return
-    _share_out(stands, values[num_values - best_total], best_total, num_drafts)
+    _share_out(stands, least, best_total, num_drafts)
 
 
 @cache
@@ -177,6 +217,75 @@ def length_chooser() -> Callable[..., None]:
         types.float64[:, ::1], _COLUMN, _NUMBERS, types.float64, types.int64, types.int64, _COLUMN, _NUMBERS
     )
     return compile_function(_choose_lengths, signature)
+
+
+def _note_shares(
+    rows: Any,
+    most: Any,
+    num_drafts: Any,
+    num_accepted: Any,
+    memory: float,
+    shared_memory: float,
+    shares: Any,
+    shared: Any,
+) -> None:
+    num_asked, found, right, tried = 0, 0, 0, 0
+    for i in range(len(rows)):
+        if most[i] == 0:
+            continue
+        row, has_found = rows[i], num_drafts[i] > 0
+        # One token behind those that stand was wrong, unless all of them stand.
+        num_tried = num_accepted[i] + (num_accepted[i] < num_drafts[i])
+        shares[0, row] = memory * shares[0, row] + has_found
+        shares[1, row] = memory * shares[1, row] + 1.0
+        shares[2, row] = memory * shares[2, row] + num_accepted[i]
+        shares[3, row] = memory * shares[3, row] + num_tried
+        num_asked, found = num_asked + 1, found + has_found
+        right, tried = right + num_accepted[i], tried + num_tried
+    kept = shared_memory**num_asked
+    shared[0], shared[1] = kept * shared[0] + found, kept * shared[1] + num_asked
+    shared[2], shared[3] = kept * shared[2] + right, kept * shared[3] + tried
+
+
+def _fade_shares(
+    rows: Any, fading: float, prior_weight: float, shares: Any, shared: Any, found: Any, right: Any
+) -> None:
+    priors = prior_weight * shared[0] / shared[1], prior_weight * shared[2] / shared[3]
+    for i in range(len(rows)):
+        row = rows[i]
+        for j in range(4):
+            shares[j, row] *= fading
+        found[i] = (shares[0, row] + priors[0]) / (shares[1, row] + prior_weight)
+        right[i] = (shares[2, row] + priors[1]) / (shares[3, row] + prior_weight)
+
+
+@cache
+def share_noter() -> Callable[..., None]:
+    """The compiled function that notes what became of drafts of the executor, for `ExecutorDrafts`.
+
+    Arguments: rows int64 [R]; most, num_drafts and num_accepted int32 [R], where most is 0 no draft was asked for; the
+    weights of what was known of a row, and of all rows for each of them; and what it writes: shares float64 [4, T] and
+    shared float64 [4], drafts that were found and asked for, tokens that stand and that were compared.
+    """
+    table = types.float64[:, ::1]
+    return compile_function(
+        _note_shares,
+        types.void(_ROWS, _COLUMN, _COLUMN, _COLUMN, types.float64, types.float64, table, _NUMBERS),
+    )
+
+
+@cache
+def share_fader() -> Callable[..., None]:
+    """The compiled function that says shares of found drafts and of tokens that stand, for `ExecutorDrafts`.
+
+    Arguments: rows int64 [R]; fading, by which shares of these rows are multiplied first; weight of all rows' shares
+    for a row; shares and shared of `share_noter`; and what it writes: found and right float64 [R].
+    """
+    table = types.float64[:, ::1]
+    return compile_function(
+        _fade_shares,
+        types.void(_ROWS, types.float64, types.float64, table, _NUMBERS, _NUMBERS, _NUMBERS),
+    )
 
 
 @cache

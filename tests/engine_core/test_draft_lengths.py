@@ -71,6 +71,28 @@ def test_no_other_lengths_of_a_compared_total_bring_more_tokens_a_second(
         assert chosen.gain == 1.0
 
 
+@pytest.mark.parametrize("acceptance", ["alike", "spread", "equal", "tiny"])
+def test_the_likeliest_drafts_are_chosen_of_thousands(acceptance: str) -> None:
+    """Sums over the likeliest drafts against a plain sort; many rows share a bucket, or a value."""
+    rng, num_rows, most = np.random.default_rng(0), 256, 15
+    rows = {
+        "alike": rng.uniform(0.60, 0.61, num_rows),
+        "spread": rng.uniform(0.0, 1.0, num_rows),
+        "equal": np.full(num_rows, 0.7),
+        "tiny": rng.uniform(0.0, 1e-3, num_rows),
+    }
+    stands = stands_of(rows[acceptance].tolist(), [most] * num_rows, most)
+    values = np.sort(stands.reshape(-1))[::-1]
+    for total in (1, 7, 100, 256, 1000, 2500, stands.size):
+        # Nothing costs more up to this many positions, and no number of drafts behind it pays.
+        costs = StepCosts.measured([num_rows, num_rows + total, num_rows + total + 1], [1.0, 1.0, 1e6])
+        chosen = choose(stands, costs, num_rows, stands.size)
+        assert chosen.num_drafts.sum() == total
+        gained = sum(stands[row, :count].sum() for row, count in enumerate(chosen.num_drafts))
+        assert gained == pytest.approx(values[:total].sum())
+        assert chosen.gain == pytest.approx((num_rows + values[:total].sum()) / num_rows)
+
+
 def test_a_row_whose_drafts_stand_gets_those_that_others_would_waste() -> None:
     costs = StepCosts.measured([1, 2, 4, 5, 16], [1.0, 1.0, 1.0, 1.0, 9.0])
     assert choose(stands_of([0.1, 0.9], [3, 3]), costs, 2, 100).num_drafts.tolist() == [0, 3]
