@@ -149,7 +149,7 @@ def run(
     max_drafts: Annotated[int, typer.Option(help="drafted tokens of a request in a step")] = 15,
     drafter: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")] = None,
     draft_model: Annotated[Path | None, typer.Option(help="a converted model that drafts instead")] = None,
-    draft_heads: Annotated[Path | None, typer.Option(help="a folder of heads that draft instead, on a CPU")] = None,
+    draft_heads: Annotated[Path | None, typer.Option(help="a folder of heads that draft instead")] = None,
     whole_drafts: Annotated[
         bool,
         typer.Option("--whole-drafts", help="model or heads draft --max-drafts tokens in each step, and nothing else"),
