@@ -113,6 +113,8 @@ class PeerUse:
     """Tokens whose keys and values other engines sent."""
     num_lent: int = 0
     """Tokens whose keys and values were copied for other engines."""
+    num_lent_from_tiers: int = 0
+    """Those of them that were not in the KV cache, but in host memory or on the disk."""
     num_discarded: int = 0
     """Blocks that other engines were thought to hold, and that did not come or were not what was asked for."""
     num_leases: int = 0

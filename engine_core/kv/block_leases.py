@@ -1,6 +1,6 @@
-"""Blocks that other engines copy from this one's cache, each under a lease.
+"""Blocks that other engines copy from this one's cache and from the tiers behind it, each under a lease.
 
-A lease pins its blocks while they are copied to host memory, from where the link sends them. It ends when they are
+A lease pins its blocks while they are copied to the link's memory, from where they are sent. It ends when they are
 sent or when the engine that asked is gone, and pins nothing afterwards. Knows hashes, the block pool and slots; knows
 nothing about sockets or requests.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
 from typing import Protocol
@@ -21,6 +21,7 @@ from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
 from .block_source import Owner
 from .lanes import Lane, ThreadLane
+from .lending import Lender, Read
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 
 
@@ -35,6 +36,10 @@ class _Lease:
     hashes: list[bytes] = field(default_factory=list)
     """Leading ones of those that were asked for, whose blocks are pinned."""
     blocks: list[int] = field(default_factory=list)
+    """Those of the first hashes, in the KV cache; the others are held by lenders."""
+    reads: list[Read] = field(default_factory=list)
+    """Of the hashes behind those of `blocks`."""
+    held: list[tuple[Lender, list[bytes]]] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     before: Claim = field(default_factory=Claim)
     after_step: int = 0
@@ -47,9 +52,17 @@ class BlockLeases:
     """Leases in the order in which they were asked for, as slots are free."""
 
     def __init__(
-        self, swapper: Swapper, link: PeerLink, pool: BlockPool, release: Release, *, lane: Lane | None = None
+        self,
+        swapper: Swapper,
+        link: PeerLink,
+        pool: BlockPool,
+        release: Release,
+        lenders: Sequence[Lender] = (),
+        *,
+        lane: Lane | None = None,
     ) -> None:
-        """`swapper` has a slot for each of the link's rows from the first on."""
+        """`swapper` has a slot for each of the link's rows from the first on; `lenders` are asked in their order."""
+        self._lenders = tuple(lenders)
         self._swapper, self._link, self._pool, self._release = swapper, link, pool, release
         self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
@@ -63,8 +76,8 @@ class BlockLeases:
         self._num_saved = self._num_writing = 0
         self._results: deque[Callable[[], None]] = deque()
         """What jobs did, to be taken note of in the step loop."""
-        self.num_lent = 0
-        """Blocks that were copied for other engines."""
+        self.num_lent = self.num_lent_from_tiers = 0
+        """Blocks that were copied for other engines, and those of them that were not in the KV cache."""
 
     @property
     def is_busy(self) -> bool:
@@ -109,16 +122,29 @@ class BlockLeases:
             wanted = lease.request.wanted
             hashes = wanted.hashes[: len(self._free_slots)] if wanted.key == self._link.key else []
             lease.hashes = list(takewhile(lambda block_hash: self._pool.find(block_hash) is not None, hashes))
+            lease.blocks = [block for block in map(self._pool.find, lease.hashes) if block is not None]
+            self._hold_behind(lease, hashes)
             if not lease.hashes:
                 self._answer(lease, Claim())
                 continue
-            lease.blocks = [block for block in map(self._pool.find, lease.hashes) if block is not None]
             self._pool.share(lease.blocks)
             lease.before = self._claim(lease)
-            lease.slots = [self._free_slots.popleft() for _ in lease.blocks]
+            lease.slots = [self._free_slots.popleft() for _ in lease.hashes]
             # A block is cached from when its step is planned; its contents are there when that has ended.
-            lease.after_step = planned_step
+            lease.after_step = planned_step if lease.blocks else 0
             self._pinned.append(lease)
+
+    def _hold_behind(self, lease: _Lease, hashes: Sequence[bytes]) -> None:
+        """Adds the blocks behind those of the KV cache that lenders have."""
+        while len(lease.hashes) < len(hashes):
+            rest = hashes[len(lease.hashes) :]
+            found = ((lender, lender.hold(rest)) for lender in self._lenders)
+            lender, reads = next(((lender, reads) for lender, reads in found if reads), (None, []))
+            if lender is None:
+                return
+            lease.held.append((lender, list(rest[: len(reads)])))
+            lease.hashes += rest[: len(reads)]
+            lease.reads += reads
 
     def _copy_pinned(self, retired_step: int) -> None:
         due = [lease for lease in self._pinned if lease.after_step <= retired_step]
@@ -126,11 +152,13 @@ class BlockLeases:
             return
         self._pinned = [lease for lease in self._pinned if lease.after_step > retired_step]
         self._copying += due
+        if not any(lease.blocks for lease in due):
+            return
         none = np.empty(0, np.int32)
         self._swapper.swap(
             SwapPlan(
                 out_blocks=np.array([block for lease in due for block in lease.blocks], np.int32),
-                out_slots=np.array([slot for lease in due for slot in lease.slots], np.int32),
+                out_slots=np.array([slot for lease in due for slot in lease.slots[: len(lease.blocks)]], np.int32),
                 in_slots=none,
                 in_blocks=none,
             )
@@ -150,15 +178,23 @@ class BlockLeases:
         return has_released
 
     def _claim(self, lease: _Lease) -> Claim:
-        """What the lease's blocks are now."""
-        pool = self._pool
-        hashes = [pool.hash_of(block) or b"" for block in lease.blocks]
-        return Claim(key=self._link.key, hashes=hashes, generations=[pool.generations[each] for each in lease.blocks])
+        """What the lease's blocks are now. What a lender holds has no generation: it stays what it is."""
+        pool, behind = self._pool, lease.hashes[len(lease.blocks) :]
+        return Claim(
+            key=self._link.key,
+            hashes=[*(pool.hash_of(block) or b"" for block in lease.blocks), *behind],
+            generations=[*(pool.generations[block] for block in lease.blocks), *(0 for _ in behind)],
+        )
 
-    def _note_written(self, lease: _Lease, after: Claim) -> None:
+    def _note_written(self, lease: _Lease, after: Claim, num_read: int) -> None:
         self._num_writing -= 1
         lease.is_copied = True
-        self.num_lent += len(lease.blocks)
+        for lender, hashes in lease.held:
+            lender.let_go(hashes)
+        num_lent = len(lease.blocks) + num_read
+        self.num_lent += num_lent
+        self.num_lent_from_tiers += num_read
+        after = replace(after, hashes=after.hashes[:num_lent], generations=after.generations[:num_lent])
         if lease.has_ended:
             self._free_slots.extend(lease.slots)
         else:
@@ -171,10 +207,18 @@ class BlockLeases:
     # What follows runs beside the step loop.
 
     def _write(self, lease: _Lease, after: Claim) -> None:
-        wanted = lease.request.wanted
-        for parent, block_hash, slot in zip([wanted.parent, *lease.hashes], lease.hashes, lease.slots, strict=False):
+        wanted, num_read = lease.request.wanted, self._read(lease)
+        hashes = lease.hashes[: len(lease.blocks) + num_read]
+        for parent, block_hash, slot in zip([wanted.parent, *hashes], hashes, lease.slots, strict=False):
             payload, record = self._swapper.slots[slot], self._link.records[slot]
             block = BlockId(self._link.key, wanted.owner.namespace, block_hash, parent)
             record[:HEADER_LEN] = np.frombuffer(header_of(block, memoryview(payload)), np.uint8)
             record[HEADER_LEN:] = payload
-        self._results.append(partial(self._note_written, lease, after))
+        self._results.append(partial(self._note_written, lease, after, num_read))
+
+    def _read(self, lease: _Lease) -> int:
+        """Copies what lenders hold. Returns how many leading ones of these blocks could be read."""
+        for num_read, (read, slot) in enumerate(zip(lease.reads, lease.slots[len(lease.blocks) :], strict=True)):
+            if not read(memoryview(self._swapper.slots[slot])):
+                return num_read
+        return len(lease.reads)

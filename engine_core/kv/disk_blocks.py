@@ -21,6 +21,7 @@ from ..step_output import DiskUse
 from .block_files import BlockFiles, FoundBlock, is_disk_full
 from .block_source import LoadEnd, Owner, Ticket
 from .lanes import Lane, ThreadLane
+from .lending import Read
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
 
@@ -41,7 +42,7 @@ class _Save:
 
 
 class DiskBlocks:
-    """See `BlockSource`."""
+    """See `BlockSource` and `Lender`."""
 
     tier = "disk"
 
@@ -73,7 +74,7 @@ class DiskBlocks:
         """Slots that saves may have: loads find the others free."""
         self._loads = StagedLoads(swapper, self._free_slots, self._read)
         self._reading = Counter[bytes]()
-        """Loads that read a hash, whose file stays."""
+        """Loads and leases that read a hash, whose file stays."""
         self._results: deque[Callable[[], None]] = deque()
         """What jobs found, to be taken note of in the step loop."""
         self._found: deque[FoundBlock] = deque()
@@ -178,11 +179,19 @@ class DiskBlocks:
     def _num_used_bytes(self) -> int:
         return (len(self._namespace_of) + len(self._saving)) * self._file_bytes
 
-    def _settle(self, end: LoadEnd) -> None:
-        for block_hash in end.ticket.hashes:
+    def hold(self, hashes: Sequence[bytes]) -> list[Read]:
+        held = hashes[: self.find(hashes)]
+        self._reading.update(held)
+        return [partial(self._read_lent, self._namespace_of[block_hash], block_hash) for block_hash in held]
+
+    def let_go(self, hashes: Sequence[bytes]) -> None:
+        for block_hash in hashes:
             self._reading[block_hash] -= 1
             if not self._reading[block_hash]:
                 del self._reading[block_hash]
+
+    def _settle(self, end: LoadEnd) -> None:
+        self.let_go(end.ticket.hashes)
         self._num_read += end.num_usable
         used = [block_hash for block_hash in end.ticket.hashes if block_hash in self._namespace_of]
         self._touch(used)
@@ -298,6 +307,13 @@ class DiskBlocks:
         except OSError as error:
             self._fail("it cannot be read", error)
         self._results.append(partial(self._note_read, part, num_read))
+
+    def _read_lent(self, namespace: bytes, block_hash: bytes, into: memoryview) -> bool:
+        try:
+            return not self._failure and self._files.read(namespace, block_hash, into)
+        except OSError as error:
+            self._fail("it cannot be read", error)
+            return False
 
     def _drop(self, namespace: bytes, block_hash: bytes) -> None:
         try:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
 from .block_source import LoadEnd, Outcome, Owner, Ticket
+from .lending import Read
 
 
 class HostBlocks:
-    """See `BlockSource`. Slots of host memory, each with a copy of a cached block; the least recently used goes first.
+    """See `BlockSource` and `Lender`. Slots of host memory, each with a copy of a cached block; the least recently used
+    goes first.
 
     Loads end in the order in which they were asked for, and never fail.
     """
@@ -39,7 +42,9 @@ class HostBlocks:
         """Blocks that loads asked for so far."""
         self._cancelled: set[Ticket] = set()
         self._reading = Counter[bytes]()
-        """Loads that read a hash's slot, which stays."""
+        """Loads and leases that read a hash's slot, which stays."""
+        self._save_number: dict[bytes, int] = {}
+        """By hash, saves up to the one that fills its slot."""
         self._saves: list[tuple[int, int]] = []
         self._fetches: list[tuple[int, int]] = []
         self._on_lost: Callable[[bytes], None] = lambda _: None
@@ -85,8 +90,10 @@ class HostBlocks:
         placed = [(block_hash, block, slot) for (block_hash, block), slot in zip(fresh, slots, strict=False)]
         for block_hash, _, slot in reversed(placed):
             slot_of[block_hash] = slot
-        self._saves += ((block, slot) for _, block, slot in placed)
-        self.num_saved += len(placed)
+        for block_hash, block, slot in placed:
+            self._saves.append((block, slot))
+            self.num_saved += 1
+            self._save_number[block_hash] = self.num_saved
 
     def launch(self) -> None:
         if not (self._saves or self._fetches):
@@ -111,7 +118,7 @@ class HostBlocks:
         ends = []
         while self._loads and self._loads[0][0] <= self.num_loaded:
             ticket = self._loads.popleft()[1]
-            self._stop_reading(ticket)
+            self.let_go(ticket.hashes)
             if ticket in self._cancelled:
                 self._cancelled.remove(ticket)
                 ends.append(LoadEnd(ticket, Outcome.CANCELLED))
@@ -123,8 +130,23 @@ class HostBlocks:
     def close(self) -> None:
         """The memory is the swapper's: the executor waits for the last copies and gives it back."""
 
-    def _stop_reading(self, ticket: Ticket) -> None:
-        for block_hash in ticket.hashes:
+    def hold(self, hashes: Sequence[bytes]) -> list[Read]:
+        """Blocks whose copies to their slots are not made yet are not here yet."""
+        num_saved, reads = self._swapper.num_saved, list[Read]()
+        for block_hash in hashes:
+            slot = self._slot_of.get(block_hash)
+            if slot is None or self._save_number[block_hash] > num_saved:
+                break
+            reads.append(partial(self._read, slot))
+        self._reading.update(hashes[: len(reads)])
+        return reads
+
+    def _read(self, slot: int, into: memoryview) -> bool:
+        into[:] = memoryview(self._swapper.slots[slot])
+        return True
+
+    def let_go(self, hashes: Sequence[bytes]) -> None:
+        for block_hash in hashes:
             self._reading[block_hash] -= 1
             if not self._reading[block_hash]:
                 del self._reading[block_hash]
@@ -135,6 +157,7 @@ class HostBlocks:
             stay = kept | self._reading.keys()
             for block_hash in list(islice((each for each in self._slot_of if each not in stay), missing)):
                 self._free_slots.append(self._slot_of.pop(block_hash))
+                del self._save_number[block_hash]
                 self._on_lost(block_hash)
         return [self._free_slots.popleft() for _ in range(min(count, len(self._free_slots)))]
 

@@ -15,6 +15,7 @@ from .block_record import kv_key
 from .block_source import BlockSource
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
+from .lending import Lender
 from .peer_blocks import PeerBlocks
 from .peer_link import PeerLink
 from .swapper_parts import SwapperParts
@@ -55,9 +56,12 @@ class Tiers:
             self.peers = PeerBlocks(pulled, link, num_lent, clock=clock)
 
     def open_leases(self, pool: BlockPool, release: Release) -> None:
-        """From now on other engines may copy blocks of the pool, if there is a way to them."""
+        """From now on other engines may copy blocks of the pool and of this engine's tiers, if there is a way to
+        them."""
         if self._link is not None:
-            self.leases = BlockLeases(self._lent, self._link, pool, release)
+            tiers: list[Lender | None] = [self.host, self.disk]
+            lenders = [tier for tier in tiers if tier is not None]
+            self.leases = BlockLeases(self._lent, self._link, pool, release, lenders)
 
     @property
     def sources(self) -> list[BlockSource]:
@@ -77,6 +81,7 @@ class Tiers:
             load.peers = PeerUse(
                 num_pulled=self.peers.num_pulled * self._block_size,
                 num_lent=self.leases.num_lent * self._block_size,
+                num_lent_from_tiers=self.leases.num_lent_from_tiers * self._block_size,
                 num_discarded=self.peers.num_discarded,
                 num_leases=self.leases.num_leases,
                 seconds_per_token=self.peers.seconds_per_block / self._block_size,

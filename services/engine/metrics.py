@@ -163,6 +163,9 @@ class EngineCollector(Collector):
         yield self._counter("kv_pulled_tokens", "Tokens pulled from other engines", peers.num_pulled)
         yield self._counter("kv_lent_tokens", "Tokens copied for other engines", peers.num_lent)
         yield self._counter(
+            "kv_lent_from_tiers_tokens", "Lent tokens from host memory or the disk", peers.num_lent_from_tiers
+        )
+        yield self._counter(
             "kv_pull_discarded_blocks", "KV blocks asked of other engines that did not come whole", peers.num_discarded
         )
         yield self._gauge("kv_leases", "Leases of other engines on KV blocks", peers.num_leases)

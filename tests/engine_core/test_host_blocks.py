@@ -45,7 +45,8 @@ class RecordingSwapper:
 
     def __init__(self) -> None:
         self.plans: list[SwapPlan] = []
-        self.num_loaded = 0
+        self.num_saved = self.num_loaded = 0
+        self.slots = np.arange(8, dtype=np.uint8).reshape(8, 1)
 
     def swap(self, plan: SwapPlan) -> None:
         self.plans.append(plan)
@@ -192,6 +193,27 @@ def test_slots_that_are_read_are_not_given_away() -> None:
     blocks.swapper.num_loaded = 2
     assert blocks.loads.poll() == [SettledLoad(ticket, None)]
     assert blocks.host.find(chain.hashes) == 2
+
+
+def test_a_block_is_lent_once_its_copy_is_made_and_stays_until_it_is_let_go_of() -> None:
+    blocks = Blocks(9, 2)
+    chain = blocks.compute(0, 2)
+    assert blocks.host.hold(chain.hashes) == []
+    blocks.loads.launch()
+    blocks.swapper.num_saved = 1
+    assert len(blocks.host.hold(chain.hashes)) == 1
+    blocks.swapper.num_saved = 2
+    reads = blocks.host.hold(chain.hashes[1:])
+    # Both slots are read: what comes later finds none.
+    blocks.compute(1000, 2)
+    assert set(blocks.host.held) == set(chain.hashes)
+    into = bytearray(1)
+    assert [read(memoryview(into)) for read in reads] == [True]
+    assert into[0] == 1
+    for block_hash in chain.hashes:
+        blocks.host.let_go([block_hash])
+    later = blocks.compute(2000, 2)
+    assert set(blocks.host.held) == set(later.hashes)
 
 
 def test_a_sequence_that_is_longer_than_host_memory_keeps_its_beginning() -> None:

@@ -54,6 +54,29 @@ def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path) -> None:
         engine.close()
 
 
+def test_blocks_that_left_the_cache_are_lent_from_the_disk(folder: Path, tmp_path: Path) -> None:
+    alone = SmallEngine(folder, max_model_len=256)
+    known = [alone.answer([prompt], SAMPLING)[0] for prompt in PROMPTS]
+    link = DirectLink()
+    first = SmallEngine(folder, link=link, address="a", num_blocks=18, kv_disk_dir=tmp_path / "kv", **SIZES)
+    second = SmallEngine(folder, link=link, address="b", **SIZES)
+    for prompt in PROMPTS:
+        first.answer([prompt], SAMPLING)
+        first.settle()
+    for prompt, expected in zip(PROMPTS, known, strict=True):
+        [pulled] = second.answer([prompt], SAMPLING, holder=at("a"))
+        assert same(pulled, expected)
+        assert pulled.cached_tokens == NUM_CACHED
+    load = first.engine.load()
+    assert load.peers is not None
+    # The cache of 17 blocks has the last prompt and a part of the one before.
+    assert load.peers.num_lent == 3 * NUM_CACHED
+    assert load.peers.num_lent_from_tiers >= NUM_CACHED
+    assert (load.peers.num_leases, load.num_used_blocks) == (0, 0)
+    for engine in (first, second):
+        engine.close()
+
+
 def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
     link = DirectLink()
     first = SmallEngine(folder, link=link, address="a", block_size=32, **SIZES)

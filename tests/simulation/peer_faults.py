@@ -24,7 +24,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import UInt8Array
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
-from headwater.engine_core.kv import block_leases, peer_blocks
+from headwater.engine_core.kv import block_leases, disk_blocks, peer_blocks
 from headwater.engine_core.kv.block_leases import BlockLeases
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, kv_key
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
@@ -42,6 +42,7 @@ from headwater.engine_core.kv.peer_link import (
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
+from tests.simulation.files_twin import FilesTwin
 from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, MAX_MODEL_LEN, MODEL, NAMESPACES, FaultyLane, expected
 
 BLOCK_BYTES = 8 * BLOCK_SIZE
@@ -80,6 +81,8 @@ class Replica:
             block_size=BLOCK_SIZE,
             num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9]),
             num_peer_blocks=rng.choice([2, 5, 12]),
+            num_host_blocks=rng.choice([0, 0, 2, 4]),
+            num_staged_blocks=rng.choice([0, 4, 12]),
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=rng.choice([1, 3, 6]),
             spare_rows=rng.choice([0, 2]),
@@ -89,15 +92,22 @@ class Replica:
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
         self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
         self.records: UInt8Array = np.zeros((self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8)
-        self.lanes = [FaultyLane(rng, in_order=False), FaultyLane(rng, in_order=False)]
+        self.lanes = [FaultyLane(rng, in_order=each == "writes") for each in ("pulls", "lends", "writes", "reads")]
+        self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
         peer_link = PeerLink(key=KEY, records=self.records, send=lambda message: link.send(self, message))
         with (
             patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[0]),
             patch.object(block_leases, "ThreadLane", return_value=self.lanes[1]),
+            patch.object(disk_blocks, "ThreadLane", side_effect=self.lanes[2:]),
         ):
-            self.engine = Engine(self.config, self.executor, clock=lambda: float(link.now), peer_link=peer_link)
+            self.engine = Engine(
+                self.config,
+                self.executor,
+                clock=lambda: float(link.now),
+                disk_files=self.files if self.config.num_staged_blocks else None,
+                peer_link=peer_link,
+            )
         self.answers: dict[int, Answer] = {}
-        self.num_pulled_tokens = 0
 
     @property
     def peers(self) -> PeerBlocks:
@@ -125,8 +135,6 @@ class Replica:
             answer = self.answers[key]
             assert first == len(answer.tokens), "a token twice, or none"
             answer.tokens += [next(tokens) for _ in range(num_tokens)]
-        for started in output.starts:
-            self.num_pulled_tokens += started.cached_by_tier.get("peer", 0)
         for finished in output.finishes:
             assert not self.answers[finished.key].has_ended, "two ends"
             self.answers[finished.key].has_ended = True
@@ -265,6 +273,8 @@ class Outcome:
     num_steps: int
     num_pulled_tokens: int
     num_lent_tokens: int
+    num_lent_from_tiers: int
+    """Blocks."""
     num_discarded: int
     num_preemptions: int
     num_deaths: int
@@ -301,8 +311,9 @@ class Run:
         everyone = [*self.link.replicas, *self.dead]
         return Outcome(
             num_steps=self.link.now,
-            num_pulled_tokens=sum(each.num_pulled_tokens for each in everyone),
+            num_pulled_tokens=sum(each.peers.num_pulled * BLOCK_SIZE for each in everyone),
             num_lent_tokens=sum(each.leases.num_lent * BLOCK_SIZE for each in everyone),
+            num_lent_from_tiers=sum(each.leases.num_lent_from_tiers for each in everyone),
             num_discarded=sum(each.peers.num_discarded for each in everyone),
             num_preemptions=sum(each.engine.load().num_preemptions for each in everyone),
             num_deaths=len(self.dead),

@@ -33,6 +33,7 @@ def check_seeds(seeds: range) -> Counter[str]:
         seen.update(outcome.faults)
         seen["pulled"] += outcome.num_pulled_tokens
         seen["lent"] += outcome.num_lent_tokens
+        seen["lent from tiers"] += outcome.num_lent_from_tiers
         seen["discarded"] += outcome.num_discarded
         seen["preempted"] += outcome.num_preemptions
         seen["deaths"] += outcome.num_deaths
@@ -42,7 +43,10 @@ def check_seeds(seeds: range) -> Counter[str]:
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500))
-    assert min(seen[name] for name in (*FAULTS, "pulled", "lent", "discarded", "preempted", "deaths")) > 0
+    assert (
+        min(seen[name] for name in (*FAULTS, "pulled", "lent", "lent from tiers", "discarded", "preempted", "deaths"))
+        > 0
+    )
 
 
 @pytest.mark.long
@@ -165,6 +169,30 @@ def _mark_blocks(lease: _Lease, name: str, value: object) -> None:
     object.__setattr__(lease, name, value)
 
 
+def let_go_too_early(patch: pytest.MonkeyPatch) -> None:
+    """What a lease copies from host memory or a file may be overwritten before it is copied."""
+    hold_behind = BlockLeases._hold_behind
+
+    def hold_and_let_go(leases: BlockLeases, lease: _Lease, hashes: Sequence[bytes]) -> None:
+        hold_behind(leases, lease, hashes)
+        for lender, held in lease.held:
+            lender.let_go(held)
+        lease.held.clear()
+
+    patch.setattr(BlockLeases, "_hold_behind", hold_and_let_go)
+
+
+def unread_is_lent(patch: pytest.MonkeyPatch) -> None:
+    """A file that is torn or gone is lent as if it had been read."""
+    read = BlockLeases._read
+
+    def read_all(leases: BlockLeases, lease: _Lease) -> int:
+        read(leases, lease)
+        return len(lease.reads)
+
+    patch.setattr(BlockLeases, "_read", read_all)
+
+
 def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
     """Who waited for a load hears nothing of its end."""
 
@@ -219,6 +247,8 @@ PLANTED = [
     stale_hash,
     foreign_key,
     torn_copy,
+    let_go_too_early,
+    unread_is_lent,
     unpinned_and_unchecked,
     lost_wake_up,
     lost_answer,

@@ -99,6 +99,19 @@ async def test_requests_of_one_prompt_pull_it_once() -> None:
         assert await owner.metric("kv_lent_tokens_total") == NUM_CACHED
 
 
+@pytest.mark.parametrize("tier", ["host", "disk"])
+async def test_an_engine_lends_what_left_its_cache_for_another_tier(tier: str, tmp_path: Path) -> None:
+    behind = "--kv-swap-memory=1000000" if tier == "host" else f"--kv-disk-dir={tmp_path}"
+    async with peer("--num-blocks=21", "--max-model-len=300", behind) as owner, peer("--max-model-len=300") as puller:
+        for prompt_ids in ASKED[:3]:
+            await owner.ask(prompt_ids)
+        if tier == "disk":
+            await until(owner.engine, lambda figures: figures["headwater_kv_disk_out_tokens_total"] >= 3 * NUM_CACHED)
+        start = await puller.ask(ASKED[0], holder=owner.holds())
+        assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {"peer": NUM_CACHED})
+        assert await owner.metric("kv_lent_from_tiers_tokens_total") == NUM_CACHED
+
+
 async def test_only_what_is_there_is_pulled_and_the_rest_is_computed() -> None:
     async with peer() as owner, peer() as puller:
         await owner.ask(ASKED[0][:100])
