@@ -214,7 +214,8 @@ class ClusterWorld:
         """An answer runs at the engine that goes on with answers, and the gateway knows of it: prompts are computed
         elsewhere."""
         goes_on = f"{kind.name}-{kind.roles.index('decode')}"
-        with self._gateway.client.stream("POST", CHAT, json=_body(kind, COMPANY_QUESTION, BUSY)):
+        with self._gateway.client.stream("POST", CHAT, json=_body(kind, COMPANY_QUESTION, BUSY)) as reply:
+            assert reply.status_code == 200, reply.read()
             self._gateway.wait_until(lambda: self._loads(kind)[goes_on]["num_running"] > 0)
             yield
 
