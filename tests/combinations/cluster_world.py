@@ -38,6 +38,11 @@ and blocks run out before the other one ends."""
 FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
 BUSY: Fields = {"max_tokens": 280, "ignore_eos": True, "speculative": "off", "stream": True}
 """An answer that runs until it is not wanted any more."""
+BUSY_STEP_SECONDS = 0.02
+"""Time of a simulated step where answers are routed by others that run: they still run when a loaded machine has
+routed the request that they are there for."""
+BUSY_SECONDS = BUSY_STEP_SECONDS * 140
+"""Half of the time of such an answer."""
 FULL: Fields = BUSY | {"n": 7, "temperature": 1.0, "seed": 7}
 NUM_FULL_BLOCKS = TIGHT_BLOCKS // 2
 """Blocks in use at which an engine is too full for a request that another one can take."""
@@ -66,6 +71,8 @@ class EngineKind:
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
         options = sizes | dict(common) | own
+        if "simulated_step_seconds" in own:
+            options["simulated_step_seconds"] = BUSY_STEP_SECONDS
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         return [f"--served-model-name={self.name}", f"--model-folder={folder}", *flags]
 
@@ -214,10 +221,13 @@ class ClusterWorld:
         """An answer runs at the engine that goes on with answers, and the gateway knows of it: prompts are computed
         elsewhere."""
         goes_on = f"{kind.name}-{kind.roles.index('decode')}"
-        with self._gateway.client.stream("POST", CHAT, json=_body(kind, COMPANY_QUESTION, BUSY)) as reply:
-            assert reply.status_code == 200, reply.read()
-            self._gateway.wait_until(lambda: self._loads(kind)[goes_on]["num_running"] > 0)
-            yield
+        for _ in range(MOST_ASKED):
+            with self._gateway.client.stream("POST", CHAT, json=_body(kind, COMPANY_QUESTION, BUSY)) as reply:
+                assert reply.status_code == 200, reply.read()
+                if holds_within(lambda: self._loads(kind)[goes_on]["num_running"] > 0, BUSY_SECONDS):
+                    yield
+                    return
+        raise AssertionError(f"the gateway does not see an answer run at {goes_on}")
 
     @contextlib.contextmanager
     def _full(self, kind: EngineKind, salt: str) -> Iterator[None]:

@@ -17,6 +17,8 @@ NO_CAPABILITY_OPTIONS = {
     "block_size", "max_model_len", "max_num_seqs", "spare_rows",
     # Steps in flight: the same engine, see test_engine_at_random.py.
     "async_depth",
+    # How ranks start.
+    "copies_ranks",
 }  # fmt: skip
 NO_CAPABILITY_SAMPLING = {
     # The end of an answer by length or token, in every cell.
