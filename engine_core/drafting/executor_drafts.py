@@ -30,7 +30,7 @@ FIRST_FOUND, FIRST_RIGHT = 0.7, 0.6
 class ExecutorDrafts:
     def __init__(self, num_rows: int) -> None:
         self._shares = np.zeros((4, num_rows))
-        """Of each row: drafts found, drafts asked for, tokens that stand, tokens compared."""
+        """Columns are counts of each row: drafts found, drafts asked for, tokens that stand, tokens compared."""
         first = SHARED_WEIGHT * np.array([FIRST_FOUND, 1.0, FIRST_RIGHT, 1.0])
         self._shared: Float64Array = first
         """The same of all rows."""

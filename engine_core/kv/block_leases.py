@@ -38,7 +38,7 @@ class _Lease:
     blocks: list[int] = field(default_factory=list)
     """Those of the first hashes, in the KV cache; the others are held by lenders."""
     reads: list[Read] = field(default_factory=list)
-    """Of the hashes behind those of `blocks`."""
+    """How blocks of the hashes behind those of `blocks` come from their lenders."""
     held: list[tuple[Lender, list[bytes]]] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
     before: Claim = field(default_factory=Claim)

@@ -53,8 +53,8 @@ class Fp8Linear(GroupedLinear):
 
 
 class Fp8TokensLinear(Fp8Linear):
-    """Of weights made for activations in 8 bits, each token with a scale of its own. A platform without such a product
-    multiplies activations as they are; ranks that divide the inputs round their own."""
+    """The weights are made for activations in 8 bits, each token with a scale of its own. A platform without such a
+    product multiplies activations as they are; ranks that divide the inputs round their own."""
 
     kind = "f8a8"
     values: ClassVar = FP8_TOKENS

@@ -5,7 +5,7 @@ Every choice keeps a row's bits independent of its batch; see `kernels.gemm` and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -119,11 +119,11 @@ class CudaPlatform:
         self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
         self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
         self._choices: dict[ProbedProduct, ProductChoice] = {}
-        self._products = {
+        self._products: dict[str, Callable[[Linear], Product]] = {
             DenseLinear.kind: self._dense,
             Int4Linear.kind: self._packed,
             OrderedLinear.kind: self._packed,
-            RoundedLinear.kind: self._rounded,
+            RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
         }
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
@@ -368,10 +368,6 @@ class CudaPlatform:
         # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
         self._choice(expanded_product(linear)).is_own = True
         return packed_product(linear, EARLY_ROWS)
-
-    def _rounded(self, linear: Linear) -> Product:
-        assert isinstance(linear, RoundedLinear)
-        return rounded_product(linear, EARLY_ROWS)
 
     def _choice(self, product: ProbedProduct) -> ProductChoice:
         return self._choices.setdefault(product, ProductChoice())

@@ -49,12 +49,14 @@ def expanded_product(linear: PackedLinear) -> ProbedProduct:
     return ProbedProduct(linear.out_features, linear.in_features, linear.dtype)
 
 
-def rounded_product(linear: RoundedLinear, early_rows: int) -> Product:
+def rounded_product(linear: Linear, *, early_rows: int) -> Product:
     """As `packed_product`, of tokens that are rounded."""
+    assert isinstance(linear, RoundedLinear)
+    weight = linear.weight
 
     def product(x: Tokens) -> torch.Tensor:
         num_tokens = (x.values if isinstance(x, RoundedTokens) else x).shape[0]
-        return w8a8.w8a8_linear(x, linear.weight, dependent=num_tokens <= early_rows)
+        return w8a8.w8a8_linear(x, weight, dependent=num_tokens <= early_rows)
 
     return product
 

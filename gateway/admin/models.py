@@ -34,7 +34,7 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     max_replicas: Number | None = None
     escape_special_tokens: bool = False
     numerics: Literal["default", "tree"] | None = None
-    """Of every engine of the model; None: the cluster's."""
+    """What every engine of the model computes with; None: as the cluster."""
 
 
 class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -18,4 +18,4 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     escape_special_tokens: bool = False
     """Of a load: special tokens in conversations are text, also where the cluster's default is otherwise."""
     numerics: Literal["default", "tree"] | None = None
-    """Of a load: that of every engine of the model; None: the cluster's."""
+    """What every engine of a loaded model computes with; None: as the cluster."""

@@ -32,7 +32,7 @@ def made(dtype: torch.dtype, n: int, k: int, generator: torch.Generator) -> W8A8
 
 
 def rows_of(m: int, k: int, generator: torch.Generator) -> torch.Tensor:
-    """Of sizes that differ by row, with one of zeros and one that is nearly that."""
+    """Rows whose sizes differ, with one of zeros and one that is nearly that."""
     x = torch.randn(m, k, generator=generator, device=generator.device)
     x *= 10 ** (4 * torch.rand(m, 1, generator=generator, device=generator.device) - 2)
     if m > 3:

@@ -99,7 +99,7 @@ def ranks_of(core: int) -> list[int]:
 
 
 def tell_the_truth(line: Line, num_replicas: int) -> None:
-    """Until the engine that has lost a rank is known to be gone; meanwhile its model is served."""
+    """Waits until the engine that has lost a rank is known to be gone; meanwhile its model is served."""
     gone_before = time.monotonic() + 30
     while len(line.loads()) == num_replicas:
         assert time.monotonic() < gone_before, "the engine without a rank still counts"
