@@ -79,6 +79,12 @@ class Quantization:
         return {rule.packing.activations for rule in self.rules} - {""}
 
     @property
+    def activations_by_block(self) -> set[str]:
+        """As `rounded_activations`, of layers whose inputs have several scales."""
+        packings = [rule.packing for rule in self.rules]
+        return {each.activations for each in packings if each.block is not None or each.group_size != -1} - {""}
+
+    @property
     def has_integers(self) -> bool:
         """Whether some layers are packed integers."""
         return any(rule.packing.format != "fp8" for rule in self.rules)

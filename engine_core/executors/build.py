@@ -246,9 +246,12 @@ def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: C
 def _tell_activations(request: BuildRequest) -> None:
     """Logs where a checkpoint was made for activations of 8 bits and is served with others."""
     quantization = request.model.quantization
-    if quantization is None or request.rounds_tokens:
+    if quantization is None:
         return
-    rounded = quantization.rounded_activations - ({INT8} if request.activations == INT8 else set())
+    # Tokens of 8 bits are multiplied in bfloat16 models alone, and with weights of one scale for each output.
+    follows = request.rounds_tokens and request.dtype == "bfloat16"
+    rounded = quantization.activations_by_block if follows else quantization.rounded_activations
+    rounded = rounded - ({INT8} if request.activations == INT8 else set())
     if rounded:
         log.warning(
             "this %s checkpoint was made for activations in %s; they stay in %s, which is more exact and not the same",

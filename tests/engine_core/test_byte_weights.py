@@ -320,3 +320,13 @@ def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(
     SmallEngine(convert(tmp_path / "packed", tmp_path / "ours"), activation_dtype=activation_dtype).close()
     assert len(caplog.records) == (1 if told else 0)
     assert told in "".join(record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("form", "left"), [("fp8, blocks", {"fp8"}), ("fp8, one scale", set()), ("int-quantized W8A8", set())]
+)
+def test_activations_of_layers_with_several_scales_are_told_apart(form: str, left: set[str], tmp_path: Path) -> None:
+    quantization = registry.read_config(random_path(tmp_path, BYTE_FORMS[form])).quantization
+    assert quantization is not None
+    assert quantization.rounded_activations
+    assert quantization.activations_by_block == left
