@@ -72,7 +72,7 @@ def launch_all_tiles(weight: W8A8Weight) -> None:
     rounded = round_tokens(torch.zeros(1, k, dtype=torch.bfloat16, device=device), weight.values.dtype)
     out = torch.empty(1, n, dtype=torch.bfloat16, device=device)
     operands = *rounded, weight.values, weight.scales, out
-    for rows in hopper_w8a8_rows.TILES.values():
+    for rows in hopper_w8a8_rows.tiles_for(n):
         hopper_w8a8_rows.w8a8_rows(*operands, rows)
     for tiles in TEAM_TILES:
         w8a8_gemm(*operands, tiles, num_programs=num_multiprocessors(device))
@@ -84,7 +84,7 @@ def w8a8_linear(x: Tokens, weight: W8A8Weight, *, dependent: bool = False) -> to
     (m, k), n, device = rounded.values.shape, weight.shape[0], rounded.values.device
     out = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     operands = *rounded, weight.values, weight.scales, out
-    if (rows := hopper_w8a8_rows.choose(m)) is not None:
+    if (rows := hopper_w8a8_rows.choose(m, n)) is not None:
         hopper_w8a8_rows.w8a8_rows(*operands, rows, dependent=dependent)
         return out
     multiprocessors = num_multiprocessors(device)
