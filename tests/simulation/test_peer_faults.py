@@ -16,7 +16,8 @@ from headwater.engine_core.kv.peer_link import Claim, Pulled
 from headwater.engine_core.kv.staged_loads import StagedLoads
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
-from tests.simulation.peer_faults import FAULTS, run_seed
+from tests.simulation.peer_faults import run_seed
+from tests.simulation.peer_twins import FAULTS
 
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""

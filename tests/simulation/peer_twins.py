@@ -1,0 +1,255 @@
+"""Engines that pull blocks from each other, and a link between them that loses, tears, doubles or delays copies, or
+brings stale or foreign ones."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from unittest.mock import patch
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import UInt8Array
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.kv import block_leases, disk_blocks, peer_blocks
+from headwater.engine_core.kv.block_leases import BlockLeases
+from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, kv_key
+from headwater.engine_core.kv.peer_blocks import PeerBlocks
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    LeaseEnd,
+    LeaseRequest,
+    Lent,
+    PeerLink,
+    Pulled,
+    PullEnd,
+    PullRequest,
+    ToLink,
+)
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.step_output import StepOutput
+from tests.simulation.files_twin import FilesTwin
+from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, FaultyLane
+
+BLOCK_BYTES = 8 * BLOCK_SIZE
+KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
+FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half")
+
+
+@dataclass(slots=True)
+class Answer:
+    new: NewRequest
+    tokens: list[int] = field(default_factory=list)
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class Transfer:
+    """A pull on its way."""
+
+    puller: Replica
+    owner: Replica
+    request: PullRequest
+    lease: int
+    fault: str
+    is_answered: bool = False
+
+
+class Replica:
+    """One incarnation of an engine. What is sent to a dead one is lost."""
+
+    def __init__(self, number: int, epoch: int, rng: random.Random, link: LinkTwin) -> None:
+        self.number, self.epoch, self.is_alive = number, epoch, True
+        self.config = EngineConfig(
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9]),
+            num_peer_blocks=rng.choice([2, 5, 12]),
+            num_host_blocks=rng.choice([0, 0, 2, 4]),
+            num_staged_blocks=rng.choice([0, 4, 12]),
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=rng.choice([1, 3, 6]),
+            spare_rows=rng.choice([0, 2]),
+            max_num_batched_tokens=rng.choice([20, 60, 200]),
+            async_depth=rng.randint(1, 4),
+        )
+        timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
+        self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
+        self.records: UInt8Array = np.zeros((self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8)
+        self.lanes = [FaultyLane(rng, in_order=each == "writes") for each in ("pulls", "lends", "writes", "reads")]
+        self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
+        peer_link = PeerLink(key=KEY, records=self.records, send=lambda message: link.send(self, message))
+        with (
+            patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[0]),
+            patch.object(block_leases, "ThreadLane", return_value=self.lanes[1]),
+            patch.object(disk_blocks, "ThreadLane", side_effect=self.lanes[2:]),
+        ):
+            self.engine = Engine(
+                self.config,
+                self.executor,
+                clock=lambda: float(link.now),
+                disk_files=self.files if self.config.num_staged_blocks else None,
+                peer_link=peer_link,
+            )
+        self.answers: dict[int, Answer] = {}
+
+    @property
+    def peers(self) -> PeerBlocks:
+        assert self.engine._tiers.peers is not None
+        return self.engine._tiers.peers
+
+    @property
+    def leases(self) -> BlockLeases:
+        assert self.engine._tiers.leases is not None
+        return self.engine._tiers.leases
+
+    @property
+    def has_work(self) -> bool:
+        return self.engine.has_work() or self.engine.has_background_work
+
+    def step(self, rng: random.Random) -> None:
+        for lane in self.lanes:
+            lane.run(rng.choice([0, 1, 30]))
+        if self.has_work and (output := self.engine.step()) is not None:
+            self._hear(output)
+
+    def _hear(self, output: StepOutput) -> None:
+        tokens = iter(output.token_ids)
+        for key, first, num_tokens in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+            answer = self.answers[key]
+            assert first == len(answer.tokens), "a token twice, or none"
+            answer.tokens += [next(tokens) for _ in range(num_tokens)]
+        for finished in output.finishes:
+            assert not self.answers[finished.key].has_ended, "two ends"
+            self.answers[finished.key].has_ended = True
+
+    def check_blocks(self) -> None:
+        """Blocks are held by rows, by loads, by leases and by copies in flight, and by nobody else."""
+        scheduler = self.engine._scheduler
+        held = Counter([*scheduler.forks.held_blocks, *self.leases.pinned_blocks])
+        for row, request in enumerate(scheduler.table.requests):
+            if request is not None:
+                held.update(scheduler.table.blocks_of(row))
+        for load in scheduler.loads._open.values():
+            held.update(load.held + load.blocks)
+        counts = scheduler.pool.ref_counts
+        assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
+        for slots in (self.peers._free_slots, self.leases._free_slots):
+            assert len(set(slots)) == len(slots), "a slot is free twice"
+
+    def check_end(self) -> None:
+        self.check_blocks()
+        load = self.engine.load()
+        assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), "blocks are left"
+        num_free = len(self.peers._free_slots) + len(self.leases._free_slots)
+        assert num_free == self.config.num_peer_blocks, "slots are left"
+
+
+class LinkTwin:
+    """What lies between the engines: servers, connections, and all that befalls them."""
+
+    def __init__(self, rng: random.Random, *, fault_chance: float, most_delay: int) -> None:
+        self._rng, self._fault_chance, self._most_delay = rng, fault_chance, most_delay
+        self.now = 0
+        self.replicas: list[Replica] = []
+        self.faults = Counter[str]()
+        self._due: list[tuple[int, int, Callable[[], None]]] = []
+        self._order, self._leases = count(), count(1)
+        self._transfers: dict[int, Transfer] = {}
+        """By lease."""
+        self._old_records: list[UInt8Array] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._due
+
+    def advance(self) -> None:
+        self.now += 1
+        due = sorted(each for each in self._due if each[0] <= self.now)
+        self._due = [each for each in self._due if each[0] > self.now]
+        for _, _, event in due:
+            event()
+
+    def died(self, dead: Replica) -> None:
+        """Its connections break: pulls from it end, and leases that it had."""
+        for transfer in list(self._transfers.values()):
+            if dead is transfer.owner:
+                self._answer(transfer, Claim(), Claim())
+            elif dead is transfer.puller:
+                self._end_lease(transfer)
+
+    def send(self, sender: Replica, message: ToLink) -> None:
+        match message:
+            case PullRequest():
+                self._later(lambda: self._ask(sender, message))
+            case PullEnd(pull=pull):
+                for transfer in list(self._transfers.values()):
+                    if transfer.puller is sender and transfer.request.pull == pull:
+                        self._answer(transfer, Claim(), Claim())
+            case Lent():
+                if (found := self._transfers.get(message.lease)) is not None:
+                    self._later(partial(self._carry, found, message))
+
+    def _later(self, event: Callable[[], None]) -> None:
+        self._due.append((self.now + 1 + self._rng.randint(0, self._most_delay), next(self._order), event))
+
+    def _ask(self, puller: Replica, request: PullRequest) -> None:
+        owner = self.replicas[int(request.holder.address)]
+        fault = self._rng.choice(FAULTS) if self._rng.random() < self._fault_chance else ""
+        transfer = Transfer(puller, owner, request, next(self._leases), fault)
+        self.faults[fault] += 1
+        if owner.epoch != request.holder.epoch or fault == "lost":
+            self._answer(transfer, Claim(), Claim())
+            return
+        self._transfers[transfer.lease] = transfer
+        owner.engine.take(LeaseRequest(lease=transfer.lease, wanted=request.wanted))
+        if fault == "outlived":
+            # The owner hears nothing of the puller and ends the lease; what was copied by then still arrives.
+            self._later(lambda: owner.engine.take(LeaseEnd(lease=transfer.lease)))
+            self._later(lambda: self._later(lambda: self._answer(transfer, Claim(), Claim())))
+
+    def _carry(self, transfer: Transfer, lent: Lent) -> None:
+        if transfer.is_answered:
+            return
+        self._copy(transfer, lent)
+        after = lent.after
+        if transfer.fault == "half":
+            after = Claim(key=after.key, hashes=after.hashes[:1], generations=after.generations[:1])
+        if transfer.fault == "overwritten":
+            after = replace(after, generations=[number + 1 for number in after.generations])
+        self._answer(transfer, lent.before, after)
+        if transfer.fault == "doubled":
+            again = Pulled(pull=transfer.request.pull, before=lent.before, after=lent.after)
+            self._later(lambda: transfer.puller.engine.take(again))
+
+    def _copy(self, transfer: Transfer, lent: Lent) -> None:
+        wanted, rows = transfer.request.wanted, transfer.puller.records
+        for number, (source, target) in enumerate(zip(lent.rows, transfer.request.rows, strict=False)):
+            rows[target] = record = transfer.owner.records[source]
+            self._old_records.append(record.copy())
+            if transfer.fault == "torn":
+                rows[target][self._rng.randrange(record.size) :] = 0xDE
+            elif transfer.fault == "stale":
+                rows[target] = self._rng.choice(self._old_records)
+            elif transfer.fault == "foreign":
+                payload = self._rng.randbytes(BLOCK_BYTES)
+                block = BlockId(FOREIGN_KEY, wanted.owner.namespace, wanted.hashes[number], wanted.parent)
+                rows[target] = np.frombuffer(header_of(block, payload) + payload, np.uint8)
+
+    def _answer(self, transfer: Transfer, before: Claim, after: Claim) -> None:
+        """Once for each pull, whatever becomes of it."""
+        if transfer.is_answered:
+            return
+        transfer.is_answered = True
+        answer = Pulled(pull=transfer.request.pull, before=before, after=after)
+        self._later(lambda: transfer.puller.engine.take(answer))
+        self._end_lease(transfer)
+
+    def _end_lease(self, transfer: Transfer) -> None:
+        if self._transfers.pop(transfer.lease, None) is not None:
+            self._later(lambda: transfer.owner.engine.take(LeaseEnd(lease=transfer.lease)))
