@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import EngineLoad
 
 from .program import run_program
 from .workloads import MODELS, PACKINGS, TINY, WORKLOADS, Workload, tried, uniform
@@ -46,6 +47,11 @@ class Measurement:
     start_seconds: float
     """Seconds from nothing to an engine that is ready, shared by workloads of one model."""
     runs: list[float]
+    preemptions: float
+    """A run, on average, as below."""
+    resumed_tokens: dict[str, float]
+    """Tokens of preempted requests that the device still had, that a tier brought back, and that were computed
+    again."""
 
 
 class Bench:
@@ -113,7 +119,8 @@ def measure(
     """Measures workloads of one model."""
     bench = Bench(folder, options)
     for name, workload in names.items():
-        rounds = [bench.run(workload) for _ in track(range(runs + 1), name, disable=quiet)][1:]
+        before, turns = bench.engine.load(), track(range(runs + 1), name, disable=quiet)
+        rounds = [bench.run(workload) for _ in turns][1:]
         seconds, steps = min(rounds)
         yield Measurement(
             workload=name,
@@ -123,8 +130,20 @@ def measure(
             steps=steps,
             start_seconds=round(bench.start_seconds, 2),
             runs=[round(each, 4) for each, _ in rounds],
+            **_resumed(before, bench.engine.load(), runs + 1),
         )
     bench.close()
+
+
+def _resumed(before: EngineLoad, after: EngineLoad, num_runs: int) -> dict[str, Any]:
+    """What `Measurement` says of preemptions between two loads."""
+
+    def of_a_run(name: str) -> float:
+        difference: int = getattr(after, name) - getattr(before, name)
+        return round(difference / num_runs, 1)
+
+    ways = {way: of_a_run(f"num_resumed_{way}") for way in ("kept", "loaded", "computed")}
+    return {"preemptions": of_a_run("num_preemptions"), "resumed_tokens": ways}
 
 
 def run(
@@ -142,6 +161,8 @@ def run(
     load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
     weights: Annotated[str, typer.Option(help="of workloads: random ones as they are, int4, int8 or fp8")] = WHOLE,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
+    kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,
+    kv_swap_memory: Annotated[int, typer.Option(help="bytes of host memory for blocks, on a GPU")] = 0,
     activation_dtype: Annotated[str, typer.Option(help="of packed weights: auto, int8 or model")] = "auto",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
@@ -157,6 +178,8 @@ def run(
         "async_depth": async_depth,
         "decode_steps": decode_steps,
         "kv_cache_dtype": kv_cache_dtype,
+        "kv_cache_memory": kv_cache_memory,
+        "kv_swap_memory": kv_swap_memory,
         "activation_dtype": activation_dtype,
         "num_threads": threads,
     }
