@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# Walks as a new user does: walk.sh [STEP…], by default `readme compose chart console`. The committed state of this
-# repository is cloned into an empty container (WALK_IMAGE, by default python:3.11-slim, with Debian's packages of git,
-# make and curl, for the console node and Chromium) or, where docker does not answer, into an empty folder with an empty home and
-# environment. Prints a line with the time for each thing that worked, and fails at the first that did not.
+# Walks as a new user does: walk.sh [STEP…], by default `readme compose chart console`. All steps walk the same commit: the
+# one that is checked out when the walk begins, cloned into an empty container each (WALK_IMAGE, by default python:3.11-slim,
+# with Debian's packages of git, make and curl, for the console node and Chromium) or, where docker does not answer, into
+# an empty folder with an empty home and environment.
 #   readme   `make up`, README's blocks, status, chat, an engine killed, Ctrl-C
-#   compose  deploy/try_compose.sh, where docker answers
+#   compose  deploy/try_compose.sh, where docker answers; in a clone beside docker
 #   chart    the chart's pods as processes: from zero, every stage replaced, a node drained
 #   console  the console's tests in Chromium
-# PORT and the three ports behind it are used. TORCH_INDEX, COMPOSE and pip's own variables are passed on.
+# Prints a line with the time for each thing that worked. A step ends at the first that did not; the others are walked all
+# the same. At the end it prints a summary: what each step printed of this kind, its result and how long it took; into
+# WALK_SUMMARY too, if that names a file. The status is 0 when no step failed.
+# PORT and the three ports behind it are used. TORCH_INDEX and the variables of pip are passed on, and to compose all others.
 set -euo pipefail
 port=${PORT:-18100} steps=("${@:-readme}")
 (($#)) || steps=(readme compose chart console)
 packages=(git make curl procps ca-certificates python3-venv openssl)
 browser=(nodejs npm chromium)
-passed_on=(PORT TORCH_INDEX COMPOSE DOCKER_HOST HEADWATER_CHROMIUM ${!PIP_*} ${!SSL_CERT_*} ${!npm_config_*})
+passed_on=(PORT TORCH_INDEX HEADWATER_CHROMIUM ${!PIP_*} ${!SSL_CERT_*} ${!npm_config_*})
 
 say() { echo "$(date -u +%H:%M:%S) $*"; }
 fail() { say "failed: $*"; [[ ! -e up.log ]] || tail -n 30 up.log; exit 1; }
@@ -77,53 +80,69 @@ tested() {  # what, arguments of pytest
 }
 chart() { tested "the chart's pods start from zero, are replaced and drained" tests/deploy/test_chart_run.py -m "not long"; }
 console() { tested "the console works in a browser" tests/line/test_line_console.py -m "not long"; }
-compose() {  # repository: in a clone, beside docker
-  cd "$(mktemp -d)"
-  git clone -q "file://$1" headwater && cd headwater
-  say "cloned $(git rev-parse --short HEAD)"
-  deploy/try_compose.sh && say "compose with two gateways works"
-}
+compose() { deploy/try_compose.sh && say "compose with two gateways works"; }
 
-inside() {  # repository: the steps, in a clone in an empty folder
+inside() {  # repository, step: the step, in a clone in an empty folder
   cd "$(mktemp -d)"
-  export HOME=$PWD/home
-  mkdir "$HOME"
-  set -m  # each job is a group of its own, as in a terminal
+  if [[ $2 != compose ]]; then  # which needs docker's own settings, and its containers are empty anyway
+    export HOME=$PWD/home
+    mkdir "$HOME"
+    set -m  # each job is a group of its own, as in a terminal
+  fi
   git clone -q "file://$1" headwater && cd headwater
-  say "cloned $(git rev-parse --short HEAD); $(uname -sm), $(nproc) cores, load$(uptime | sed 's/.*load average:/ /'), $(python3 --version)"
-  for step in "${steps[@]}"; do "$step"; done
+  say "$2: cloned $(git rev-parse --short HEAD); $(uname -sm), $(nproc) cores, load$(uptime | sed 's/.*load average:/ /'), $(python3 --version)"
+  "$2"
 }
-in_container() {
-  local repository=$1 env=()
-  for name in "${passed_on[@]}"; do [[ -z ${!name:-} || $name == DOCKER_HOST ]] || env+=(-e "$name=${!name}"); done
-  # A clone of its own: a worktree's files point elsewhere, and nothing of this folder is shown but what is committed.
-  local bundle; bundle=$(mktemp -d)
-  git clone -q --bare "$repository" "$bundle/headwater.git"
-  [[ ${steps[*]} != console ]] || packages+=("${browser[@]}")
-  docker run --rm --init --network host --shm-size 2g "${env[@]}" -v "$bundle/headwater.git:/headwater.git:ro" -v "$repository/deploy/walk.sh:/walk.sh:ro" \
-    "${WALK_IMAGE:-python:3.11-slim}" bash -c "
-      apt-get update -qq && apt-get install -y -qq --no-install-recommends ${packages[*]} >/dev/null 2>&1
+has_docker() { docker info >/dev/null 2>&1; }
+alone() {  # folder, step: the step in a process that sees the clone in the folder, and nothing else of this repository
+  local env=() more=("${packages[@]}")
+  if [[ $2 == compose ]]; then
+    WALK_INSIDE=$1/headwater.git TMPDIR=$1 bash "$1/walk.sh" compose
+    return
+  fi
+  for name in "${passed_on[@]}"; do [[ -z ${!name:-} ]] || env+=("$name=${!name}"); done
+  if ! has_docker; then
+    env -i PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 TMPDIR="$1" "${env[@]}" WALK_INSIDE="$1/headwater.git" bash "$1/walk.sh" "$2"
+    return
+  fi
+  [[ $2 != console ]] || more+=("${browser[@]}")
+  docker run --rm --init --network host --shm-size 2g "${env[@]/#/-e}" \
+    -v "$1/headwater.git:/headwater.git:ro" -v "$1/walk.sh:/walk.sh:ro" "${WALK_IMAGE:-python:3.11-slim}" bash -c "
+      apt-get update -qq && apt-get install -y -qq --no-install-recommends ${more[*]} >/dev/null 2>&1
       git config --system --add safe.directory '*'
-      WALK_INSIDE=/headwater.git exec bash /walk.sh $(printf '%q ' "${steps[@]}")"
-  rm -rf "$bundle"
+      WALK_INSIDE=/headwater.git exec bash /walk.sh $2"
+}
+walk() {  # repository, step…: each in turn, then the summary
+  local folder began result failed=0 where="empty containers"
+  folder=$(mktemp -d)
+  trap 'rm -rf "'"$folder"'"' EXIT
+  # A bare clone stays at this commit, whatever is committed meanwhile, and holds nothing that is not.
+  git clone -q --bare "$1" "$folder/headwater.git"
+  cp "$0" "$folder/walk.sh"
+  has_docker || where="empty folders, without docker"
+  printf '%-8s  %-8s  %s\n' step result time >"$folder/results"
+  for step in "${@:2}"; do
+    began=$SECONDS result=passed
+    if [[ $step == compose ]] && ! has_docker; then
+      result="left out"
+    else
+      alone "$folder" "$step" 2>&1 | tee -a "$folder/log" || { result=failed failed=1; }
+    fi
+    printf '%-8s  %-8s  %d min %02d s\n' "$step" "$result" $(((SECONDS - began) / 60)) $(((SECONDS - began) % 60)) >>"$folder/results"
+  done
+  {
+    grep -E '^([0-9]{2}:){2}[0-9]{2} |^[0-9]+ (passed|failed)|^FAILED' "$folder/log" || true
+    echo
+    echo "$(date -u +%F): walked $(git -C "$folder/headwater.git" rev-parse --short HEAD) in $where, $((SECONDS / 60)) min $((SECONDS % 60)) s in all"
+    cat "$folder/results"
+  } | tee "${WALK_SUMMARY:-/dev/null}"
+  return "$failed"
 }
 
 { # read as a whole: the file may change while it runs
-repository=$(cd "$(dirname "$0")/.." && pwd)
-if [[ -n ${WALK_INSIDE:-} ]]; then
-  inside "$WALK_INSIDE"
-elif docker info >/dev/null 2>&1; then
-  say "in empty containers"
-  for step in "${steps[@]}"; do
-    if [[ $step == compose ]]; then (compose "$repository"); else (steps=("$step"); in_container "$repository"); fi
-  done
-else
-  say "in an empty folder, without docker"
-  remaining=()
-  for step in "${steps[@]}"; do if [[ $step == compose ]]; then say "left out: compose"; else remaining+=("$step"); fi; done
-  keep=()
-  for name in "${passed_on[@]}"; do [[ -z ${!name:-} ]] || keep+=("$name=${!name}"); done
-  exec env -i PATH=/usr/local/bin:/usr/bin:/bin LANG=C.UTF-8 "${keep[@]}" WALK_INSIDE="$repository" bash "$0" "${remaining[@]}"
-fi
+for step in "${steps[@]}"; do
+  [[ $step =~ ^(readme|compose|chart|console)$ ]] || { echo "no step '$step': readme, compose, chart or console" >&2; exit 2; }
+done
+if [[ -n ${WALK_INSIDE:-} ]]; then inside "$WALK_INSIDE" "${steps[0]}"; else walk "$(cd "$(dirname "$0")/.." && pwd)" "${steps[@]}"; fi
 exit
 }
