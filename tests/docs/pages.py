@@ -11,6 +11,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^(```+)(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
 _MARK = re.compile(r"<!-- (run|not run)(?:: ([^\n]*?))? -->\n*\Z")
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
+_UNBROKEN = re.compile(r"\S+|\(?`[^`]*`\S*")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.M)
 
 
@@ -50,6 +51,20 @@ def links_of(page: Path) -> list[str]:
     """Targets of the links in its text; code has none."""
     text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", page.read_text()))
     return _LINK.findall(text)
+
+
+def long_lines_of(page: Path, limit: int) -> list[int]:
+    """Numbers of its lines of prose with more than `limit` characters. Rows of tables, code, and comments are no prose;
+    a line that is one word or one span of code has no place to be broken.
+    """
+    found, in_code = [], False
+    for number, line in enumerate(page.read_text().splitlines(), 1):
+        text = line.strip()
+        if text.startswith("```"):
+            in_code = not in_code
+        elif len(line) > limit and not in_code and not text.startswith(("|", "<!--")) and not _UNBROKEN.fullmatch(text):
+            found.append(number)
+    return found
 
 
 def anchors_of(page: Path) -> set[str]:
