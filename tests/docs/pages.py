@@ -11,6 +11,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 _FENCE = re.compile(r"^(```+)(\w*)[^\n]*\n(.*?)^\1\s*$", re.M | re.S)
 _MARK = re.compile(r"<!-- (run|not run)(?:: ([^\n]*?))? -->\n*\Z")
 _LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
+_PARAGRAPH_END = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )")
 _UNBROKEN = re.compile(r"\S+|\(?`[^`]*`\S*")
 _HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.M)
 
@@ -65,6 +66,13 @@ def long_lines_of(page: Path, limit: int) -> list[int]:
         elif len(line) > limit and not in_code and not text.startswith(("|", "<!--")) and not _UNBROKEN.fullmatch(text):
             found.append(number)
     return found
+
+
+def long_paragraphs_of(page: Path, limit: int) -> list[str]:
+    """First words of its paragraphs and list items with more than `limit` characters; tables and code are neither."""
+    text = _FENCE.sub("", page.read_text())
+    paragraphs = (part.strip() for part in _PARAGRAPH_END.split(text))
+    return [part[:60] for part in paragraphs if len(part) > limit and not part.startswith("|")]
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Prose is written in short lines, which a terminal shows whole and a diff compares."""
+"""Prose has short lines, which a terminal shows whole and a diff compares, and paragraphs that one can read."""
 
 from __future__ import annotations
 
@@ -6,20 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT, long_lines_of, name_of
+from tests.docs.pages import PAGES, ROOT, long_lines_of, long_paragraphs_of, name_of
 
 LIMIT = 120
 """Characters a line."""
+PARAGRAPH = 900
+"""Characters a paragraph or an item of a list."""
 GENERATED = {
     *(ROOT / "docs" / name for name in ("benchmarks.md", "combinations.md", "configuration.md")),
     *(ROOT / "docs" / "benchmarks").glob("*.md"),
 }
 """Pages that programs write: `headwater bench report`, `headwater bench combinations`, `tests.docs.configuration`."""
+WRITTEN = [page for page in PAGES if page not in GENERATED]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in GENERATED], ids=name_of)
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_prose_is_written_in_short_lines(page: Path) -> None:
     assert long_lines_of(page, LIMIT) == []
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=name_of)
+def test_no_paragraph_is_so_long_that_nobody_reads_it(page: Path) -> None:
+    assert long_paragraphs_of(page, PARAGRAPH) == []
 
 
 def test_long_prose_is_found_and_what_cannot_be_broken_is_let_be(tmp_path: Path) -> None:
@@ -30,3 +38,11 @@ def test_long_prose_is_found_and_what_cannot_be_broken_is_let_be(tmp_path: Path)
         f"<!-- {long} -->\n# {long}\n{'x' * 130}\n"
     )
     assert long_lines_of(page, LIMIT) == [1, 2, 12, 14]
+
+
+def test_long_paragraphs_and_items_are_found(tmp_path: Path) -> None:
+    page, line = tmp_path / "page.md", "word " * 20 + "\n"
+    page.write_text(
+        f"{line}\n{line}{line}\n- {line}- {line}  {line}\n| a |\n|---|\n| {line * 3} |\n\n```sh\n{line * 3}```\n"
+    )
+    assert long_paragraphs_of(page, 150) == ["word " * 12, ("- " + "word " * 12)[:60]]
