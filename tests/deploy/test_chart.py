@@ -83,6 +83,12 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "priorityClassName": "serving",
         "podAnnotations": {"team": "inference"},
     },
+    "long drains": {
+        "gateway": {"preStopSeconds": 30, "drainSeconds": 900},
+        "processor": {"drainSeconds": 45},
+        "outputProcessor": {"drainSeconds": 300},
+        "engineDefaults": {"drainSeconds": 600},
+    },
 }
 
 
@@ -178,11 +184,43 @@ def test_no_container_is_root_or_writes_its_image(objects: list[Object]) -> None
             assert container["resources"]["limits"]["memory"]
 
 
-def test_a_pod_has_longer_to_end_than_its_drain_takes(objects: list[Object]) -> None:
-    for stage, container, pod in stages(objects):
-        drain = next(int(each["value"]) for each in container["env"] if each["name"] == "HEADWATER_DRAIN_LIMIT")
-        waits = int(container["lifecycle"]["preStop"]["exec"]["command"][1]) if stage == "gateway" else 0
-        assert pod["terminationGracePeriodSeconds"] >= drain + waits + 10
+def ends(container: Object, pod: Object) -> tuple[int, int, int]:
+    """Seconds of its hook, of its drain limit, and until it is killed."""
+    hook = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
+    assert hook[0] == "sleep"
+    drain = next(int(each["value"]) for each in container["env"] if each["name"] == "HEADWATER_DRAIN_LIMIT")
+    return int(hook[1]), drain, pod["terminationGracePeriodSeconds"]
+
+
+def test_a_pod_has_longer_to_end_than_its_hook_and_its_drain_take(objects: list[Object]) -> None:
+    for _, container, pod in stages(objects):
+        waits, drain, given = ends(container, pod)
+        assert given >= waits + drain + 10
+
+
+def test_each_stage_drains_for_as_long_as_values_say(installs: dict[str, list[Object]]) -> None:
+    found = {stage: ends(container, pod)[:2] for stage, container, pod in stages(installs["long drains"])}
+    assert found == {"gateway": (30, 900), "processor": (0, 45), "output-processor": (0, 300), "engine": (0, 600)}
+
+
+def test_stages_behind_a_service_wait_for_proxies_and_no_others_do(objects: list[Object]) -> None:
+    services = [each["spec"]["selector"].items() for each in of_kind(objects, "Service").values()]
+    for workload, pod in pods(objects):
+        if workload["kind"] != "Deployment":
+            # The only pod behind its service: proxies have no other one to send to.
+            assert not any("lifecycle" in each for each in pod["containers"])
+            continue
+        labels = workload["spec"]["template"]["metadata"]["labels"].items()
+        (container,) = pod["containers"]
+        assert (ends(container, pod)[0] > 0) == any(selector <= labels for selector in services)
+
+
+def test_the_documentation_names_the_times_in_which_pods_end(installs: dict[str, list[Object]]) -> None:
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    for stage, container, pod in stages(installs["as it comes"]):
+        waits, drain, given = ends(container, pod)
+        hook = f"`sleep {waits}`" if waits else "none"
+        assert f"| {stage.replace('-', ' ')} | {hook} | {drain} s | {given} s |" in page
 
 
 def test_a_stage_that_loads_for_an_hour_is_not_started_again(objects: list[Object]) -> None:
