@@ -10,7 +10,7 @@ from tests.docs.pages import PAGES, ROOT, long_lines_of, long_paragraphs_of, nam
 
 LIMIT = 120
 """Characters a line."""
-PARAGRAPH = 900
+PARAGRAPH = 800
 """Characters a paragraph or an item of a list."""
 GENERATED = {
     *(ROOT / "docs" / name for name in ("benchmarks.md", "combinations.md", "configuration.md")),
