@@ -17,6 +17,7 @@ import structlog
 
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
+from headwater.engine_core.step_output import EngineLoad
 
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
@@ -114,6 +115,9 @@ class CoreClient:
         """The core has ended by itself."""
         self.rank_figures: list[RankFigures] = []
         """What each rank of the core has done; empty where it has none."""
+        self.load = EngineLoad()
+        """Load that the core reported last. Kept before `connect` too: a core that has just started is idle, and
+        reports nothing more until it gets a request."""
         self.is_prepared = False
         """No step waits any more for what is compiled or captured once."""
 
@@ -255,6 +259,7 @@ class CoreClient:
                 with self._sending:
                     is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
                     self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
+                self.load = report.load if isinstance(report, Idle) else report.output.load
                 # A core that has just started is idle before anybody listens.
                 if self._hear is not None:
                     self._hear(report)
@@ -265,6 +270,7 @@ class CoreClient:
             case Ready():
                 self._watch.started(report.longest_step)
                 self._watch.heard(is_idle=False)
+                self.load = report.load
                 self._settle(report)
             case Prepared():
                 self.is_prepared = True

@@ -255,7 +255,7 @@ def _ready(
         vocab_size=facts.vocab_size,
         numerics_id=facts.numerics_id,
         block_size=config.block_size,
-        num_blocks=engine.load().num_total_blocks,
+        load=engine.load(),
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         num_rows=config.num_rows,

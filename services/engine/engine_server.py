@@ -81,7 +81,6 @@ class EngineServer:
         self._sessions: set[EngineSession] = set()
         self._changed = asyncio.Event()
         self._step = 0
-        self._load = EngineLoad(num_total_blocks=ready.num_blocks)
         writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
         self.grammars = GrammarQueue(compiler, writer, send=core.send, say=self._say)
         core.connect(self._hear, self._hear_end)
@@ -133,7 +132,7 @@ class EngineServer:
         return self._core.rank_figures
 
     def load(self) -> ReplicaLoad:
-        load, disk = self._load, self._load.disk
+        load, disk = self.totals, self.totals.disk
         return ReplicaLoad(
             step=self._step,
             num_running=load.num_running,
@@ -162,13 +161,13 @@ class EngineServer:
     @property
     def without(self) -> tuple[str, ...]:
         """What the engine has to go without."""
-        disk = self._load.disk
+        disk = self.totals.disk
         return ("kv disk",) if disk is not None and disk.failure else ()
 
     @property
     def totals(self) -> EngineLoad:
         """What the core said last of itself."""
-        return self._load
+        return self._core.load
 
     @property
     def cache_config(self) -> dict[str, str]:
@@ -177,7 +176,7 @@ class EngineServer:
         return {
             "cache_dtype": ready.kv_format,
             "block_size": str(ready.block_size),
-            "num_blocks": str(ready.num_blocks),
+            "num_blocks": str(ready.load.num_total_blocks),
         }
 
     @property
@@ -214,7 +213,7 @@ class EngineServer:
         self.is_draining = True
         self.load_changed.set()
         num_streams = sum(session.num_streams for session in self._sessions)
-        seconds_per_token = self._rates.itl(max(self._load.num_running, 1))
+        seconds_per_token = self._rates.itl(max(self.totals.num_running, 1))
         most_tokens = seconds / seconds_per_token if seconds_per_token else math.inf
         num_cancelled = sum(session.hand_over(most_tokens) for session in self._sessions)
         await self._idle(seconds)
@@ -235,13 +234,11 @@ class EngineServer:
     def _hear(self, report: Step | Idle) -> None:
         if isinstance(report, Step):
             self._hear_step(report)
-        else:
-            self._load = report.load
         self.load_changed.set()
 
     def _hear_step(self, step: Step) -> None:
         output = step.output
-        self._step, self._load = output.step, output.load
+        self._step = output.step
         self._say(output)
         self.grammars.hear(output)
         if output.cache_events is not None:

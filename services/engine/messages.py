@@ -85,14 +85,14 @@ class Progress(msgspec.Struct, tag="progress", array_like=True):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True):
-    """The core takes requests. What it serves, as it found it."""
+    """The core takes requests. What it serves, as it found it, and its load from the start."""
 
     dtype: str
     kv_format: str
     vocab_size: int
     numerics_id: str
     block_size: int
-    num_blocks: int
+    load: EngineLoad
     max_model_len: int
     max_num_seqs: int
     num_rows: int

@@ -59,7 +59,7 @@ def test_a_start_may_be_silent_for_longer_and_no_limit_is_for_ever() -> None:
 
 async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes_a_word() -> None:
     link = CoreClient(hang_limit=5)
-    link._take(Ready("", "", 0, "", 16, 1, 1, 1, 1, longest_step=0))
+    link._take(Ready("", "", 0, "", 16, EngineLoad(), 1, 1, 1, longest_step=0))
     link._take(Idle(EngineLoad(), num_commands=0))
     assert not link._watch.is_hung_after(6)
     link.send(Cancel([1]))

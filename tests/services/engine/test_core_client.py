@@ -1,0 +1,46 @@
+"""What a core reports before its server listens: it reports its load once when it starts, then nothing until it gets a
+request."""
+
+from __future__ import annotations
+
+from headwater.engine_core.step_output import EngineLoad, PeerUse
+from headwater.proto.events_pb2 import Incarnation
+from headwater.services.engine.core_client import CoreClient
+from headwater.services.engine.engine_server import EngineServer
+from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.messages import Idle, Ready
+from headwater.services.runtime.member import ReplicaLoad
+from tests.services.engine.engine_process import client_of, engine_process
+
+PEER_USE = PeerUse(seconds_per_token=0.002)
+
+
+async def load_after(*reports: Idle, first: EngineLoad) -> ReplicaLoad:
+    """Load that a server publishes whose core had said all of this before the server listened."""
+    core = CoreClient()
+    try:
+        core._take(Ready("", "", 32, "", 16, first, 64, 4, 4, 0.0))
+        for report in reports:
+            core._take(report)
+        return EngineServer(core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None)).load()
+    finally:
+        await core._stop()
+
+
+async def test_an_engine_publishes_that_it_can_pull_from_its_first_load_message_on() -> None:
+    load = await load_after(first=EngineLoad(num_total_blocks=7, peers=PEER_USE))
+    assert (load.num_total_blocks, load.seconds_per_pulled_token) == (7, 0.002)
+
+
+async def test_a_load_that_came_before_the_server_listened_counts() -> None:
+    load = await load_after(Idle(EngineLoad(num_total_blocks=7, peers=PEER_USE), 0), first=EngineLoad())
+    assert (load.num_total_blocks, load.seconds_per_pulled_token) == (7, 0.002)
+
+
+async def test_an_engine_that_never_computed_anything_says_that_it_can_pull() -> None:
+    with engine_process("--role=decode", "--kv-peer-memory=1000000") as engine:
+        async with client_of(engine) as client:
+            load = await client.load()
+    assert load.role == "decode"
+    assert load.seconds_per_pulled_token > 0
