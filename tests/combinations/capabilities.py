@@ -41,6 +41,15 @@ WEATHER = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+PEER_BYTES = 4 << 20
+PACE = {"simulated_prefill_seconds": 0.003, "simulated_step_seconds": 0.008}
+"""Slow enough for blocks to be pulled, and for answers to run while others are routed."""
+MOST_BLOCKS = "the source that has most of the prompt is asked"
+ONE_CHOICE = "a request with several choices stays where its prompt was computed"
+NO_PULLS_OF_RANKS = {
+    "tensor parallel": Refused(field="kv_peer_memory", says="allowed: 0 with tensor_parallel_size 2"),
+    "pipeline parallel": Refused(field="kv_peer_memory", says="allowed: 0 with pipeline_parallel_size 2"),
+}
 NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
 
 
@@ -88,7 +97,11 @@ HOST_MEMORY = Capability(
     options={"num_blocks": TIGHT_BLOCKS, "kv_swap_memory": 64 << 20},
     moves=frozenset({Move.WARM, Move.FLOOD}),
     took_place=lambda answer: answer.num_swapped_in > 0 and answer.num_cached_tokens > 0,
-    beside={"tensor parallel": Refused(field="kv_swap_memory", says="allowed: 0 with tensor_parallel_size 2")},
+    beside={
+        "pull": Aside(because=MOST_BLOCKS),
+        "hand-over": Aside(because=MOST_BLOCKS),
+        "tensor parallel": Refused(field="kv_swap_memory", says="allowed: 0 with tensor_parallel_size 2"),
+    },
     refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on the platform cpu"),
 )
 DISK = Capability(
@@ -101,8 +114,35 @@ DISK = Capability(
     took_place=lambda answer: 0 < answer.num_from_disk <= answer.num_cached_tokens,
     beside={
         "host memory": Aside(because="what lies in both comes from memory"),
+        "pull": Aside(because=MOST_BLOCKS),
+        "hand-over": Aside(because=MOST_BLOCKS),
         "tensor parallel": Refused(field="kv_disk_dir", says="allowed: none with tensor_parallel_size 2"),
         "pipeline parallel": Refused(field="kv_disk_dir", says="allowed: none with pipeline_parallel_size 2"),
+    },
+)
+PULL = Capability(
+    name="pull",
+    promise=Promise.SAME,
+    options={"kv_peer_memory": PEER_BYTES, "num_blocks": TIGHT_BLOCKS} | PACE,
+    moves=frozenset({Move.LENT}),
+    roles=("both", "both"),
+    needs_slow_prompts=True,
+    took_place=lambda answer: answer.num_pulled_tokens > 0,
+    beside=NO_PULLS_OF_RANKS,
+)
+HAND_OVER = Capability(
+    name="hand-over",
+    promise=Promise.SAME,
+    options={"kv_peer_memory": PEER_BYTES} | PACE,
+    moves=frozenset({Move.HAND_OVER}),
+    roles=("prefill", "decode"),
+    needs_slow_prompts=True,
+    took_place=lambda answer: answer.num_hand_overs > 0 and answer.num_pulled_tokens > 0,
+    beside=NO_PULLS_OF_RANKS
+    | {
+        "copy-on-write": Aside(because=ONE_CHOICE),
+        "n > 1": Aside(because=ONE_CHOICE),
+        "beams": Aside(because="a search goes on at the engine that computed its prompt"),
     },
 )
 FP8_KV = Capability(
@@ -325,6 +365,8 @@ CAPABILITIES = (
     PREEMPTION,
     HOST_MEMORY,
     DISK,
+    PULL,
+    HAND_OVER,
     FP8_KV,
     SEEDS,
     PENALTIES,

@@ -29,6 +29,8 @@ class Move(Enum):
     CROWD = "a longer answer of a higher rank wants the same blocks"
     COMPANY = "a longer plain answer runs beside it"
     LOSS = "the replica is lost in the middle of the answer"
+    LENT = "another engine, which lends its blocks, has computed the beginning of the prompt"
+    HAND_OVER = "an engine that computes prompts has the prompt, another one goes on behind its first token"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,6 +57,10 @@ class Answer:
     """Partly filled blocks that were copied for sequences that begin alike."""
     num_from_disk: int = 0
     """Of the cached tokens."""
+    num_pulled_tokens: int = 0
+    """Tokens whose blocks came from another engine. They are not among the cached ones."""
+    num_hand_overs: int = 0
+    """Times that the request went from the engine of its prompt to another one, as planned."""
     num_tokens_before_loss: int = 0
     """Tokens that a replica which was lost had computed."""
     num_replicas: int = 1
@@ -128,6 +134,8 @@ class Capability:
     """The simulated executor does it."""
     is_probed: bool = False
     """Where it would not pay it is tried once in many steps: a request is asked until it took place."""
+    roles: tuple[str, ...] = ("both",)
+    """Roles of the engines that `options` change, through all stages: one engine for each."""
     needs_slow_prompts: bool = False
     """Through all stages it takes a model whose prompts take longer than the random one's: the simulated."""
     refused_on_cpu: Refused | None = None

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
+from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.draft_folders import with_drafts
 from tests.combinations.engine_world import Refusal
@@ -29,16 +30,28 @@ SYSTEM = (
 QUESTION = "Tell me of the longest night."
 OTHER_QUESTION = "What do the birds eat in winter?"
 COMPANY_QUESTION = "Which of the boats came here last spring?"
+CHAT = "/v1/chat/completions"
+SHORT: Fields = {"temperature": 0.0, "max_tokens": 1}
 CROWD: Fields = {"max_tokens": 32, "n": 7, "temperature": 1.0, "seed": 7, "speculative": "off"}
 """Several choices share their prompt's blocks and grow together: whichever of the two requests comes first, both begin,
 and blocks run out before the other one ends."""
 FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
+BUSY: Fields = {"max_tokens": 280, "ignore_eos": True, "speculative": "off", "stream": True}
+"""An answer that runs until it is not wanted any more."""
+BUSY_STEP_SECONDS = 0.02
+"""Time of a simulated step where answers are routed by others that run: they still run when a loaded machine has
+routed the request that they are there for."""
+BUSY_SECONDS = BUSY_STEP_SECONDS * 140
+"""Half of the time of such an answer."""
+FULL: Fields = BUSY | {"n": 7, "temperature": 1.0, "seed": 7}
+NUM_FULL_BLOCKS = TIGHT_BLOCKS // 2
+"""Blocks in use at which an engine is too full for a request that another one can take."""
 LOST_AFTER_BYTES = 300
 """Of frames, at most two thirds of an answer. A connection says half as much of itself before the first token."""
 BUCKET = re.compile(r'(?:le|rank)="([^"]*)"')
 MOST_ASKED = 8
 """Times that a request is asked until another one has taken its blocks, its engine is lost between its tokens, or the
-engine that answers it is the one that answered it before."""
+engine that answers it is the one that answered it before, or another one lends what it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +61,8 @@ class EngineKind:
     name: str
     options: Fields
     weights: str = ""
-    num_replicas: int = 1
+    roles: tuple[str, ...] = ("both",)
+    """One of each replica."""
 
     def flags(self, folder: Path, common: Fields) -> list[str]:
         own = with_drafts(self.options, folder)
@@ -57,6 +71,8 @@ class EngineKind:
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
         options = sizes | dict(common) | own
+        if "simulated_step_seconds" in own:
+            options["simulated_step_seconds"] = BUSY_STEP_SECONDS
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
         return [f"--served-model-name={self.name}", f"--model-folder={folder}", *flags]
 
@@ -113,8 +129,14 @@ def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[s
     for kind in kinds:
         flags = kind.flags(folder, common[kind.name.split("-")[0]])
         stages[kind.name] = [
-            Stage("headwater.services.engine", *flags, f"--replica-id={kind.name}-{i}", "--log-level=warning")
-            for i in range(kind.num_replicas)
+            Stage(
+                "headwater.services.engine",
+                *flags,
+                f"--role={role}",
+                f"--replica-id={kind.name}-{i}",
+                "--log-level=warning",
+            )
+            for i, role in enumerate(kind.roles)
         ]
     names = [flag for kind in kinds for flag in (f"--model-folder={folder}", f"--served-model-name={kind.name}")]
     text = [
@@ -159,9 +181,16 @@ class ClusterWorld:
     def _run(self, kind: EngineKind, asked: Asked) -> Answer:
         replicas, salt = self._cluster.replicas[kind.name], f"run-{next(self._cluster.runs)}"
         self._prepare(kind, asked, salt)
-        before = [replica.counters_at_rest() for replica in replicas]
+        for replica in replicas:
+            replica.counters_at_rest()
         fields = dict(asked.fields) | {"cache_salt": salt}
-        with ThreadPoolExecutor(1) as pool:
+        with contextlib.ExitStack() as stack:
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            if Move.HAND_OVER in asked.moves:
+                stack.enter_context(self._busy(kind))
+            if Move.LENT in asked.moves:
+                stack.enter_context(self._full(kind, salt))
+            before = [replica.counters() for replica in replicas]
             company: Future[dict[str, Any]] | None = None
             if asked.moves & {Move.CROWD, Move.COMPANY}:
                 crowd = CROWD if Move.CROWD in asked.moves else COMPANY
@@ -180,18 +209,44 @@ class ClusterWorld:
         return answer
 
     def _prepare(self, kind: EngineKind, asked: Asked, salt: str) -> None:
-        short = {"temperature": 0.0, "max_tokens": 1}
         if Move.REPEAT in asked.moves:
             self._chat(kind, QUESTION, {**asked.fields, "cache_salt": salt})
         if Move.WARM in asked.moves:
-            self._chat(kind, OTHER_QUESTION, {**short, "cache_salt": salt})
+            self._chat(kind, OTHER_QUESTION, {**SHORT, "cache_salt": salt})
         for i, flood in enumerate(FLOODS if Move.FLOOD in asked.moves else ()):
-            self._chat(kind, flood, {**short, "cache_salt": f"{salt}-{i}"})
+            self._chat(kind, flood, {**SHORT, "cache_salt": f"{salt}-{i}"})
+
+    @contextlib.contextmanager
+    def _busy(self, kind: EngineKind) -> Iterator[None]:
+        """An answer runs at the engine that goes on with answers, and the gateway knows of it: prompts are computed
+        elsewhere."""
+        goes_on = f"{kind.name}-{kind.roles.index('decode')}"
+        for _ in range(MOST_ASKED):
+            with self._gateway.client.stream("POST", CHAT, json=_body(kind, COMPANY_QUESTION, BUSY)) as reply:
+                assert reply.status_code == 200, reply.read()
+                if holds_within(lambda: self._loads(kind)[goes_on]["num_running"] > 0, BUSY_SECONDS):
+                    yield
+                    return
+        raise AssertionError(f"the gateway does not see an answer run at {goes_on}")
+
+    @contextlib.contextmanager
+    def _full(self, kind: EngineKind, salt: str) -> Iterator[None]:
+        """Answers whose prompt begins as the request's leave no room at their engine, and the gateway knows of it."""
+        # What the last run left there is gone, for the gateway too.
+        self._gateway.wait_until(lambda: not any(each["num_used_blocks"] for each in self._loads(kind).values()))
+        with self._gateway.client.stream("POST", CHAT, json=_body(kind, OTHER_QUESTION, FULL | {"cache_salt": salt})):
+            self._gateway.wait_until(
+                lambda: any(each["num_used_blocks"] >= NUM_FULL_BLOCKS for each in self._loads(kind).values())
+            )
+            yield
+
+    def _loads(self, kind: EngineKind) -> dict[str, dict[str, Any]]:
+        """Load of each engine as the gateway knows it."""
+        replicas = self._gateway.client.get("/admin/replicas").json()["data"]
+        return {each["id"]: each for each in replicas if each["model"] == kind.name}
 
     def _chat(self, kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
-        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
-        body = {"model": kind.name, "messages": messages, "return_token_ids": True, **fields}
-        reply = self._gateway.client.post("/v1/chat/completions", json=body)
+        reply = self._gateway.client.post(CHAT, json=_body(kind, question, fields))
         told: dict[str, Any] = reply.json()
         if reply.status_code == 400:
             raise Refusal(told["error"]["param"], told["error"]["message"])
@@ -215,6 +270,8 @@ class ClusterWorld:
             return int(sum(each.get(name, 0.0) for each in grown))
 
         steps = total("iteration_tokens_total_count")
+        cached_by_tier = explained["cached_by_tier"]
+        num_hand_overs = sum(attempt["cause"] == "handed_over" for attempt in explained["attempts"])
         return Answer(
             token_ids=choice["token_ids"],
             text=message["content"] or self._text(whole["model"], choice["token_ids"]),
@@ -229,10 +286,13 @@ class ClusterWorld:
             num_prefill_steps=steps - total("iteration_tokens_total_bucket 4.0"),
             # An answer that a stop string ends has no last word from its engine, nor has a beam.
             num_steps=explained["choices"][0].get("engine", {}).get("steps") or (0 if beside else steps),
-            num_cached_tokens=explained["cached_tokens"],
+            num_cached_tokens=explained["cached_tokens"] - cached_by_tier.get("peer", 0),
             num_preemptions=total("num_preemptions_total"),
             num_copied_blocks=total("kv_copied_blocks_total"),
-            num_from_disk=explained["cached_by_tier"].get("disk", 0),
+            num_from_disk=cached_by_tier.get("disk", 0),
+            # What explain says of the cache is of the engine that computed the prompt.
+            num_pulled_tokens=total("kv_pulled_tokens_total") if num_hand_overs else cached_by_tier.get("peer", 0),
+            num_hand_overs=num_hand_overs,
             num_swapped_in=total("kv_swap_in_tokens_total"),
             num_replicas=len(set(served_by)),
             num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
@@ -252,6 +312,11 @@ class ClusterWorld:
         )
 
 
+def _body(kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
+    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+    return {"model": kind.name, "messages": messages, "return_token_ids": True, **fields}
+
+
 def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:
     rows = (choice.get("logprobs") or {}).get("content") or ()
     return [(row["logprob"], *(top["logprob"] for top in row["top_logprobs"])) for row in rows]
@@ -261,6 +326,8 @@ def kinds_of(family: str, capabilities: Sequence[Capability]) -> list[EngineKind
     """A plain engine, twice where one may be lost, and one for each capability that changes an engine."""
     changed = [each for each in capabilities if each.options]
     names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
-    others = [EngineKind(name, each.options, each.weights) for name, each in zip(names, changed, strict=True)]
+    others = [
+        EngineKind(name, each.options, each.weights, each.roles) for name, each in zip(names, changed, strict=True)
+    ]
     may_be_lost = any(Move.LOSS in each.moves for each in capabilities)
-    return [EngineKind(f"{family}-plain", {}, num_replicas=2 if may_be_lost else 1), *others]
+    return [EngineKind(f"{family}-plain", {}, roles=("both",) * (2 if may_be_lost else 1)), *others]

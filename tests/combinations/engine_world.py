@@ -14,10 +14,10 @@ from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
-from headwater.engine_core.kv.tiers import open_disk
+from headwater.engine_core.kv.tiers import key_of, open_disk
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.rank_facts import RankedExecutor
-from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
+from headwater.engine_core.request import Holder, NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
@@ -27,10 +27,13 @@ from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_
 from tests.combinations.capability import Answer, Fields, Move
 from tests.combinations.draft_folders import with_drafts
 from tests.combinations.weights_folder import with_weights
+from tests.engine_core.direct_link import DirectLink
 
 PROMPT_LEN = 100
 SHARED_LEN = 52
 """Tokens that the request's prompt and one that was answered before begin with."""
+LENT_LEN = 68
+"""Tokens that the request's prompt and one that was answered at another engine begin with."""
 COMPANY_LEN = 238
 """It wants another block before an answer of a few steps beside it ends."""
 REPEAT_FLOOD_LEN = 320
@@ -77,7 +80,8 @@ class Heard:
 class Replica:
     """An engine and what its requests are told. Each run has a namespace of its own: it hits what it cached itself."""
 
-    def __init__(self, options: ExecutorOptions) -> None:
+    def __init__(self, options: ExecutorOptions, link: DirectLink, address: str) -> None:
+        """`link` joins it, as `address`, with engines of the same options, where these have memory for it."""
         self._executor, config, self.facts = build_executor(options, lambda phase, done, total: None)
         drafters = (
             NGramDrafter(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
@@ -94,14 +98,27 @@ class Replica:
                 most = self.facts.most_own_drafts
                 speculator = ModelSpeculator(drafters, COSTS, PASSES, **sizes, name=name, most=most)
         disk_files = open_disk(options, config, self.facts, self._executor)
-        self.engine = Engine(config, self._executor, speculator=speculator, disk_files=disk_files)
+        self._link: DirectLink | None = None
+        peer_link = None
+        if config.num_peer_blocks:
+            self._link, key = link, key_of(options, config, self.facts, self._executor)
+            peer_link = link.end_of(address, key, config, self._executor)
+        self.engine = Engine(config, self._executor, speculator=speculator, disk_files=disk_files, peer_link=peer_link)
+        self.address = address
+        if self._link is not None:
+            link.join(address, self.engine)
         self.heard: dict[int, Heard] = {}
         self._keys = itertools.count()
         self.prefills: list[int] = []
         """Prompt tokens left after each step, while there were any."""
 
     def add(
-        self, prompt_ids: list[int], fields: Fields, namespace: bytes, output_ids: Sequence[int] = ()
+        self,
+        prompt_ids: list[int],
+        fields: Fields,
+        namespace: bytes,
+        output_ids: Sequence[int] = (),
+        holder: Holder | None = None,
     ) -> tuple[int, Heard]:
         key = next(self._keys)
         self.heard[key] = Heard(len(prompt_ids))
@@ -112,6 +129,7 @@ class Replica:
             sampling=sampling_of(fields),
             namespace=namespace,
             speculation=speculation_of(fields),
+            holder=holder,
         )
         self.engine.add(new)
         return key, self.heard[key]
@@ -126,6 +144,8 @@ class Replica:
             self.step()
 
     def step(self) -> None:
+        if self._link is not None:
+            self._link.pump()
         output = self.engine.step()
         if left := self.engine.load().num_prefill_tokens:
             self.prefills.append(left)
@@ -149,6 +169,10 @@ class Replica:
                 heard.num_preemptions, heard.num_steps = finished.work.num_preemptions, finished.work.num_steps
                 heard.num_accepted_tokens = finished.work.num_accepted_tokens
 
+    def holds(self, num_tokens: int) -> Holder:
+        """Advice that it has so many tokens of a prompt and its answer."""
+        return Holder(address=self.address, epoch=1, num_tokens=num_tokens)
+
     @property
     def num_ranks(self) -> int:
         """Ranks that have computed plans."""
@@ -169,8 +193,29 @@ class Refusal(Exception):
         self.field_name = field_name
 
 
+@dataclass(slots=True)
+class Run:
+    """One request and what its replicas have answered so far."""
+
+    asked: Asked
+    namespace: bytes
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    num_prefill_steps: int = 0
+    num_pulled_tokens: int = 0
+    num_hand_overs: int = 0
+    num_tokens_before_loss: int = 0
+
+    def note(self, replica: Replica, heard: Heard, num_tokens: int | None = None) -> None:
+        """Takes the first `num_tokens` of what a replica answered, or all."""
+        self.token_ids = [*self.token_ids, *heard.token_ids[:num_tokens]]
+        self.logprobs = [*self.logprobs, *heard.logprobs[:num_tokens]]
+        self.num_prefill_steps += len(set(replica.prefills))
+        self.num_pulled_tokens += heard.cached_by_tier.get("peer", 0)
+
+
 class EngineWorld:
-    """Engines by their options, kept for all cells; two of each where one is lost."""
+    """Engines by their options, kept for all cells; two of each where one is lost, or lends blocks to the other."""
 
     def __init__(self, folder: Path, *, executor: str = "single", **options: Any) -> None:
         self._folder, self._is_random = folder, options.get("load_format", "auto") != "auto"
@@ -181,54 +226,76 @@ class EngineWorld:
             "max_draft_tokens": MAX_DRAFT_TOKENS,
         } | BUDGET
         self._replicas: dict[tuple[Any, ...], Replica] = {}
+        self._links: dict[tuple[Any, ...], DirectLink] = {}
         self._runs = itertools.count(1)
 
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
-        replica, namespace = self._replica(asked, 0), next(self._runs).to_bytes(16, "big")
+        run = Run(asked, next(self._runs).to_bytes(16, "big"))
+        holder = None
+        if Move.LENT in asked.moves:
+            holder = self._lend(run)
+        if Move.HAND_OVER in asked.moves:
+            holder = self._begin(run, self._replica(asked, 1), 1, holder)
+            run.num_hand_overs += 1
         if Move.LOSS not in asked.moves:
-            return self._answer(replica, asked, namespace, [], [])
-        key, begun = replica.add(prompt(0), asked.fields, namespace)
-        replica.run(begun, num_tokens=LOST_AFTER)
-        # For the request it is gone, with all that it had in flight.
-        replica.engine.cancel(key)
-        replica.finish()
-        said = begun.token_ids[:LOST_AFTER]
-        other = self._replica(asked, 1)
-        return self._answer(other, asked, namespace, said, begun.logprobs[:LOST_AFTER])
+            return self._answer(self._replica(asked, 0), run, holder)
+        self._begin(run, self._replica(asked, 0), LOST_AFTER, holder)
+        run.num_tokens_before_loss = len(run.token_ids)
+        return self._answer(self._replica(asked, 1), run, None)
 
     def close(self) -> None:
         for replica in self._replicas.values():
             replica.close()
 
-    def _answer(
-        self, replica: Replica, asked: Asked, namespace: bytes, said: list[int], scored: list[TokenLogprobs]
-    ) -> Answer:
-        before = replica.engine.load()
-        self._prepare(replica, asked, namespace)
+    def _lend(self, run: Run) -> Holder:
+        """Has another engine compute the beginning of the prompt."""
+        number = 0 if Move.HAND_OVER in run.asked.moves else 1
+        replica = self._replica(run.asked, number)
+        replica.add([*prompt(0, LENT_LEN), *prompt(4)], {**PLAIN, "max_tokens": 1}, run.namespace)
+        replica.finish()
+        return replica.holds(LENT_LEN)
+
+    def _begin(self, run: Run, replica: Replica, num_tokens: int, holder: Holder | None) -> Holder:
+        """Computes the answer up to so many tokens. For the request the replica is gone then, with all that it had in
+        flight. Returns what it still has of prompt and answer."""
+        replica.prefills.clear()
+        key, heard = replica.add(prompt(0), run.asked.fields, run.namespace, run.token_ids, holder)
+        replica.run(heard, num_tokens=num_tokens - len(run.token_ids))
+        replica.engine.cancel(key)
+        replica.finish()
+        run.note(replica, heard, num_tokens - len(run.token_ids))
+        return replica.holds(PROMPT_LEN + len(run.token_ids))
+
+    def _answer(self, replica: Replica, run: Run, holder: Holder | None) -> Answer:
+        """Computes the answer to its end."""
+        asked, before = run.asked, replica.engine.load()
+        self._prepare(replica, asked, run.namespace)
         company = None
         if asked.moves & {Move.CROWD, Move.COMPANY}:
-            _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, namespace)
+            _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace)
         replica.prefills.clear()
-        _, heard = replica.add(prompt(0), asked.fields, namespace, said)
+        _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
         replica.run(heard)
-        num_prefill_steps = len(set(replica.prefills))
+        run.note(replica, heard)
         replica.finish()
         after = replica.engine.load()
         assert after.num_used_blocks == 0, "a request left blocks behind"
         return Answer(
-            token_ids=[*said, *heard.token_ids],
-            logprobs=[(each.logprob, *each.top_logprobs) for each in (*scored, *heard.logprobs)],
+            token_ids=run.token_ids,
+            logprobs=[(each.logprob, *each.top_logprobs) for each in run.logprobs],
             finish_reason="length",
             num_prompt_tokens=PROMPT_LEN,
-            num_prefill_steps=num_prefill_steps,
+            num_prefill_steps=run.num_prefill_steps,
             num_steps=heard.num_steps,
-            num_cached_tokens=heard.cached_tokens,
+            num_cached_tokens=heard.cached_tokens - heard.cached_by_tier.get("peer", 0),
             num_preemptions=heard.num_preemptions,
             num_from_disk=heard.cached_by_tier.get("disk", 0),
+            num_pulled_tokens=run.num_pulled_tokens,
+            num_hand_overs=run.num_hand_overs,
             num_swapped_in=after.num_swapped_in - before.num_swapped_in,
-            num_tokens_before_loss=len(said),
-            num_replicas=2 if said else 1,
+            num_tokens_before_loss=run.num_tokens_before_loss,
+            num_replicas=2 if run.num_tokens_before_loss else 1,
             num_draft_tokens=after.num_draft_tokens - before.num_draft_tokens,
             num_accepted_tokens=heard.num_accepted_tokens,
             num_ranks=replica.num_ranks,
@@ -266,7 +333,8 @@ class EngineWorld:
                 given = ExecutorOptions(**options)
                 # A machine may have fewer cores than ranks.
                 threads = given.num_threads if given.layout.num_ranks == 1 else given.layout.num_ranks
-                self._replicas[key] = Replica(replace(given, num_threads=threads))
+                link = self._links.setdefault(key[1:], DirectLink())
+                self._replicas[key] = Replica(replace(given, num_threads=threads), link, str(number))
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]

@@ -19,10 +19,6 @@ NO_CAPABILITY_OPTIONS = {
     "async_depth",
     # How ranks start.
     "copies_ranks",
-    # Blocks of other engines: see test_peer_faults.py and test_kv_peers.py.
-    "kv_peer_memory",
-    # Time of the simulated executor.
-    "simulated_step_seconds",
 }  # fmt: skip
 NO_CAPABILITY_SAMPLING = {
     # The end of an answer by length or token, in every cell.
