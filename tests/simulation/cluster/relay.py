@@ -77,10 +77,11 @@ class Relay:
             for direction in done:
                 direction.result()
         finally:
+            # Before anything is awaited: who cancels a second time ends that.
+            back.transport.abort()
             for direction in directions:
                 direction.cancel()
             await asyncio.gather(*directions, return_exceptions=True)
-            back.transport.abort()
 
     async def _up(self, client: asyncio.StreamReader, server: asyncio.StreamWriter) -> None:
         await self._pass(client, server)
