@@ -7,7 +7,7 @@ import torch
 
 from ..config import EngineConfig
 from ..executor import Int32Array
-from .locked_memory import LockedMemory, has_own_pages
+from .locked_memory import LockedMemory, is_mapped
 from .spread import SpreadDraw
 from .step_shapes import aligned
 
@@ -77,7 +77,7 @@ class DrawBuffers:
         if self._table is None or self._table[0] is not table:
             self.close()
             source = torch.from_numpy(table)
-            if self._is_gpu and has_own_pages(source):
+            if self._is_gpu and is_mapped(table):
                 self._locked = LockedMemory(source)
             self._table = table, source
         return self._table[1]

@@ -11,6 +11,8 @@ import mmap
 import weakref
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.cuda import cudart
 
@@ -24,6 +26,16 @@ def mapped(shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> torch.Te
 def has_own_pages(memory: torch.Tensor) -> bool:
     """Whether it begins where a page does, like all that is mapped."""
     return memory.data_ptr() % mmap.PAGESIZE == 0
+
+
+def is_mapped(array: npt.NDArray[Any]) -> bool:
+    """Whether it begins where a mapping does. What lies on a heap may begin where a page does, too, and share its last
+    page."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    return isinstance(base, mmap.mmap) and array.ctypes.data % mmap.PAGESIZE == 0
 
 
 class LockedMemory:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import mmap
+import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +14,8 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors import locked_memory
 from headwater.engine_core.executors.draw_buffers import DrawBuffers
-from headwater.engine_core.executors.locked_memory import LockedMemory, has_own_pages, mapped
+from headwater.engine_core.executors.locked_memory import LockedMemory, has_own_pages, is_mapped, mapped
+from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)
 
@@ -45,6 +48,10 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     runtime = Runtime()
     monkeypatch.setattr(locked_memory, "_runtime", lambda: runtime)
     return runtime
+
+
+def mapped_table() -> Int32Array:
+    return np.frombuffer(mmap.mmap(-1, 48), np.int32).reshape(1, 4, 3)
 
 
 def test_memory_is_unlocked_when_it_is_released_and_only_once(runtime: Runtime) -> None:
@@ -81,7 +88,7 @@ def test_memory_that_cannot_be_unlocked_is_said(runtime: Runtime) -> None:
 
 
 def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
-    first, second = (mapped((1, 4, 3)).numpy() for _ in range(2))
+    first, second = (mapped_table() for _ in range(2))
     buffers = DrawBuffers(CONFIG, 96, torch.device("cpu"))
     buffers._is_gpu = True
     buffers._source(first)
@@ -96,11 +103,21 @@ def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
 
 def test_memory_of_the_heap_is_read_without_a_lock(runtime: Runtime) -> None:
     """Its pages are not its own: copies of what lies beside it would fail."""
-    table = mapped((1, 4, 4)).numpy()[:, 1:]
+    words = np.zeros(mmap.PAGESIZE, np.int32)
+    # Of all tables one in some hundred begins where a page does.
+    by_chance = words[-words.ctypes.data % mmap.PAGESIZE // 4 :][:12].reshape(1, 4, 3)
+    assert by_chance.ctypes.data % mmap.PAGESIZE == 0
     buffers = DrawBuffers(CONFIG, 96, torch.device("cpu"))
     buffers._is_gpu = True
-    assert np.array_equal(buffers._source(table).numpy(), table)
-    assert not runtime.locked
+    for table in (by_chance, np.ones((1, 4, 3), np.int32), mapped_table()[:, 1:]):
+        assert np.array_equal(buffers._source(table).numpy(), table)
+        assert not runtime.locked
+
+
+def test_a_table_of_an_engine_is_mapped() -> None:
+    memory = create_mask_memory()
+    assert is_mapped(map_masks(memory, 2, 3, 96))
+    os.close(memory)
 
 
 def test_mapped_memory_has_pages_of_its_own_and_zeros_in_them() -> None:
