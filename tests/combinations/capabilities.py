@@ -252,7 +252,9 @@ SEVERAL_STEPS = Capability(
     refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on the platform cpu"),
     beside={
         **{name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
-        "draft heads": Aside(because="rows with drafts take a step at a time, and heads draft for every row"),
+        "draft heads": Aside(
+            because="rows with drafts take a step at a time, and heads draft for every row", of_all_requests=True
+        ),
     },
 )
 SPECULATION = Capability(

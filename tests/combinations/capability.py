@@ -98,6 +98,8 @@ class Aside:
     """The capability does not apply to a request that has the other one: its tokens are those of the other alone."""
 
     because: str
+    of_all_requests: bool = False
+    """Nor does it apply to requests that run beside this one."""
 
     @property
     def promise(self) -> str:

@@ -134,7 +134,7 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None) -> str:
         else:
             assert each.took_place(pair), f"{each.name} did not take place: {pair}"
             _check_promise(each, pair, without)
-    if SEVERAL_STEPS.name in asides:
+    if (aside := asides.get(SEVERAL_STEPS.name)) is not None and not aside.of_all_requests:
         _check_company(pair)
     if all(each.promise is Promise.OWN for each in cell.both):
         beside = ledger.ask(cell.both, cell.needs, frozenset({Move.COMPANY}))
