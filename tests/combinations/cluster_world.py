@@ -29,6 +29,8 @@ SYSTEM = (
 )
 QUESTION = "Tell me of the longest night."
 OTHER_QUESTION = "What do the birds eat in winter?"
+STEPS, PLANS_OF_A_RANK = "iteration_tokens_total_count", "rank_plans_total "
+"""Names of counters; the latter is followed by the rank."""
 COMPANY_QUESTION = "Which of the boats came here last spring?"
 CHAT = "/v1/chat/completions"
 SHORT: Fields = {"temperature": 0.0, "max_tokens": 1}
@@ -111,6 +113,19 @@ class Replica:
             return not counters["num_requests_running"] and not counters["num_requests_waiting"]
 
         assert holds_within(rests, 30), "an engine does not come to rest"
+        return counters
+
+    def counters_of_all_ranks(self, before: Mapping[str, float]) -> dict[str, float]:
+        """The same, once each rank has told of a step since, if the engine took one: it tells theirs a moment later."""
+        counters: dict[str, float] = {}
+
+        def have_told() -> bool:
+            counters.update(self.counters_at_rest())
+            plans = [name for name in counters if name.startswith(PLANS_OF_A_RANK)]
+            is_same = counters.get(STEPS, 0.0) == before.get(STEPS, 0.0)
+            return is_same or all(counters[name] > before.get(name, 0.0) for name in plans)
+
+        holds_within(have_told, 10)
         return counters
 
 
@@ -201,7 +216,7 @@ class ClusterWorld:
                 self._cluster.relays.arm(LOST_AFTER_BYTES)
             whole = self._chat(kind, QUESTION, fields)
             beside = company.result() if company is not None else None
-        after = [replica.counters_at_rest() for replica in replicas]
+        after = [replica.counters_of_all_ranks(then) for replica, then in zip(replicas, before, strict=True)]
         grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
         answer = self._answer(whole, grown, replicas, beside)
         answer.weights = kind.weights
@@ -269,7 +284,7 @@ class ClusterWorld:
         def total(name: str) -> int:
             return int(sum(each.get(name, 0.0) for each in grown))
 
-        steps = total("iteration_tokens_total_count")
+        steps = total(STEPS)
         cached_by_tier = explained["cached_by_tier"]
         num_hand_overs = sum(attempt["cause"] == "handed_over" for attempt in explained["attempts"])
         return Answer(
@@ -299,7 +314,7 @@ class ClusterWorld:
             num_draft_tokens=total("spec_decode_num_draft_tokens_total"),
             num_accepted_tokens=total("spec_decode_num_accepted_tokens_total"),
             num_searches=total("generation_tokens_total"),
-            num_ranks=sum(each[name] > 0 for each in grown for name in each if name.startswith("rank_plans_total ")),
+            num_ranks=sum(each[name] > 0 for each in grown for name in each if name.startswith(PLANS_OF_A_RANK)),
             kv_format=replicas[0].kv_format(),
             company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
             # Draws under a mask are no steps.
