@@ -62,7 +62,7 @@ def test_answers_go_on_token_for_token_when_a_rank_is_killed(
 ) -> None:
     line, num_replicas = ranked
     bodies = [body_of(f"{moment} {rank} {i}", sampled) for i, sampled in enumerate(SAMPLED)]
-    core = line.pids_of("engine-0")[1]
+    core, before = line.pids_of("engine-0")[1], line.loads()["engine-0"]["address"]
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies]
         if moment == "decode":
@@ -75,7 +75,7 @@ def test_answers_go_on_token_for_token_when_a_rank_is_killed(
             )
         died_at = time.monotonic()
         os.kill(ranks_of(core)[rank], signal.SIGKILL)
-        tell_the_truth(line, num_replicas)
+        tell_the_truth(line, num_replicas, before)
     disturbed = [reader.reading for reader in readers]
     line.wait_for(lambda: len(line.loads()) == num_replicas, 120, "the engine is not back")
     assert line.client.get("/ready").json()["ready"]
@@ -100,10 +100,11 @@ def ranks_of(core: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{core}/task/{core}/children").read_text().split()]
 
 
-def tell_the_truth(line: Line, num_replicas: int) -> None:
-    """Waits until the engine that has lost a rank is known to be gone; meanwhile its model is served."""
+def tell_the_truth(line: Line, num_replicas: int, address: str) -> None:
+    """Waits until the engine that has lost a rank is known to be gone, or has come back already with another address;
+    meanwhile its model is served."""
     gone_before = time.monotonic() + 30
-    while len(line.loads()) == num_replicas:
+    while len(loads := line.loads()) == num_replicas and loads["engine-0"]["address"] == address:
         assert time.monotonic() < gone_before, "the engine without a rank still counts"
         assert NAME in [model["id"] for model in line.client.get("/v1/models").json()["data"]]
     ready = line.client.get("/ready").json()
