@@ -104,7 +104,8 @@ class EngineCollector(Collector):
         finished = CounterMetricFamily(
             "headwater_request_success", "Streams that ended, by reason", labels=["model_name", "finished_reason"]
         )
-        for reason, count in self._server.num_finished.items():
+        # A scrape has a thread of its own, and the server counts meanwhile.
+        for reason, count in dict(self._server.num_finished).items():
             finished.add_metric([self._model_name, reason], count)
         yield finished
 
