@@ -17,6 +17,8 @@ from .pytest_health import POISONED
 
 MOST_CHARACTERS = 300
 """Largest number of characters that are kept of an error's first line."""
+MOST_PLACES = 4
+"""Largest number of places that are kept of an error's traceback."""
 CRASHED = "crashed"
 """Phase of a test whose worker ended while it ran."""
 
@@ -81,9 +83,17 @@ class ResultsFile:
 
 
 def first_line(report: pytest.CollectReport | pytest.TestReport) -> str:
-    """The error's own message where there is one, not the place of its raising."""
+    """The first line of the error's own message, where there is one, and the innermost places of its raising."""
     crash = getattr(report.longrepr, "reprcrash", None)
     text = (crash.message if crash is not None else report.longreprtext).strip()
     if crash is None and "\nE " in text:
         text = text[text.index("\nE ") + 3 :].strip()
-    return str(text.partition("\n")[0][:MOST_CHARACTERS])
+    line, places = str(text.partition("\n")[0][:MOST_CHARACTERS]), _places(report)
+    return f"{line} (at {' < '.join(places)})" if places else line
+
+
+def _places(report: pytest.CollectReport | pytest.TestReport) -> list[str]:
+    """`file:line` of calls, innermost first. Empty where the report has no traceback."""
+    entries = getattr(getattr(report.longrepr, "reprtraceback", None), "reprentries", ())
+    found = [each.reprfileloc for each in entries if getattr(each, "reprfileloc", None) is not None]
+    return [f"{place.path}:{place.lineno}" for place in reversed(found[-MOST_PLACES:])]

@@ -106,12 +106,12 @@ def test_each_test_has_a_verdict_of_its_own(folder: Path, workers: tuple[str, ..
     assert (verdicts.passed, verdicts.failed, verdicts.skipped, verdicts.not_run) == (4, 5, 1, [])
     failures = named(verdicts.failures)
     assert failures.keys() == {"test_fails", "test_ruins[1]", "test_ruins[2]", "test_aborts"}
-    assert failures["test_fails"] == "assert 1 == 2"
+    assert failures["test_fails"] == "assert 1 == 2 (at test_module.py:12)"
     assert failures["test_ruins[1]"] == RUINED
-    assert failures["test_ruins[2]"] == "AssertionError: seen at once"
+    assert failures["test_ruins[2]"] == "AssertionError: seen at once (at test_module.py:26)"
     assert failures["test_aborts"].startswith("its process failed with -6")
     assert named(verdicts.failed_together) == {
-        "test_wants_nothing_left_behind": "AssertionError: something was left behind"
+        "test_wants_nothing_left_behind": "AssertionError: something was left behind (at test_module.py:21)"
     }
     if workers[0] == "-n":
         # xdist replaced each worker that ended: every test was reached.
