@@ -6,7 +6,8 @@ A program of its own: in a process of tests kernels are interpreted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,15 +50,27 @@ def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]
     return str(built(kernel, types, constants, source, **options).asm["ptx"])
 
 
-def built(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], source: Any, **options: Any) -> Any:
+def built(
+    kernel: Any,
+    types: Mapping[str, str],
+    constants: Mapping[str, Any],
+    source: Any,
+    multiples: Collection[str] = (),
+    **options: Any,
+) -> Any:
+    """`multiples`: integers that are divisible by 16, as pointers are."""
     names = kernel.arg_names
     made = source(
         kernel,
         {name: types.get(name, "constexpr") for name in names},
         constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"},
+        attrs={
+            (i,): [["tt.divisibility", 16]]
+            for i, name in enumerate(names)
+            if types.get(name, "")[:1] == "*" or name in multiples
+        },
     )
-    options |= {"num_warps": 4, "launch_pdl": True}
+    options = {"num_warps": 4, "launch_pdl": True} | options
     return triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
 
 
@@ -133,6 +146,26 @@ def rounded() -> dict[str, str]:
             hopper_w8a8_rows._w8a8_rows, sizes | TOKEN_SCALES | rows | {"p_out": "*bf16"}, product, GluonASTSource
         ),
     }
+
+
+def order_of_sums() -> dict[str, str]:
+    """The inputs that a thread sums by itself in a norm of 4,096, by what the norm is stored as: the layout of the
+    first reduction."""
+    strides = ("stride_x", "stride_residual", "stride_out", "hidden")
+    types = dict.fromkeys(strides, "i32") | dict.fromkeys(("p_x", "p_residual", "p_weight"), "*bf16") | {"eps": "fp32"}
+    constants = {"BLOCK": 4096, "HAS_RESIDUAL": True, "EARLY": False, "DEPENDENT": True}
+    found = {}
+    for out, most in (("bf16", 0.0), ("i8", 127.0), ("fp8e4nv", 448.0)):
+        scales = {"p_scales": "*fp32"} if most else {}
+        values = constants | {"MOST": most} | ({} if most else {"p_scales": None})
+        given = types | scales | {"p_out": f"*{out}"}
+        code = built(rms_norm._rms_norm, given, values, ASTSource, strides, num_warps=8).asm["ttgir"]
+        summed = re.search(r"tt\.reduce.*?: \(tensor<4096xf32, (#\w+)>\)", code, re.DOTALL)
+        assert summed is not None
+        layout = re.search(rf"^{summed[1]} = (.*)$", code, re.MULTILINE)
+        assert layout is not None
+        found[out] = layout[1]
+    return found
 
 
 def packed(bits: int, num_rows: int, *, has_zeros: bool) -> str:
@@ -220,6 +253,7 @@ def main() -> None:
                 "edits": edits(),
                 "drafts": drafts(),
                 "rounded": rounded(),
+                "order of sums": order_of_sums(),
             }
         )
     )

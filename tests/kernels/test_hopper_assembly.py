@@ -113,3 +113,12 @@ def test_rows_of_eight_bits_compile_and_are_multiplied_as_they_are(programs: Any
     for assembly in products:
         kinds = set(re.findall(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.(\w+\.\w+)", assembly))
         assert kinds == {"e4m3.e4m3"}
+
+
+@pytest.mark.slow
+def test_a_norm_is_summed_in_one_order_whatever_it_is_stored_as(programs: Any) -> None:
+    orders = programs["order of sums"]
+    assert orders.keys() == {"bf16", "i8", "fp8e4nv"}
+    assert set(orders.values()) == {
+        "#ttg.blocked<{sizePerThread = [8], threadsPerWarp = [32], warpsPerCTA = [8], order = [0]}>"
+    }

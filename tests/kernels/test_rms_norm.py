@@ -50,18 +50,20 @@ def test_a_row_has_the_same_bits_alone(num_tokens: int, hidden: int, generator: 
 def test_a_rounded_norm_has_the_bits_of_the_norm_that_is_rounded(
     num_tokens: int, hidden: int, rounds_to: torch.dtype, generator: torch.Generator
 ) -> None:
-    x, residual = (
-        torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16() for _ in range(2)
-    )
-    x[0] = 0
-    weight, kept = torch.rand(hidden, generator=generator, device=generator.device).bfloat16(), residual.clone()
-    added = rounded_add_rms_norm(x, kept, weight, 1e-6, rounds_to)
-    pairs = (
-        (rounded_rms_norm(x, weight, 1e-6, rounds_to), rms_norm(x, weight, 1e-6)),
-        (added, add_rms_norm(x, residual, weight, 1e-6)),
-    )
-    for found, norm in pairs:
-        expected = round_tokens_twin(norm, rounds_to)
-        assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
-        assert torch.equal(found.scales, expected.scales)
-    assert torch.equal(kept, residual)
+    # On a GPU a norm whose sum has another order differs in one draw of six.
+    for _ in range(50 if generator.device.type == "cuda" else 1):
+        x, residual = (
+            torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16() for _ in range(2)
+        )
+        x[0] = 0
+        weight, kept = torch.rand(hidden, generator=generator, device=generator.device).bfloat16(), residual.clone()
+        added = rounded_add_rms_norm(x, kept, weight, 1e-6, rounds_to)
+        pairs = (
+            (rounded_rms_norm(x, weight, 1e-6, rounds_to), rms_norm(x, weight, 1e-6)),
+            (added, add_rms_norm(x, residual, weight, 1e-6)),
+        )
+        for found, norm in pairs:
+            expected = round_tokens_twin(norm, rounds_to)
+            assert torch.equal(found.values.view(torch.uint8), expected.values.view(torch.uint8))
+            assert torch.equal(found.scales, expected.scales)
+        assert torch.equal(kept, residual)
