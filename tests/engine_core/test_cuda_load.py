@@ -98,6 +98,10 @@ def test_memory_returns_to_where_it_was_after_ten_thousand_requests(
                 engine.step()
         while engine.has_work():
             engine.step()
+        # Tensors of the last steps last until the next ones: those of one plain request, however this one ended.
+        engine.add(request(next(keys), rng, 100, SamplingParams(seed=0, max_tokens=10)))
+        while engine.has_work():
+            engine.step()
 
     while executor.prepare():
         pass
