@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import torch
 from triton import AsyncCompileMode, FutureKernel
 
+from .graph_capture import capturing
+
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_THREADS = 16
@@ -74,9 +76,5 @@ def _load(compile_fn: Callable[[], Any]) -> Any:
 @contextmanager
 def _unlaunched() -> Iterator[None]:
     """Scope whose launches on the current stream go into a graph that is discarded."""
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    graph.capture_begin(capture_error_mode="relaxed")
-    try:
+    with capturing(torch.cuda.CUDAGraph(keep_graph=True)):
         yield
-    finally:
-        graph.capture_end()

@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from headwater.kernels.graph_capture import capturing
+
 T = TypeVar("T")
-# What the collector of garbage or another thread gives back to CUDA meanwhile is no part of the graph.
-_MODE = "relaxed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,8 @@ class Graphs:
     def _capture(self, launch: Callable[[], T]) -> Captured[T]:
         # Kernels have been launched outside a graph: they are compiled, and libraries have their handles.
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self._pool, capture_error_mode=_MODE)
-        result = launch()
-        graph.capture_end()
+        with capturing(graph, self._pool):
+            result = launch()
         self._pool = graph.pool()
         return Captured(graph, result)
 
