@@ -22,6 +22,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.gpu
 
+NUM_ROWS = 384
 NUM_COPIES, COPY_LEN = 1000, 1000
 NUM_PASSING = 10_000
 SPECIAL = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, num_logprobs=2, max_tokens=6)
@@ -36,7 +37,7 @@ def executor_and_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         device="cuda",
         load_format="dummy",
         block_size=64,
-        max_num_seqs=384,
+        max_num_seqs=NUM_ROWS,
         max_num_batched_tokens=2048,
         max_model_len=4096,
         # Not a share of the memory: other tests of a suite hold some, this engine's own in a second process among them.
@@ -98,8 +99,10 @@ def test_memory_returns_to_where_it_was_after_ten_thousand_requests(
                 engine.step()
         while engine.has_work():
             engine.step()
-        # Tensors of the last steps last until the next ones: those of one plain request, however this one ended.
-        engine.add(request(next(keys), rng, 100, SamplingParams(seed=0, max_tokens=10)))
+        # A row keeps what its last request edits of logits, 19 KB, until the next one comes: plain requests, all in one
+        # step, take every row.
+        for _ in range(NUM_ROWS):
+            engine.add(request(next(keys), rng, 5, SamplingParams(seed=0, max_tokens=10)))
         while engine.has_work():
             engine.step()
 
