@@ -6,6 +6,7 @@ Keys and values go to the scratch block, so nothing of them is left.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -25,6 +26,8 @@ STEADY_SPREAD = 1.25
 """Most times the least time of a step that its second least may be on a machine which does little else."""
 MOST_SECONDS = 0.5
 """Seconds after which no other size is measured."""
+SETTLING_SECONDS = 0.3
+"""Seconds in which one position and a whole draft are measured again, until both are steady."""
 HOST_SECONDS = 100e-6
 """Seconds from a result to the plan that needs it."""
 
@@ -37,10 +40,10 @@ def measured_costs(
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
     whole = min(config.max_draft_tokens + 1, most)
-    seconds = {1: trial.behind_one_another(1)}
+    seconds = trial.settled(1, whole)
     gap = min(max(trial.one_by_one(1) - seconds[1], 0.0), seconds[1]) + HOST_SECONDS
-    for size in (whole, *(each for each in SIZES if each < most), most):
-        if size not in seconds and (size == whole or trial.seconds < MOST_SECONDS):
+    for size in (*(each for each in SIZES if each < most), most):
+        if size not in seconds and trial.seconds < MOST_SECONDS:
             seconds[size] = trial.behind_one_another(size)
     trial.end()
     sizes = sorted(seconds)
@@ -71,16 +74,32 @@ class _Trial:
     def __init__(self, executor: Executor, max_rows: int, clock: Callable[[], float]) -> None:
         self._executor, self._max_rows, self._clock = executor, max_rows, clock
         self._plans, self._began = _Plans(), clock()
-        self.is_steady = True
-        """Whether no step that was repeated took much longer the second time."""
+        self._behind: dict[int, list[float]] = defaultdict(list)
+        """Seconds of steps by their number of positions, each time that one was measured."""
+        self._is_else_steady = True
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether each step was measured twice with about the least time of all."""
+        return self._is_else_steady and all(map(_is_steady, self._behind.values()))
 
     @property
     def seconds(self) -> float:
         return self._clock() - self._began
 
+    def settled(self, *sizes: int) -> dict[int, float]:
+        """Seconds of steps of each size while another one is in flight. They are measured in turn, since a busy moment
+        would else be that of one size alone."""
+        num_rounds = 0
+        while True:
+            seconds = {size: self.behind_one_another(size) for size in sizes}
+            num_rounds += 1
+            if self.seconds > SETTLING_SECONDS or (num_rounds >= LEAST_REPEATS and self.is_steady):
+                return seconds
+
     def behind_one_another(self, size: int) -> float:
-        """Seconds of a step while another one is in flight. The first one allocates memory and kernels for the
-        others."""
+        """Seconds of a step while another one is in flight, the least that was ever measured. The first one allocates
+        memory and kernels for the others."""
         in_flight = [self._submit(size), self._submit(size)]
         self._executor.retire(in_flight.pop(0))
 
@@ -88,9 +107,9 @@ class _Trial:
             in_flight.append(self._submit(size))
             self._executor.retire(in_flight.pop(0))
 
-        seconds = self._quickest(step)
+        self._behind[size] += self._repeated(step)
         self._executor.retire(in_flight.pop(0))
-        return seconds
+        return min(self._behind[size])
 
     def one_by_one(self, size: int) -> float:
         """Seconds of a step that is launched when the one before it has ended."""
@@ -98,6 +117,12 @@ class _Trial:
 
     def _quickest(self, step: Callable[[], object]) -> float:
         """Least of some times. Other processes take time too, which is not part of the cost."""
+        seconds = self._repeated(step)
+        self._is_else_steady = self._is_else_steady and _is_steady(seconds)
+        return min(seconds)
+
+    def _repeated(self, step: Callable[[], object]) -> list[float]:
+        """Seconds of each of `LEAST_REPEATS` to `REPEATS` times."""
         seconds: list[float] = []
         started = self._clock()
         while len(seconds) < REPEATS:
@@ -106,9 +131,7 @@ class _Trial:
             seconds.append(self._clock() - start)
             if self._clock() - started > QUICK_SECONDS and len(seconds) >= LEAST_REPEATS:
                 break
-        quickest, second, *_ = sorted(seconds)
-        self.is_steady = self.is_steady and second <= STEADY_SPREAD * quickest
-        return quickest
+        return seconds
 
     def longer_with_own(self, num_rows: int, num_drafts: int) -> float:
         """Seconds by which a step of rows is longer if the executor makes their drafts, `num_drafts` each, itself."""
@@ -132,6 +155,11 @@ class _Trial:
         drafts = np.zeros(min(size, self._max_rows), np.int32)
         drafts[0] = size - drafts.size
         return self._executor.submit(self._plans.next(drafts))
+
+
+def _is_steady(seconds: list[float]) -> bool:
+    quickest, second, *_ = sorted(seconds)
+    return second <= STEADY_SPREAD * quickest
 
 
 class _Plans:

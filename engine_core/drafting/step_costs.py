@@ -30,8 +30,9 @@ class StepCosts:
     def measured(
         cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0, *, is_steady: bool = True
     ) -> StepCosts:
-        """Costs from measurements. A step of more positions than were measured takes longer in proportion."""
-        smooth = np.maximum.accumulate(np.array(seconds, np.float64))
+        """Costs from measurements. A step costs at most what one of more positions took: what else a machine does makes
+        measured times longer, never shorter. A step of more positions than were measured takes longer in proportion."""
+        smooth = np.minimum.accumulate(np.array(seconds, np.float64)[::-1])[::-1].copy()
         return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0), is_steady)
 
     def of(self, num_positions: npt.ArrayLike) -> Float64Array:

@@ -132,9 +132,10 @@ def test_costs_lie_on_lines_between_sizes_and_grow_in_proportion_behind_the_last
     assert float(costs.of(2)) == 3.0
 
 
-def test_a_larger_step_never_costs_less_however_it_was_measured() -> None:
+def test_a_step_never_costs_more_than_a_larger_one_however_it_was_measured() -> None:
     costs = StepCosts.measured([1, 2, 4, 8], [2.0, 1.0, 3.0, 2.5], gap=-0.2)
-    np.testing.assert_allclose(costs.seconds, [2.0, 2.0, 3.0, 3.0])
+    # What else a machine does makes a measured time longer, never shorter.
+    np.testing.assert_allclose(costs.seconds, [1.0, 1.0, 2.5, 2.5])
     assert costs.gap == 0.0
 
 

@@ -20,11 +20,21 @@ class TimedExecutor(SimulatedExecutor):
     is there some seconds after the device is done."""
 
     def __init__(
-        self, config: EngineConfig, *, step: float, position: float, result: float = 0.0, hiccup_every: int = 1 << 30
+        self,
+        config: EngineConfig,
+        *,
+        step: float,
+        position: float,
+        result: float = 0.0,
+        hiccup_every: int = 1 << 30,
+        busy: tuple[int, ...] = (),
+        busy_seconds: float = 0.0,
     ) -> None:
+        """`busy`: steps of so many positions take ten times as long in the first `busy_seconds`."""
         super().__init__(config, SimulatedModel(vocab_size=100))
         self.now = 0.0
         self.plans: list[StepPlan] = []
+        self._busy, self._busy_seconds = busy, busy_seconds
         self._costs, self._late, self._hiccup_every = (step, position), result, hiccup_every
         self._device_ends, self._ends = 0.0, deque[float]()
 
@@ -34,6 +44,8 @@ class TimedExecutor(SimulatedExecutor):
         seconds = step + position * plan.num_tokens
         if len(self.plans) % self._hiccup_every == 0:
             seconds *= 7
+        if plan.num_tokens in self._busy and self.now < self._busy_seconds:
+            seconds *= 10
         self._device_ends = max(self._device_ends, self.now) + seconds
         self._ends.append(self._device_ends + self._late)
         return super().submit(plan)
@@ -72,6 +84,18 @@ def test_a_machine_that_hardly_ever_computes_undisturbed_is_not_steady() -> None
     busy = TimedExecutor(config(), step=3e-2, position=1e-5, hiccup_every=2)
     assert quiet.measure(config()).is_steady
     assert not busy.measure(config()).is_steady
+
+
+@pytest.mark.parametrize("size", [1, 16])
+def test_one_position_and_a_whole_draft_are_measured_until_neither_was_in_a_busy_moment(size: int) -> None:
+    executor = TimedExecutor(config(), step=1e-3, position=1e-5, busy=(size,), busy_seconds=0.1)
+    costs = executor.measure(config())
+    np.testing.assert_allclose(costs.of([1, 16]), [1.01e-3, 1.16e-3])
+
+
+def test_a_busy_moment_at_one_size_makes_no_larger_step_dear() -> None:
+    executor = TimedExecutor(config(), step=1e-3, position=1e-5, busy=(2, 4), busy_seconds=9.0)
+    np.testing.assert_allclose(executor.measure(config()).of([1, 2, 4, 8, 16]), [1.01e-3, *[1.08e-3] * 3, 1.16e-3])
 
 
 def test_a_result_that_comes_late_is_the_gap_of_a_plan_that_needs_it() -> None:
