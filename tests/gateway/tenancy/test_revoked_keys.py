@@ -215,7 +215,8 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gatewa
         response: dict[str, Any] = slow.client.get(f"/v1/responses/{response_id}", headers=other).json()
         return response
 
-    slow.wait_until(lambda: found()["status"] == "failed")
+    # A store that takes its time on a busy machine is answered by 503: no status yet.
+    slow.wait_until(lambda: found().get("status") == "failed")
     assert found()["error"]["code"] == "key_revoked"
     slow.wait_until(lambda: slow.metric("headwater_num_streams") == 0)
 
