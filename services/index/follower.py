@@ -96,7 +96,9 @@ class Follower:
 
     def doubt(self) -> None:
         """Asks for lost batches, a little later; checksums then show whether a snapshot is needed."""
-        if self._is_catching_up or self._clock() - self._doubted_at < _REPAIR_SECONDS:
+        column = self._index.column(self._member.replica_id)
+        # A synced column can be doubted, also while the call that filled it is still ending.
+        if column is None or not column.is_synced or self._clock() - self._doubted_at < _REPAIR_SECONDS:
             return
         self._doubted_at = self._clock()
         asyncio.get_running_loop().call_later(random.uniform(0, _JITTER_SECONDS), self.catch_up)
@@ -113,6 +115,8 @@ class Follower:
         async with self._dial(self._member.address) as engine:
             while True:
                 await self._wait_until_wanted()
+                # NOTE: it may have been asked for again while the previous one was ending.
+                self._is_catching_up = True
                 await self._catch_up(engine)
                 self._is_catching_up = False
                 held = list(self._held)

@@ -209,6 +209,19 @@ async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_di
         assert engine.calls == ["snapshot", "events", "snapshot"]
 
 
+async def test_a_replica_can_be_doubted_while_the_call_for_its_snapshot_ends(nats_url: str, engine: Engine) -> None:
+    engine.may_end.clear()
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.on_member(engine.member, from_bus=True)
+        await eventually(lambda: feed.is_synced(engine.member))
+        engine.stores(chain(0, 10))
+        engine.unpublished.clear()
+        feed.doubt(engine.member)
+        engine.may_end.set()
+        await eventually(lambda: feed.index(engine.model.key).lookup(chain(0, 10)) == {"a": 10})
+        assert engine.calls == ["snapshot", "events"]
+
+
 async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_and_asks_redis(
     nats_url: str, redis_url: str, engine: Engine
 ) -> None:
