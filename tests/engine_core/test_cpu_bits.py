@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,17 @@ import torch
 
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.packed_linear import can_pack
-from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
+from headwater.kernels.row_stable_linear import (
+    MAX_ROWS,
+    ONE_SIZE,
+    PACKED,
+    PLAIN,
+    Library,
+    RowRule,
+    cancelling_matrices,
+    row_rule,
+    row_stable_linear,
+)
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
 RNG = np.random.default_rng(7)
@@ -90,10 +100,51 @@ def test_a_product_gives_a_row_the_same_bits_in_any_company(
 ) -> None:
     if library is PACKED and not can_pack(dtype):
         pytest.skip("not on this CPU")
-    weight, x = library.prepare(torch.randn(shape).to(dtype)), torch.randn(300, shape[1]).to(dtype)
-    for rule in (row_rule(*shape, dtype, library), RowRule(32, is_exact=True)):
-        expected = row_stable_linear(x, weight, rule, library)
-        for num_rows in (1, 2, 3, 5, 11, 16, 33, 100, 255):
-            for start in range(0, 300 - num_rows, 37):
-                rows = slice(start, start + num_rows)
-                assert torch.equal(row_stable_linear(x[rows], weight, rule, library), expected[rows])
+    random = torch.randn(300, shape[1]).to(dtype), torch.randn(shape).to(dtype)
+    for x, weight in random, cancelling_matrices(300, *shape, dtype):
+        prepared = library.prepare(weight)
+        for rule in row_rule(*shape, dtype, library), ONE_SIZE:
+            expected = row_stable_linear(x, prepared, rule, library)
+            for num_rows in (1, 2, 3, 5, 11, 16, 33, 100, 255):
+                for start in range(0, 300 - num_rows, 37):
+                    rows = slice(start, start + num_rows)
+                    assert torch.equal(row_stable_linear(x[rows], prepared, rule, library), expected[rows])
+
+
+def moody(is_other: Callable[[int], bool], sizes: set[int]) -> Library:
+    """A library that sums products of some numbers of rows backwards; it notes all numbers of rows in `sizes`."""
+
+    def multiply(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        sizes.add(len(x))
+        inputs = range(x.shape[1])
+        out = torch.zeros(len(x), len(weight))
+        for i in reversed(inputs) if is_other(len(x)) else inputs:
+            out += x[:, i].float()[:, None] * weight[:, i].float()
+        return out.bfloat16()
+
+    return Library(multiply, lambda weight: weight)
+
+
+@pytest.mark.parametrize(
+    ("is_other", "rule"),
+    [
+        (lambda num_rows: False, RowRule(1)),
+        (lambda num_rows: num_rows == 1, RowRule(2)),
+        (lambda num_rows: num_rows < 5, RowRule(8)),
+        (lambda num_rows: num_rows == 31, RowRule(32)),
+        (lambda num_rows: num_rows < 40, ONE_SIZE),
+        (lambda num_rows: num_rows % 2 == 1, ONE_SIZE),
+        (lambda num_rows: num_rows > 128, RowRule(1)),
+    ],
+    ids=["none", "one", "few", "31", "up to 39", "odd", "more than are probed"],
+)
+def test_a_rule_allows_no_number_of_rows_that_has_other_bits(is_other: Callable[[int], bool], rule: RowRule) -> None:
+    sizes: set[int] = set()
+    library = moody(is_other, sizes)
+    assert row_rule(64, 96, torch.bfloat16, library) == rule
+    sizes.clear()
+    x, weight = torch.randn(700, 96).bfloat16(), torch.randn(64, 96).bfloat16()
+    for num_rows in (1, 2, 31, 32, 33, 129, 255, 256, 257, 700):
+        assert row_stable_linear(x[:num_rows], weight, rule, library).shape == (num_rows, 64)
+    assert all(rule.min_rows <= size <= rule.max_rows <= MAX_ROWS for size in sizes)
+    assert len({is_other(size) for size in sizes}) == 1
