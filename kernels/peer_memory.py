@@ -1,11 +1,15 @@
 """Memory of several GPUs that kernels of each of them reach, and how ranks meet within a kernel.
 
 Each rank allocates one piece with cudaMalloc's allocator and maps those of the others by their CUDA IPC handles. A
-piece has a count and an epoch for each block of a launch, then slots: each block of a launch exchanges data through
-slots of its own, in two halves by turns. A block's n-th meeting is over when its count is n times the number of ranks.
-Epochs are kept in the memory, so that a graph which is replayed goes on where the last launch ended.
+block of a launch exchanges data through slots of its own, in two ways:
 
-Knows nothing about what is exchanged, nor how handles reach the other ranks.
+- Slots, two by turns, and a count: a rank writes into the slots of the others, then adds to their counts. A block's
+  n-th meeting is over when its count is n times the number of ranks.
+- Flagged slots, two by turns, for few data: each word of 32 bits carries 16 bits of data and 16 of the number of the
+  exchange, so that a word says itself when it is there. That saves a round trip, and takes twice as many bytes.
+
+Numbers of meetings and exchanges are kept in the memory, so that a graph which is replayed goes on where the last
+launch ended. Knows nothing about what is exchanged, nor how handles reach the other ranks.
 """
 
 from __future__ import annotations
@@ -20,8 +24,11 @@ import triton.language as tl
 
 NUM_BLOCKS = tl.constexpr(512)
 """Most blocks of a launch: those of a GPU of 132 multiprocessors that work at the same time, and few more."""
-HEADER = tl.constexpr(8 * 512)
-"""Bytes of counts and epochs before the slots."""
+HEADER = tl.constexpr(4 * 512 * 3)
+"""Bytes before the slots: of each block the count, the number of its meetings, that of its exchanges of flagged
+words."""
+FLAGGED_BLOCKS = tl.constexpr(128)
+"""Most blocks of a launch that exchanges flagged words."""
 MAX_POLLS = 1 << 26
 """Looks at a count before a rank gives up, which traps: some 40 s, in which another rank may compile a kernel."""
 HANDLE_BYTES = 64
@@ -40,15 +47,18 @@ class PeerMemory:
     """int64 [ranks]: addresses, in the order of the ranks."""
     slot_bytes: int
     """Bytes that a rank exchanges in one meeting of a block."""
+    flagged_len: int = 0
+    """Numbers of 16 bits in a row that flagged words may carry. Always the same: a word that a longer row left behind
+    would be taken for a new one, 65,536 exchanges later."""
     max_polls: int = MAX_POLLS
 
     @property
     def size(self) -> int:
         return self.bases.shape[0]
 
-    def grid(self, num_items: int) -> tuple[int]:
+    def grid(self, num_items: int, most: int = NUM_BLOCKS.value) -> tuple[int]:
         """Blocks of a launch that takes so many items by turns."""
-        return (min(num_items, NUM_BLOCKS.value),)
+        return (min(num_items, most),)
 
 
 class PeerError(OSError):
@@ -75,16 +85,17 @@ class OwnMemory:
         _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
         return bytes(handle)
 
-    def beside(self, index: int, handles: Sequence[bytes]) -> PeerMemory:
+    def beside(self, index: int, handles: Sequence[bytes], flagged_len: int = 0) -> PeerMemory:
         """Maps the pieces of all ranks, given in their order; this process's own is number `index`. Raises
         `PeerError`."""
         bases = [self.address if rank == index else _opened(handle) for rank, handle in enumerate(handles)]
-        return PeerMemory(index=index, bases=torch.tensor(bases, device="cuda"), slot_bytes=self.slot_bytes)
+        places = torch.tensor(bases, device="cuda")
+        return PeerMemory(index=index, bases=places, slot_bytes=self.slot_bytes, flagged_len=flagged_len)
 
 
 def memory_bytes(num_ranks: int, slot_bytes: int) -> int:
     """Bytes of each rank's piece."""
-    return int(HEADER.value + NUM_BLOCKS.value * 2 * num_ranks * slot_bytes)
+    return int(HEADER.value + 2 * (NUM_BLOCKS.value + FLAGGED_BLOCKS.value) * num_ranks * slot_bytes)
 
 
 def slot_bytes_of(num_bytes: int) -> int:
@@ -105,16 +116,31 @@ def reaches(own: int, other: int) -> bool:
 
 @triton.jit
 def slot(p_bases, rank, i_block, epoch, part, slot_bytes, DTYPE: tl.constexpr, SIZE: tl.constexpr):
-    """Pointer to a block's slot in the memory of a rank: `part` 0 … SIZE − 1 of the half that the epoch has."""
+    """Pointer to a block's slot in the memory of a rank: `part` 0 … SIZE − 1 of those whose turn the epoch is."""
     number = (i_block * 2 + epoch % 2) * SIZE + part
     address = tl.load(p_bases + rank) + HEADER + number.to(tl.int64) * slot_bytes
     return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
 
 
 @triton.jit
+def flagged_slot(p_bases, rank, i_block, exchange, part, slot_bytes, SIZE: tl.constexpr):
+    """Pointer to the words of a block's flagged slot in the memory of a rank, as `slot`."""
+    number = (i_block * 2 + exchange % 2) * SIZE + part
+    first = HEADER + NUM_BLOCKS * 2 * SIZE * slot_bytes.to(tl.int64)
+    address = tl.load(p_bases + rank) + first + number.to(tl.int64) * slot_bytes
+    return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
+
+
+@triton.jit
 def epoch_of(p_bases, index, i_block):
     """Pointer to the number of meetings that a block has had."""
     return tl.load(p_bases + index).to(tl.pointer_type(tl.int32)) + NUM_BLOCKS + i_block
+
+
+@triton.jit
+def exchange_of(p_bases, index, i_block):
+    """Pointer to the number of exchanges of flagged words that a block has had."""
+    return epoch_of(p_bases, index, i_block) + NUM_BLOCKS
 
 
 @triton.jit
@@ -132,10 +158,37 @@ def meet(p_bases, index, i_block, epoch, max_polls, SIZE: tl.constexpr, ON_GPU: 
     while (num_missing > 0) & (polls < max_polls):
         num_missing = epoch * SIZE - tl.atomic_add(p_own, 0, sem="acquire", scope="sys")
         polls += 1
+    stop_unless_over(num_missing, ON_GPU)
+    tl.debug_barrier()
+
+
+@triton.jit
+def stop_unless_over(num_missing, ON_GPU: tl.constexpr):
+    """Traps where a rank has waited in vain."""
     if ON_GPU:
         stop: tl.constexpr = "{ .reg .pred %p; setp.gt.s32 %p, $1, 0; @%p trap; mov.u32 $0, 0; }"
         tl.inline_asm_elementwise(stop, "=r,r", [num_missing], dtype=tl.int32, is_pure=False, pack=1)
-    tl.debug_barrier()
+
+
+@triton.jit
+def flagged(b_data, exchange):
+    """Words [N] int32 that carry the data [N], of 16 bits, and the number of an exchange."""
+    return (exchange << 16) | (b_data.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF)
+
+
+@triton.jit
+def received(p_words, inside, exchange, max_polls, DTYPE: tl.constexpr, ON_GPU: tl.constexpr):
+    """The data of all words [N], when they are those of this exchange."""
+    number = (exchange << 16) >> 16
+    b_words = tl.load(p_words, mask=inside, other=0, volatile=True)
+    num_missing = tl.sum((((b_words >> 16) != number) & inside).to(tl.int32), axis=0)
+    polls = 0
+    while (num_missing > 0) & (polls < max_polls):
+        b_words = tl.load(p_words, mask=inside, other=0, volatile=True)
+        num_missing = tl.sum((((b_words >> 16) != number) & inside).to(tl.int32), axis=0)
+        polls += 1
+    stop_unless_over(num_missing, ON_GPU)
+    return b_words.to(tl.int16).to(DTYPE, bitcast=True)
 
 
 class _Handle(ctypes.Structure):

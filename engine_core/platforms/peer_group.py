@@ -8,7 +8,7 @@ import torch
 from headwater.kernels.peer_best import peer_best
 from headwater.kernels.peer_join import peer_join
 from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
-from headwater.kernels.peer_sum import peer_sum, peer_sum_add_rms_norm
+from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
 from headwater.kernels.sample import Candidates
 
 from ..config import ConfigError
@@ -51,11 +51,11 @@ def open_peer_group(host: Group, row_bytes: int, devices: list[int]) -> PeerGrou
             pair = f"those of ranks {host.index} and {rank} do not"
             allowed = f"as many GPUs as reach one another's memory with atomic operations (NVLink); {pair}"
             raise ConfigError("tensor_parallel_size", host.size, allowed)
-    own = OwnMemory(host.size, slot_bytes_of(max(row_bytes, LEAST_SLOT)))
+    own = OwnMemory(host.size, slot_bytes_of(max(GROUP_ROWS * row_bytes, LEAST_SLOT)))
     handle = own.handle()
     joined = host.join(torch.frombuffer(bytearray(handle), dtype=torch.uint8)[None])
     handles = [bytes(each) for each in joined.view(host.size, -1).tolist()]
-    group = PeerGroup(own.beside(host.index, handles))
+    group = PeerGroup(own.beside(host.index, handles, flagged_len=row_bytes // 2))
     # Nobody writes into memory that another rank has not mapped yet, or not zeroed.
     host.join(torch.zeros(1, 1, dtype=torch.uint8))
     return group

@@ -1,7 +1,7 @@
 """A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
 
-Where there is a GPU all ranks share it and map one another's memory by IPC handles; elsewhere kernels are interpreted
-over memory that the processes share.
+Each has a GPU of its own where there are as many, else all share one; they map one another's memory by IPC handles.
+Without a GPU kernels are interpreted over memory that the processes share.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def main(rank: int, size: int, slot_bytes: int, shared: int, end: int) -> None:
     pipe = Connection(end)
     torch.set_num_threads(1)
     if torch.cuda.is_available():
+        torch.cuda.set_device(rank if torch.cuda.device_count() >= size else 0)
         own = OwnMemory(size, slot_bytes)
         send(pipe, own.handle())
         memory = own.beside(rank, received(pipe))

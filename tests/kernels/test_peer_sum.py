@@ -9,14 +9,21 @@ import torch
 from headwater.kernels.peer_best import peer_best
 from headwater.kernels.peer_join import peer_join
 from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
-from headwater.kernels.peer_sum import peer_sum, peer_sum_add_rms_norm, peer_sum_twin
+from headwater.kernels.peer_sum import GROUP_ROWS, Way, peer_sum, peer_sum_add_rms_norm, peer_sum_twin
 from headwater.kernels.rms_norm import add_rms_norm
 from headwater.kernels.sample import Candidates
 from tests.kernels.paging import GPU, relative_error
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 
-SLOT_BYTES = slot_bytes_of(4096 * 4)
+SLOT_BYTES = slot_bytes_of(GROUP_ROWS * 4096 * 4)
 SHAPES = [(1, 64), (5, 576), (3, 1000), pytest.param(700, 4096, marks=GPU), pytest.param(64, 1023, marks=GPU)]
+WAYS = [
+    (way, dtype)
+    for way in Way
+    for dtype in (torch.bfloat16, torch.float32)
+    if way is not Way.FLAGGED or dtype == torch.bfloat16
+]
+"""Flagged words carry 16 bits."""
 ROUNDED = 3e-3
 """Relative error of rounding to bfloat16, which alone costs 1.7e-3."""
 
@@ -37,17 +44,22 @@ def device_of(memory: PeerMemory) -> torch.device:
     return memory.bases.device
 
 
-def summed(memory: PeerMemory, x: torch.Tensor, two_shots: bool) -> torch.Tensor:
-    return peer_sum(memory, x.to(device_of(memory)), two_shots=two_shots).cpu()
+def summed(memory: PeerMemory, x: torch.Tensor, way: Way) -> torch.Tensor:
+    return peer_sum(flagging(memory, x), x.to(device_of(memory)), way=way).cpu()
+
+
+def flagging(memory: PeerMemory, x: torch.Tensor) -> PeerMemory:
+    """The memory for rows as long as those of x."""
+    return replace(memory, flagged_len=x.shape[1])
 
 
 def normed(
-    memory: PeerMemory, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, two_shots: bool
+    memory: PeerMemory, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, way: Way
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Norm and residual, fused and one after the other."""
     own, kept, scale = (each.to(device_of(memory)) for each in (x, residual, weight))
     again = kept.clone()
-    fused = peer_sum_add_rms_norm(memory, own, kept, scale, 1e-6, two_shots=two_shots)
+    fused = peer_sum_add_rms_norm(flagging(memory, x), own, kept, scale, 1e-6, way=way)
     apart = add_rms_norm(peer_sum(memory, own), again, scale, 1e-6)
     return fused.cpu(), kept.cpu(), apart.cpu(), again.cpu()
 
@@ -91,39 +103,56 @@ def waited(memory: PeerMemory, launches: bool) -> str:
     return ""
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
+@pytest.mark.parametrize(("way", "dtype"), WAYS)
 @pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
 def test_a_sum_is_added_in_the_order_of_the_ranks_and_rounded_once(
-    two: PeerRanks, three: PeerRanks, num_tokens: int, hidden: int, two_shots: bool, dtype: torch.dtype
+    two: PeerRanks, three: PeerRanks, num_tokens: int, hidden: int, way: Way, dtype: torch.dtype
 ) -> None:
     for ranks in (two, three):
         parts = [(torch.randn(num_tokens, hidden) * 10**rank).to(dtype) for rank in range(ranks.size)]
-        sums = ranks(summed, parts, [two_shots] * ranks.size)
+        sums = ranks(summed, parts, [way] * ranks.size)
         expected = peer_sum_twin(parts).to(dtype)
         assert all(torch.equal(each, expected) for each in sums)
         exact = peer_sum_twin([part.double() for part in parts])
         assert relative_error(sums[0], exact) < (ROUNDED if dtype == torch.bfloat16 else 1e-6)
 
 
-@pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
-def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(two: PeerRanks, two_shots: bool) -> None:
+@pytest.mark.parametrize("way", Way)
+def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(two: PeerRanks, way: Way) -> None:
     parts = [torch.randn(13, 200).bfloat16() for _ in range(2)]
-    [whole, _] = two(summed, parts, [two_shots] * 2)
+    [whole, _] = two(summed, parts, [way] * 2)
     for rows in (slice(0, 1), slice(4, 5), slice(3, 11), slice(12, 13)):
-        for shots in (False, True):
-            for some in two(summed, [part[rows] for part in parts], [shots] * 2):
+        for other in Way:
+            for some in two(summed, [part[rows] for part in parts], [other] * 2):
                 assert torch.equal(some, whole[rows])
 
 
-@pytest.mark.parametrize("two_shots", [False, True], ids=["one shot", "two shots"])
+def in_turn(memory: PeerMemory, parts: list[torch.Tensor], ways: list[Way]) -> list[torch.Tensor]:
+    """Sums of tensors of several sizes, one after another without a pause."""
+    sums = [
+        peer_sum(flagging(memory, parts[0]), part.to(device_of(memory)), way=way)
+        for part, way in zip(parts, ways, strict=True)
+    ]
+    return [each.cpu() for each in sums]
+
+
+def test_launches_of_all_ways_and_sizes_follow_one_another(two: PeerRanks) -> None:
+    ways = [Way.FLAGGED, Way.ONE_SHOT, Way.FLAGGED, Way.GROUPED, Way.TWO_SHOTS, Way.FLAGGED, Way.FLAGGED, Way.GROUPED]
+    sizes = [3, 7, 1, 9, 2, 5, 4, 6]
+    parts = [[torch.randn(size, 96).bfloat16() for size in sizes] for _ in range(2)]
+    for sums in two(in_turn, parts, [ways] * 2):
+        for ours, theirs, found in zip(*parts, sums, strict=True):
+            assert torch.equal(found, peer_sum_twin([ours, theirs]).bfloat16())
+
+
+@pytest.mark.parametrize("way", Way)
 @pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
 def test_the_norm_behind_a_sum_has_the_bits_of_the_norm_alone(
-    two: PeerRanks, num_tokens: int, hidden: int, two_shots: bool
+    two: PeerRanks, num_tokens: int, hidden: int, way: Way
 ) -> None:
     parts = [torch.randn(num_tokens, hidden).bfloat16() for _ in range(2)]
     residual, weight = torch.randn(num_tokens, hidden).bfloat16(), torch.rand(hidden).bfloat16()
-    for fused, kept, apart, again in two(normed, parts, [residual] * 2, [weight] * 2, [two_shots] * 2):
+    for fused, kept, apart, again in two(normed, parts, [residual] * 2, [weight] * 2, [way] * 2):
         assert torch.equal(fused, apart)
         assert torch.equal(kept, again)
 

@@ -1,0 +1,114 @@
+"""Times sums over the memory of several GPUs, with the residual add and RMSNorm behind them, beside NCCL's all-reduce.
+
+Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a figure is the median of
+the slowest rank.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import distributed
+
+from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
+from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
+
+from .gpu_timing import randn, timed
+from .program import run_program
+
+HIDDEN = 4096
+ROWS = (1, 8, 64, 512, 8192)
+CHAIN = 72
+"""Sums of a step of Qwen3-8B."""
+MOST_DEPENDENT = 512
+"""Rows up to which a step launches kernels before the ones before them have ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumFigure:
+    """Microseconds of one sum of `num_bytes` on each rank."""
+
+    num_bytes: int
+    num_ranks: int
+    sum_us: float
+    sum_norm_us: float
+    """With residual add and norm; launched early for few rows, as in a step."""
+    nccl_us: float
+    """NCCL's all-reduce alone."""
+
+
+def main(
+    ranks: Annotated[int, typer.Option(help="GPUs")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+) -> None:
+    """Time sums over the memory of several GPUs."""
+    if not 2 <= ranks <= torch.cuda.device_count():
+        raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="headwater-ranks-") as folder:
+        context, pipes, processes = multiprocessing.get_context("spawn"), [], []
+        for rank in range(ranks):
+            pipe, end = context.Pipe()
+            process = context.Process(target=_rank, args=(rank, ranks, end, str(Path(folder, "store"))), daemon=True)
+            process.start()
+            end.close()
+            pipes.append(pipe)
+            processes.append(process)
+        handles = [pipe.recv_bytes() for pipe in pipes]
+        for pipe in pipes:
+            pipe.send(handles)
+        for num_rows in ROWS:
+            found = [pipe.recv() for pipe in pipes]
+            slowest = [round(max(each), 2) for each in zip(*found, strict=True)]
+            figures.append(SumFigure(num_rows * HIDDEN * 2, ranks, *slowest))
+            if as_json:
+                print(json.dumps(asdict(figures[-1])), flush=True)
+        for process in processes:
+            process.join()
+    if not as_json:
+        table = Table("bytes", "sum µs", "sum + norm µs", "NCCL µs")
+        for each in figures:
+            table.add_row(*map(str, (each.num_bytes, each.sum_us, each.sum_norm_us, each.nccl_us)))
+        Console().print(table)
+        print(json.dumps([asdict(each) for each in figures]))
+
+
+def _rank(rank: int, size: int, pipe: Connection, store: str) -> None:
+    torch.cuda.set_device(rank)
+    assert all(reaches(rank, other) for other in range(size)), "GPUs do not reach one another's memory"
+    own = OwnMemory(size, slot_bytes_of(GROUP_ROWS * HIDDEN * 2))
+    pipe.send_bytes(own.handle())
+    memory = own.beside(rank, pipe.recv(), flagged_len=HIDDEN)
+    distributed.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
+    for num_rows in ROWS:
+        pipe.send(_times(memory, num_rows))
+    distributed.destroy_process_group()
+
+
+def _times(memory: PeerMemory, num_rows: int) -> list[float]:
+    x, residual, weight = randn(num_rows, HIDDEN), randn(num_rows, HIDDEN), randn(HIDDEN)
+    norm = partial(peer_sum_add_rms_norm, memory, x, residual, weight, 1e-6, dependent=num_rows <= MOST_DEPENDENT)
+    calls: list[Callable[[], Any]] = [partial(peer_sum, memory, x), norm, partial(distributed.all_reduce, x)]
+    times = []
+    for call in calls:
+        call()
+        torch.cuda.synchronize()
+        distributed.barrier()
+        times.append(timed([call] * CHAIN, replays=15))
+    return times
+
+
+if __name__ == "__main__":
+    run_program(main)
