@@ -24,6 +24,7 @@ from ..shards import WHOLE
 from ..weights import model_file
 from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.dummy import DUMMIES, dummy
+from ..weights.layout import Layout
 from ..weights.model_file import DTYPES, Tensors
 from .chained_heads import ChainedHeads
 from .draft_model import DraftModel
@@ -64,15 +65,25 @@ def stored_tensors(
     keeps: Keeps = keeps_none,
 ) -> Tensors:
     """The tensors of the whole model as its file holds them."""
-    options, dtype = request.options, DTYPES[request.dtype]
+    options = request.options
     assert options.model_folder is not None
     if options.load_format == "auto":
         return model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps)
-    layout, uniform = model_class(request.model).layout(request.model), DUMMIES[options.load_format]
+    tensors = random_tensors(
+        request, model_class(request.model).layout(request.model), device, keeps_packed=keeps_packed, keeps=keeps
+    )
+    loading(1, 1)
+    return tensors
+
+
+def random_tensors(
+    request: BuildRequest, layout: Layout, device: torch.device, *, keeps_packed: bool, keeps: Keeps = keeps_none
+) -> Tensors:
+    """Random tensors of the weights of a layout."""
+    dtype, uniform = DTYPES[request.dtype], DUMMIES[request.options.load_format]
     tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
     if not keeps_packed:
         model_file.expand_all(tensors, dtype, keeps)
-    loading(1, 1)
     return tensors
 
 

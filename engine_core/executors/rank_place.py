@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -29,7 +29,7 @@ from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
-from .build_single import KV_DTYPES, stored_tensors
+from .build_single import KV_DTYPES, random_tensors, stored_tensors
 from .runner import Runner
 from .single import SingleExecutor
 from .stage_link import ReceivedStream, Receiver, StageEnd
@@ -106,19 +106,44 @@ def load_rank_weights(
     """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors, which are mapped.
     Raises `ConfigError`."""
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
-    # Random ones are made where they are used.
-    source = torch.device("cpu") if request.options.load_format == "auto" else device
-    keeps_packed = keeps_packed and not request.is_tree
-    tensors = stored_tensors(request, source, partial(progress, "loading weights"), keeps_packed=keeps_packed)
     own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
-    elsewhere = {name for name in others if name not in sources}
-    kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
     # The source of a tied weight is there for it alone.
-    spare = {name: layout[name] for name in others & sources}
-    part = kinds.load_weights({**own, **spare}, kept, dtype, place.shard, device)
+    wanted = {**own, **{name: layout[name] for name in others & sources}}
+    keeps_packed, loading = keeps_packed and not request.is_tree, partial(progress, "loading weights")
+    if request.options.load_format == "auto":
+        tensors = stored_tensors(request, torch.device("cpu"), loading, keeps_packed=keeps_packed)
+        elsewhere = {name for name in others if name not in sources}
+        kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
+        part = kinds.load_weights(wanted, kept, dtype, place.shard, device)
+    else:
+        part = _random_weights(request, place, wanted, device, loading, keeps_packed=keeps_packed)
     weights = stage_weights(part, layout, place.stage, dtype)
     return cut_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
+
+
+def _random_weights(
+    request: BuildRequest,
+    place: RankPlace,
+    wanted: Layout,
+    device: torch.device,
+    loading: Callable[[int, int], None],
+    *,
+    keeps_packed: bool,
+) -> Weights:
+    """Random weights, made where they are used and one whole weight at a time: all of them may be more than a device
+    holds."""
+    linears, tensors, tables = {}, {}, {}
+    sources = [name for name, spec in wanted.items() if not spec.tied_to]
+    for done, source in enumerate(sources, start=1):
+        one = {name: spec for name, spec in wanted.items() if source in (name, spec.tied_to)}
+        whole = random_tensors(request, one, device, keeps_packed=keeps_packed)
+        part = kinds.load_weights(one, whole, DTYPES[request.dtype], place.shard, device)
+        linears |= dict(part.linears)
+        tensors |= dict(part.tensors)
+        tables |= dict(part.tables)
+        loading(done, len(sources))
+    return Weights(linears=linears, tensors=tensors, tables=tables)
 
 
 def rank_executor(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import torch
 
 from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
@@ -34,13 +36,14 @@ def dummy(
 ) -> Tensors:
     """Random weights of the right shapes: normal ones, scaled so that activations stay finite, between norms of one;
     or all of them, norms too, uniform within `UNIFORM_SPREAD`. With a quantization, linear layers are of random bits,
-    packed as most of its layers are."""
-    generator = torch.Generator(device).manual_seed(seed)
+    packed as most of its layers are. A weight's numbers depend on its name, not on the other weights."""
+    generator = torch.Generator(device)
     packing = None if quantization is None else quantization.rules[-1].packing
     tensors: Tensors = {}
     for name, spec in layout.items():
         if spec.tied_to:
             continue
+        generator.manual_seed(seed + zlib.crc32(name.encode()))
         if packing is not None and spec.is_linear and name != HEAD:
             tensors |= _packed(name, spec.shape, packing, device, generator)
             continue
