@@ -28,6 +28,7 @@ from rich.table import Table
 from headwater.services.engine.kernel_cache import with_kernel_cache
 
 from . import dummy_model
+from .gpu_peers import ONE_GPU, SAME_BITS, TWO_GPUS, Peer
 from .isolated_tests import IsolatedTests
 from .part import FAILED, Row, run_named, run_part
 from .program import run_program
@@ -35,34 +36,24 @@ from .source_version import source_version
 from .workloads import CLUSTER_LOADS, MODELS, TINY, WORKLOADS
 
 TESTS = ("tests/kernels", "tests/engine_core")
-PEER = {
-    "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73, "O9": 2.91,
-    "S64": 15_900, "S256": 18_700, "S1024": 21_700, "T128": 8340,
-}  # fmt: skip
-"""The peer's results: seconds offline, tokens a second through a server, see docs/benchmarks.md."""
-PEER_MEASURED = {
-    "name": "vLLM 0.23.0",
-    "machine": "another machine with one NVIDIA H200, driver 580.159, torch 2.11.0+cu130",
-    "date": "2026-11-21",
-}
-"""The peer does not run here: machines of one kind differ by 1 to 2 %."""
-TARGET = {
-    "O1": 4.9, "O2": 11.5, "O3": 1.03, "O4": 0.17, "O5": 1.60, "O6": 1.23, "O7": 0.021, "O8": 5.35, "O9": 1.15,
-    "S64": 24_000, "S256": 32_000, "S1024": 36_000, "T128": 10_000,
-}  # fmt: skip
+TESTS_OF_RANKS = ("tests/kernels/test_peer_sum.py", "tests/engine_core/parallel/test_ranks_on_gpu.py")
+LARGE = "qwen3-32b"
+"""The model that is too large for most single GPUs."""
+SMALL_MODELS = [name for name in MODELS if name != LARGE]
+PARTS = ("tests", "compute", "serve", "structure", "aside")
+PARTS_OF_RANKS = ("tests", "sums", "compute", "large")
 ASIDE = {
     "uniform": ("--load-format=dummy-uniform", ("O5", "O6")),
     "fp8": ("--kv-cache-dtype=fp8", ("O1",)),
 }
 """Workloads that also run under a setting, if time is left: on the peer's kind of random weights where power is the
 limit, and where a setting buys speed with other bits."""
-SAME_BITS = {"D1": "O2", "D3": "O3"}
-"""The peer's figures with bits that do not depend on the batch: Headwater computes no others."""
 MOST_RESTARTS = 1000
 """Number of workers that may end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
 # Seconds that a part may take; the sum exceeds the total, since few parts need all of theirs.
 TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT, COMBINATIONS_LIMIT = 240.0, 200.0, 120.0, 90.0, 400.0
+SUMS_LIMIT = 90.0
 SPECULATION_LIMIT = 300.0
 """Seconds for the replays of one model."""
 REPLAYED = 16
@@ -74,22 +65,23 @@ console = Console(stderr=True)
 class Suite:
     """Results so far, and the time that is left for more."""
 
-    def __init__(self, *, runs: int, limit: float, output: Path | None, dry_run: bool) -> None:
-        self._began, self._limit = time.monotonic(), limit
+    def __init__(self, *, runs: int, limit: float, output: Path | None, dry_run: bool, num_ranks: int = 1) -> None:
+        self._began, self._limit, self._num_ranks = time.monotonic(), limit, num_ranks
+        self._peer = ONE_GPU if num_ranks == 1 else TWO_GPUS
         self._runs, self._output, self._dry_run = runs, output, dry_run
         self.report: dict[str, Any] = {
             "commit": source_version(),
             "gpu": _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
-            "peer": {**PEER_MEASURED, "figures": PEER},
+            "peer": self._peer.plain(),
         }
         self._missing: dict[str, str] = {}
 
     def test(self, flags: Sequence[str]) -> None:
-        selected, num_processes = (
-            ["-m", "gpu and not long", "--continue-on-collection-errors", *TESTS, *flags],
-            TESTS_AT_ONCE,
-        )
-        if importlib.util.find_spec("xdist") is not None and not self._dry_run:
+        files = TESTS if self._num_ranks == 1 else TESTS_OF_RANKS
+        # Ranks wait for one another inside kernels: no other process may have their GPUs meanwhile.
+        num_processes = TESTS_AT_ONCE if self._num_ranks == 1 else 1
+        selected = ["-m", "gpu and not long", "--continue-on-collection-errors", *files, *flags]
+        if importlib.util.find_spec("xdist") is not None and not self._dry_run and num_processes > 1:
             # Compilers take most of the time. A plugin for benchmarks, where there is one, warns of workers.
             selected += ["-n", str(num_processes), "--dist", "worksteal", "-p", "no:benchmark"]
             selected += [f"--max-worker-restart={MOST_RESTARTS}"]
@@ -102,9 +94,10 @@ class Suite:
 
     def compute(self, model: str) -> None:
         """Runs the offline workloads of a model in a process of their own, which has the memory to itself."""
-        ids = [name for name, workload in WORKLOADS.items() if workload.model == model]
+        figures = self._peer.figures
+        ids = [name for name, workload in WORKLOADS.items() if workload.model == model and name in figures]
         # The longest is last, so that at most one is cut off.
-        ids.sort(key=lambda name: PEER[name])
+        ids.sort(key=lambda name: figures[name])
         self._named("workloads", "workload", ids, self._offline(), MODEL_LIMIT)
 
     def aside(self) -> None:
@@ -116,7 +109,20 @@ class Suite:
 
     def _offline(self) -> list[str]:
         command = [sys.executable, "-m", "headwater.bench.offline", f"--runs={self._runs}", "--json"]
-        return [*command, *(("--dry-run", "--device=cpu", "--threads=1") if self._dry_run else ("--device=cuda",))]
+        command.append(f"--tensor-parallel-size={self._num_ranks}")
+        threads = f"--threads={self._num_ranks}"
+        return [*command, *(("--dry-run", "--device=cpu", threads) if self._dry_run else ("--device=cuda",))]
+
+    def sum(self) -> None:
+        """Runs sums over the memory of several GPUs."""
+        if self._dry_run:
+            return
+        command = [sys.executable, "-m", "headwater.bench.peer_sums", f"--ranks={self._num_ranks}", "--json"]
+        outcome = run_part(command, self._left(SUMS_LIMIT))
+        if outcome.rows:
+            self._found("sums", {"rows": outcome.rows})
+        else:
+            self._missing["sums"] = outcome.why
 
     def serve(self, model: str) -> None:
         """Runs the loads of a model through a cluster."""
@@ -187,7 +193,7 @@ class Suite:
             for group in ASIDE
             for name, row in self.report.get(f"workloads_{group}", {}).items()
         }
-        console.print(_table(workloads | aside, self.report.get("line", {})))
+        console.print(_table(self._peer, workloads | aside, self.report.get("line", {})))
         for name, why in self._missing.items():
             console.print(f"[red]{name}: {why}")
         tests = self.report.get("tests", {"green": True})
@@ -233,8 +239,12 @@ def main(
     limit: Annotated[float, typer.Option(help="seconds; what is left then is not measured")] = 470.0,
     part: Annotated[
         list[str] | None,
-        typer.Option(help="tests, compute, serve, structure, aside; by name alone: combinations, speculation"),
+        typer.Option(
+            help="tests, compute, serve, structure, aside; by name alone: large, combinations, speculation; "
+            "of ranks: tests, sums, compute, large"
+        ),
     ] = None,
+    tensor_parallel_size: Annotated[int, typer.Option(help="GPUs that divide every layer")] = 1,
     output: Annotated[Path | None, typer.Option(help="file that holds what is known so far")] = None,
     dry_run: Annotated[bool, typer.Option(help="every part once, tiny, on the CPU: no figure means anything")] = False,
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
@@ -242,41 +252,47 @@ def main(
     """Test and measure this commit on a GPU."""
     # One cache for all parts: a part uses the kernels that earlier ones compiled.
     os.environ.update(with_kernel_cache(os.environ))
-    suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run)
-    parts = part or ["tests", "compute", "serve", "structure", "aside"]
+    suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run, num_ranks=tensor_parallel_size)
+    parts = part or (PARTS if tensor_parallel_size == 1 else PARTS_OF_RANKS)
     if "tests" in parts:
         suite.test(pytest or [])
-    for model in MODELS if "compute" in parts else ():
+    if "sums" in parts:
+        suite.sum()
+    for model in SMALL_MODELS if "compute" in parts else ():
         suite.compute(model)
-    for model in MODELS if "serve" in parts else ():
+    if "large" in parts:
+        suite.compute(LARGE)
+    for model in SMALL_MODELS if "serve" in parts else ():
         suite.serve(model)
     if "structure" in parts:
         suite.structure()
     if "combinations" in parts:
         suite.combine()
-    for model in MODELS if "speculation" in parts else ():
+    for model in SMALL_MODELS if "speculation" in parts else ():
         suite.speculate(model)
     if "aside" in parts:
         suite.aside()
     raise typer.Exit(0 if suite.close() else 1)
 
 
-def _table(workloads: dict[str, Row], line: dict[str, Row]) -> Table:
-    peer_name = f"{PEER_MEASURED['name']}, elsewhere"
+def _table(peer: Peer, workloads: dict[str, Row], line: dict[str, Row]) -> Table:
+    peer_name = f"{peer.name}, elsewhere"
     table = Table(
         *("id", "measured here", "target", peer_name, "better by", "output tok/s", "TTFT ms", "TPOT ms"),
-        caption=f"{peer_name}: measured {PEER_MEASURED['date']} on {PEER_MEASURED['machine']}, not beside these.",
+        caption=f"{peer_name}: measured {peer.date} on {peer.machine}, not beside these.",
     )
     for name, row in workloads.items():
-        peer = f"{PEER[known] / row['seconds']:.2f}x" if (known := name.split(",")[0]) in PEER else ""
-        bar = TARGET.get(known, ""), PEER.get(known, "")
-        cells = row["seconds"], *bar, peer, row["output_tokens_per_second"], "", ""
+        ratio = f"{peer.figures[known] / row['seconds']:.2f}x" if (known := name.split(",")[0]) in peer.figures else ""
+        bar = peer.targets.get(known, ""), peer.figures.get(known, "")
+        cells = row["seconds"], *bar, ratio, row["output_tokens_per_second"], "", ""
         table.add_row(name, *map(str, cells))
     for name, row in line.items():
         speed = row["output_tokens_per_s"]
-        peer = f"{speed / PEER[name]:.2f}x" if name in PEER else ""
+        ratio = f"{speed / peer.figures[name]:.2f}x" if name in peer.figures else ""
         latencies = row["ttft_ms"]["mean"], row["tpot_ms"]["mean"]
-        table.add_row(name, *map(str, (speed, TARGET.get(name, ""), PEER.get(name, ""), peer, speed, *latencies)))
+        table.add_row(
+            name, *map(str, (speed, peer.targets.get(name, ""), peer.figures.get(name, ""), ratio, speed, *latencies))
+        )
     return table
 
 

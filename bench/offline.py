@@ -147,7 +147,7 @@ def _resumed(before: EngineLoad, after: EngineLoad, num_runs: int) -> dict[str, 
 
 
 def run(
-    workload: Annotated[list[str] | None, typer.Option(help="ids, O1 … O9; repeatable")] = None,
+    workload: Annotated[list[str] | None, typer.Option(help="ids, O1 … O9, L1 … L3; repeatable")] = None,
     model_folder: Annotated[Path | None, typer.Option(help="a converted model, with the lengths below")] = None,
     num_requests: Annotated[int, typer.Option(help="with --model-folder")] = 16,
     prompt_len: Annotated[int, typer.Option(help="with --model-folder")] = 128,
@@ -164,6 +164,7 @@ def run(
     kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,
     kv_swap_memory: Annotated[int, typer.Option(help="bytes of host memory for blocks, on a GPU")] = 0,
     activation_dtype: Annotated[str, typer.Option(help="of packed weights: auto, int8 or model")] = "auto",
+    tensor_parallel_size: Annotated[int, typer.Option(help="processes, or GPUs, that divide every layer")] = 1,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
@@ -181,6 +182,7 @@ def run(
         "kv_cache_memory": kv_cache_memory,
         "kv_swap_memory": kv_swap_memory,
         "activation_dtype": activation_dtype,
+        "tensor_parallel_size": tensor_parallel_size,
         "num_threads": threads,
     }
     if weights not in (WHOLE, *PACKINGS):

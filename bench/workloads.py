@@ -35,6 +35,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "tie_word_embeddings": False,
     },
+    "qwen3-32b": _QWEN3
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 25_600,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 64,
+        "tie_word_embeddings": False,
+    },
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 _CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}
@@ -140,6 +148,9 @@ WORKLOADS = {
     "O7": uniform("qwen3-8b", 1, 1024, 1),
     "O8": uniform("qwen3-8b", 16, 30_000, 256, is_cached=True),
     "O9": uniform("qwen3-8b", 256, 64, 64, shared_prefix_len=4096),
+    "L1": uniform("qwen3-32b", 256, 512, 256),
+    "L2": uniform("qwen3-32b", 1, 128, 256),
+    "L3": uniform("qwen3-32b", 4, 8192, 1),
 }
 
 

@@ -1,0 +1,48 @@
+"""What another engine was measured to take for the workloads on NVIDIA H200s, and what Headwater aims at. It does not
+run beside these measurements: machines of one kind differ by 1 to 2 %."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """Figures by the id of a workload: seconds offline, tokens a second through a server."""
+
+    name: str
+    machine: str
+    date: str
+    figures: dict[str, float]
+    targets: dict[str, float]
+    """Headwater's."""
+
+    def plain(self) -> dict[str, Any]:
+        return {"name": self.name, "machine": self.machine, "date": self.date, "figures": self.figures}
+
+
+ONE_GPU = Peer(
+    name="vLLM 0.23.0",
+    machine="another machine with one NVIDIA H200, driver 580.159, torch 2.11.0+cu130 (L1 to L3: vLLM 0.26.0)",
+    date="2026-11-21",
+    figures={
+        "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73,
+        "O9": 2.91, "L1": 24.43, "L2": 4.802, "L3": 3.661,
+        "S64": 15_900, "S256": 18_700, "S1024": 21_700, "T128": 8340,
+    },
+    targets={
+        "O1": 4.9, "O2": 11.5, "O3": 1.03, "O4": 0.17, "O5": 1.60, "O6": 1.23, "O7": 0.021, "O8": 5.35,
+        "O9": 1.15, "L1": 22.0, "L2": 4.25, "L3": 3.55,
+        "S64": 24_000, "S256": 32_000, "S1024": 36_000, "T128": 10_000,
+    },
+)  # fmt: skip
+TWO_GPUS = Peer(
+    name="vLLM 0.26.0 at tensor parallel size 2",
+    machine="another machine with two NVIDIA H200",
+    date="2026-11-22",
+    figures={"O2": 8.09, "O3": 0.952, "O5": 1.032, "O6": 0.709, "L1": 13.77, "L2": 2.863, "L3": 2.042},
+    targets={"O2": 7.2, "O3": 0.68, "O5": 0.98, "O6": 0.67, "L1": 12.3, "L2": 2.25, "L3": 1.95},
+)
+SAME_BITS = {"D1": "O2", "D3": "O3"}
+"""The peer's figures with bits that do not depend on the batch: Headwater computes no others."""
