@@ -40,6 +40,7 @@ capabilities = Capabilities(
     draft_heads=True,
     parallel=True,
     copied_ranks=True,
+    rank_slots=True,
     stages=True,
     tree_numerics=True,
 )

@@ -163,7 +163,7 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
             raise ConfigError(name, sizes[name], f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
     for name, size in sizes.items():
-        for other in ("draft_model", "draft_heads", "kv_disk_dir"):
+        for other in ("draft_model", "draft_heads") + (() if flags.rank_slots else ("kv_disk_dir",)):
             if size > 1 and (folder := getattr(options, other)) is not None:
                 raise ConfigError(other, str(folder), f"none with {name} {size}")
         if size > 1 and options.kv_peer_memory:

@@ -138,7 +138,7 @@ def single_executor(
     if request.heads is not None:
         assert heads is not None
         runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables))
-    swapper = MemorySwapper(runner.kv_caches, config.num_swap_slots) if config.num_swap_slots else None
+    swapper = MemorySwapper.of(runner.kv_caches, config.num_swap_slots) if config.num_swap_slots else None
     return SingleExecutor(runner, swapper)
 
 

@@ -4,11 +4,24 @@ what reads or writes a copy beside the steps does not meet a step that writes to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 
 from ..executor import SwapPlan, UInt8Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPart:
+    """Where a rank's keys and values lie in a block of the whole model, [planes, bytes of a plane]: two planes a layer,
+    in each of them a stretch for every KV head."""
+
+    num_planes: int
+    planes: range
+    num_heads: int
+    heads: range
 
 
 class MemorySwapper:
@@ -17,27 +30,40 @@ class MemorySwapper:
     seconds_per_block = 0.0
     """A copy takes far less time than a block takes to compute."""
 
-    def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int) -> None:
-        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has."""
-        self._planes = [_as_planes(each) for each in kv_caches]
-        self._sizes = [planes.shape[0] * planes.shape[2] for planes in self._planes]
-        self.slots: UInt8Array = np.zeros((num_slots, sum(self._sizes)), np.uint8)
+    def __init__(self, planes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], slots: UInt8Array) -> None:
+        """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots, planes, bytes] of each,
+        which are views of `slots`."""
+        self._planes, self._parts, self.slots = planes, parts, slots
         self.num_saved = self.num_loaded = 0
+
+    @classmethod
+    def of(cls, kv_caches: Sequence[torch.Tensor], num_slots: int) -> Self:
+        """Over memory of its own. kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and
+        values a block has."""
+        planes = [_as_planes(each) for each in kv_caches]
+        sizes = [each.shape[0] * each.shape[2] for each in planes]
+        slots: UInt8Array = np.zeros((num_slots, sum(sizes)), np.uint8)
+        own = torch.split(torch.from_numpy(slots), sizes, dim=1)
+        parts = [part.view(num_slots, len(each), -1) for part, each in zip(own, planes, strict=True)]
+        return cls(planes, parts, slots)
+
+    @classmethod
+    def of_part(cls, kv_cache: torch.Tensor, slots: UInt8Array, part: BlockPart) -> Self:
+        """Over slots that all ranks share, whose blocks are as those of one process."""
+        planes = _as_planes(kv_cache)
+        whole = torch.from_numpy(slots).view(len(slots), part.num_planes, part.num_heads, -1)
+        own = whole[:, part.planes.start : part.planes.stop, part.heads.start : part.heads.stop]
+        return cls([planes.view(*planes.shape[:2], len(part.heads), -1)], [own], slots)
 
     def swap(self, plan: SwapPlan) -> None:
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
-            for planes, part in zip(self._planes, self._parts(slot), strict=True):
-                part.copy_(planes[:, block])
+            for planes, parts in zip(self._planes, self._parts, strict=True):
+                parts[slot].copy_(planes[:, block])
         for block, slot in zip(plan.in_blocks.tolist(), plan.in_slots.tolist(), strict=True):
-            for planes, part in zip(self._planes, self._parts(slot), strict=True):
-                planes[:, block].copy_(part)
+            for planes, parts in zip(self._planes, self._parts, strict=True):
+                planes[:, block].copy_(parts[slot])
         self.num_saved += plan.out_blocks.size
         self.num_loaded += plan.in_blocks.size
-
-    def _parts(self, slot: int) -> list[torch.Tensor]:
-        """A slot's bytes [planes, bytes of a plane] of each cache."""
-        parts = torch.split(torch.from_numpy(self.slots[slot]), self._sizes)
-        return [part.view(len(planes), -1) for part, planes in zip(parts, self._planes, strict=True)]
 
 
 def _as_planes(kv_cache: torch.Tensor) -> torch.Tensor:

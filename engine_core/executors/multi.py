@@ -13,7 +13,7 @@ from typing import cast
 import torch
 
 from ..config import ConfigError, EngineConfig
-from ..executor import DrawPlan, StepPlan, StepResult
+from ..executor import DrawPlan, StepPlan, StepResult, UInt8Array
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..parallel.plan_messages import encode_draw, encode_prepare, encode_step, encode_warm_up
 from ..parallel.ranks import Ranks
@@ -28,7 +28,9 @@ from ..parallel.result_messages import (
 )
 from ..platforms.device import Device
 from ..rank_facts import RankFigures, RankLost
-from .rank_place import ParallelDevice
+from .build_single import block_bytes_of
+from .rank_place import ParallelDevice, map_slots
+from .rank_swapper import RankSwapper
 
 LEAST_SILENCE = 2.0
 """Seconds in which ranks may compute no plan; more where a step is expected to take longer."""
@@ -41,12 +43,11 @@ PATIENCE = 10
 class MultiExecutor:
     """See `Executor` and `RankedExecutor`. Every method may raise `RankLost`; then it can only be closed."""
 
-    swapper = None
-    """No rank has blocks in host memory."""
-
-    def __init__(self, ranks: Ranks, hello: Hello, *, launches: bool = False) -> None:
-        """`launches`: ranks launch work on devices and prepare launches ahead of time."""
+    def __init__(self, ranks: Ranks, hello: Hello, *, launches: bool = False, slots: UInt8Array | None = None) -> None:
+        """`launches`: ranks launch work on devices and prepare launches ahead of time. `slots`: the host memory where
+        ranks keep blocks, if they do."""
         self.ranks, self._speaker = ranks, ranks.layout.speaker
+        self.swapper = None if slots is None else RankSwapper(ranks, slots)
         self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
         self.copies_blocks, self._prepares = hello.copies_blocks, launches
         self._least_silence = COMPILING_SILENCE if launches else LEAST_SILENCE
@@ -130,7 +131,9 @@ def build_ranks(request: BuildRequest, device: Device, progress: Progress) -> tu
         ranks.close()
         raise
     assert all(hello == hellos[0] for hello in hellos)
-    return MultiExecutor(ranks, hellos[0], launches=device.capabilities.graphs), hellos[0].config
+    config = hellos[0].config
+    slots = map_slots(ranks.slots, config, block_bytes_of(request)) if config.num_swap_slots else None
+    return MultiExecutor(ranks, hellos[0], launches=device.capabilities.graphs, slots=slots), config
 
 
 def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from ..config import EngineConfig
-from ..executor import Executor
+from ..executor import Executor, UInt8Array
 from ..layers import kinds
+from ..layers.blocks import BlockTable
 from ..layers.group import Group
 from ..layers.kinds import Weights
 from ..layers.leaves import cut_leaves, of_leaves
+from ..layers.linear import Linear
 from ..layers.platform import Platform
 from ..layers.sharded import ShardedEmbedding, over_group
 from ..layers.sharded_sampling import ShardedSampling
@@ -23,13 +26,14 @@ from ..layers.staged import is_of_first_stage, layer_of, local_names, stage_layo
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
-from ..ring import RingWriter
+from ..ring import RingWriter, map_at_least
 from ..sampling.operations import PartSampling
 from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
-from .build_single import KV_DTYPES, random_tensors, stored_tensors
+from .build_single import KV_DTYPES, block_bytes_of, random_tensors, stored_tensors
+from .memory_swapper import BlockPart, MemorySwapper
 from .runner import Runner
 from .single import SingleExecutor
 from .stage_link import ReceivedStream, Receiver, StageEnd
@@ -53,6 +57,8 @@ class RankPlace:
     group: Group
     """The ranks that divide this rank's layers."""
     links: StageLinks
+    slots: int
+    """A descriptor of the memory in which all ranks keep blocks, each its part of them."""
 
     @property
     def part(self) -> str:
@@ -133,7 +139,9 @@ def _random_weights(
 ) -> Weights:
     """Random weights, made where they are used and one whole weight at a time: all of them may be more than a device
     holds."""
-    linears, tensors, tables = {}, {}, {}
+    linears: dict[str, Linear] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    tables: dict[str, BlockTable] = {}
     sources = [name for name, spec in wanted.items() if not spec.tied_to]
     for done, source in enumerate(sources, start=1):
         one = {name: spec for name, spec in wanted.items() if source in (name, spec.tied_to)}
@@ -150,16 +158,41 @@ def rank_executor(
     request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
 ) -> Executor:
     """As `single_executor`, over this rank's weights."""
+    runner = _runner(request, place, config, platform, weights)
+    return SingleExecutor(runner, _swapper(request, place, config, runner) if config.num_swap_slots else None)
+
+
+def _runner(
+    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
+) -> Runner:
     model = rank_model(request, place, config.max_model_len, platform, weights)
     kv_dtype, links = KV_DTYPES[request.kv_format], place.links
     if not place.stage.is_last:
         assert links.stream_out is not None
         assert links.tokens_in is not None
-        return SingleExecutor(StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in))
+        return StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in)
     sampler = _sampler(request, place, config, platform)
     if place.stage.is_first:
-        return SingleExecutor(Runner(model, config, kv_dtype, platform, sampler))
-    return SingleExecutor(LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler))
+        return Runner(model, config, kv_dtype, platform, sampler)
+    return LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler)
+
+
+def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner) -> MemorySwapper:
+    """A block in a slot is as one process has it, so that its bytes do not depend on the layout."""
+    [kv_cache] = runner.kv_caches
+    part = BlockPart(
+        num_planes=2 * place.stage.total,
+        planes=range(2 * place.stage.first, 2 * place.stage.stop),
+        num_heads=request.model.num_kv_heads,
+        heads=place.shard.part(request.model.num_kv_heads),
+    )
+    return MemorySwapper.of_part(kv_cache, map_slots(place.slots, config, block_bytes_of(request)), part)
+
+
+def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array:
+    """The slots [slots, bytes of a block] in memory that all ranks have; whoever maps it first gives it its size."""
+    shape = config.num_swap_slots, block_bytes
+    return np.frombuffer(map_at_least(memory, math.prod(shape)), np.uint8).reshape(shape)
 
 
 def _sampler(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform) -> Sampler | None:

@@ -15,7 +15,7 @@ from ..config import ConfigError
 from ..executor import Executor, Int32Array, StepResult
 from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
-from ..parallel.plan_messages import DRAW, PREPARE, STEP, decode_draw, decode_step, kind_of
+from ..parallel.plan_messages import DRAW, PREPARE, STEP, SWAP, decode_draw, decode_step, decode_swap, kind_of
 from ..parallel.rank_start import RankStart
 from ..parallel.result_messages import Hello, Loading, RankPrepared, Refusal, WarmedUp, encode_result, encode_told
 from ..platforms import loading as platforms
@@ -65,6 +65,7 @@ class RankProcess:
                 stage=stages_of(request)[options.layout.stage_index(self._start.rank)],
                 group=self._group,
                 links=self._links(),
+                slots=self._start.slots,
             )
             executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
         except ConfigError as error:
@@ -88,7 +89,12 @@ class RankProcess:
             plan = decode_draw(message, self._masks)
             self._masks = plan.masks
             return executor.draw(plan)
-        if kind == PREPARE:
+        if kind == SWAP:
+            swapper = executor.swapper
+            assert swapper is not None
+            swapper.swap(decode_swap(message))
+            self._board.note_copies(self._start.rank, swapper.num_saved, swapper.num_loaded)
+        elif kind == PREPARE:
             prepared = RankPrepared(is_more_left=executor.prepare())
             if self._is_speaker:
                 self._reports.write(encode_told(prepared))

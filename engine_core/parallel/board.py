@@ -14,7 +14,7 @@ from ..ring import anonymous_memory
 IDLE, COMPUTES, WAITS = range(3)
 """States of a rank: it waits for a plan, it computes one, it waits for another rank."""
 STATE_NAMES = ("waits for a plan", "computes", "waits for another rank")
-_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_WAITS, _NUM_COLUMNS = range(6)
+_STATE, _NUM_PLANS, _BUSY_NS, _WAITED_NS, _NUM_WAITS, _NUM_SAVED, _NUM_LOADED, _NUM_COLUMNS = range(8)
 _Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -48,6 +48,20 @@ class Board:
         row[_NUM_PLANS] += 1
         row[_BUSY_NS] += int(1e9 * busy_seconds)
         row[_WAITED_NS] = int(1e9 * waited_seconds)
+
+    def note_copies(self, rank: int, num_saved: int, num_loaded: int) -> None:
+        """Blocks that the rank has copied to host memory and back, so far."""
+        self._rows[rank, _NUM_SAVED], self._rows[rank, _NUM_LOADED] = num_saved, num_loaded
+
+    @property
+    def num_saved(self) -> int:
+        """Blocks that all ranks have copied to host memory."""
+        return int(self._rows[:, _NUM_SAVED].min())
+
+    @property
+    def num_loaded(self) -> int:
+        """Blocks that all ranks have copied back."""
+        return int(self._rows[:, _NUM_LOADED].min())
 
     def figures(self) -> list[RankFigures]:
         rows: list[list[int]] = self._rows.tolist()

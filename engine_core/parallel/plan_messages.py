@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan
+from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, SwapPlan
 from ..ragged import places
 from ..sampling.verification import positions_of
 from ..sampling_params import SamplingParams
 from .arrays import Array, pack, unpack
 
-STEP, DRAW, WARM_UP, PREPARE = range(4)
+STEP, DRAW, WARM_UP, PREPARE, SWAP = range(5)
 STEP_COLUMNS: dict[str, type] = {
     "block_rows": np.int32,
     "block_indices": np.int32,
@@ -34,6 +34,7 @@ STEP_COLUMNS: dict[str, type] = {
 }
 LISTS = ("released", "prompt_logprob_rows", "pooled_rows")
 STEP_TYPES = (*STEP_COLUMNS.values(), *(np.int32 for _ in LISTS), np.int32, np.uint8)
+SWAP_COLUMNS = ("out_blocks", "out_slots", "in_slots", "in_blocks")
 DRAW_COLUMNS = ("rows", "positions", "output_indices", "num_drafts")
 _DEFAULTS = SamplingParams()
 
@@ -57,6 +58,10 @@ def encode_draw(plan: DrawPlan) -> bytes:
     masks = plan.masks[places(num_positions), np.repeat(plan.rows, num_positions)]
     columns = [getattr(plan, name) for name in DRAW_COLUMNS]
     return pack([DRAW, plan.step, *plan.masks.shape], [*columns, masks])
+
+
+def encode_swap(plan: SwapPlan) -> bytes:
+    return pack([SWAP], [getattr(plan, name) for name in SWAP_COLUMNS])
 
 
 def encode_warm_up() -> bytes:
@@ -95,6 +100,12 @@ def decode_draw(message: bytes, masks: Int32Array | None) -> DrawPlan:
     assert own is not None
     table[places(num_positions), np.repeat(columns["rows"], num_positions)] = own.reshape(-1, shape[-1])
     return DrawPlan(step=step, masks=table, **columns)
+
+
+def decode_swap(message: bytes) -> SwapPlan:
+    _, arrays = unpack(message, tuple(np.int32 for _ in SWAP_COLUMNS))
+    columns: dict[str, Any] = dict(zip(SWAP_COLUMNS, arrays, strict=True))
+    return SwapPlan(**columns)
 
 
 def _asked(sampling: SamplingParams) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..ring import RingEnd
 from .memory_group import GroupEnd
 
 RINGS = ("plans", "reports", "stream_in", "stream_out", "tokens_in")
-PATHS = ("model_folder", "draft_model", "draft_heads")
+PATHS = ("model_folder", "draft_model", "draft_heads", "kv_disk_dir")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +31,8 @@ class RankStart:
     tokens_out: list[RingEnd]
     """From the last stage to that of each stage before, in their order."""
     board: int
+    slots: int
+    """Memory for blocks outside the KV cache; empty until a rank knows its size."""
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
     life: int
@@ -40,7 +42,7 @@ class RankStart:
     def descriptors(self) -> tuple[int, ...]:
         rings = (self.plans, self.reports, self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out)
         of_rings = [fd for ring in rings if ring is not None for fd in ring]
-        return *of_rings, *self.group.descriptors, self.board, self.lifeline, self.life
+        return *of_rings, *self.group.descriptors, self.board, self.slots, self.lifeline, self.life
 
     def to_json(self) -> str:
         own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}

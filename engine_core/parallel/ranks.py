@@ -22,7 +22,7 @@ from typing import Protocol
 
 from ..options import ExecutorOptions
 from ..rank_facts import RankLost
-from ..ring import BroadcastWriter, PeerGone, RingReader, create_broadcast, create_ring
+from ..ring import BroadcastWriter, PeerGone, RingReader, anonymous_memory, create_broadcast, create_ring
 from .board import STATE_NAMES, WAITS, Board, create_board
 from .copied_process import CopiedProcess
 from .memory_group import create_group
@@ -69,6 +69,7 @@ class Ranks:
         self._on_lost: Callable[[RankLost], None] | None = None
         self._wake_read, self._wake_write = os.pipe()
         memory = create_board(self.size)
+        self.slots = anonymous_memory("headwater-slots", 0)
         self.board = Board(memory)
         writers, plan_readers = create_broadcast(self.size)
         self._plans = BroadcastWriter(writers)
@@ -91,6 +92,7 @@ class Ranks:
                 tokens_in=links[rank].tokens_in,
                 tokens_out=links[rank].tokens_out,
                 board=memory,
+                slots=self.slots,
                 lifeline=lifelines[rank][0],
                 life=lives[rank][1],
             )
@@ -177,7 +179,7 @@ class Ranks:
         self._watch.join()
         for reader in self._reports:
             reader.close()
-        for fd in (*self._lives, self._wake_read, self._wake_write):
+        for fd in (*self._lives, self._wake_read, self._wake_write, self.slots):
             os.close(fd)
 
     def _loss(self) -> RankLost:

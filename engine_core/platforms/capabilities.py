@@ -47,6 +47,8 @@ class Capabilities:
     `rank_variables`."""
     copied_ranks: bool = False
     """Ranks may be copies (`fork`) of a process that has loaded the platform and computed nothing."""
+    rank_slots: bool = False
+    """Ranks keep KV blocks in host memory that they share, which `--kv-disk-dir` needs beside several."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     tree_numerics: bool = False

@@ -116,8 +116,9 @@ DISK = Capability(
         "host memory": Aside(because="what lies in both comes from memory"),
         "pull": Aside(because=MOST_BLOCKS),
         "hand-over": Aside(because=MOST_BLOCKS),
-        "tensor parallel": Refused(field="kv_disk_dir", says="allowed: none with tensor_parallel_size 2"),
-        "pipeline parallel": Refused(field="kv_disk_dir", says="allowed: none with pipeline_parallel_size 2"),
+        "tensor parallel": Refused(
+            field="kv_disk_dir", says="allowed: none with tensor_parallel_size 2", is_on_gpu=True
+        ),
     },
 )
 PULL = Capability(

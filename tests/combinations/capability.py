@@ -87,6 +87,8 @@ class Refused:
 
     field: str
     says: str
+    is_on_gpu: bool = False
+    """Other platforms serve it."""
 
     @property
     def promise(self) -> str:

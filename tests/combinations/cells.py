@@ -45,10 +45,13 @@ class Cell:
     @property
     def refused(self) -> Refused | None:
         """How every platform refuses the pair."""
+        return next((found for found in self._refusals if not found.is_on_gpu), None)
+
+    @property
+    def _refusals(self) -> Iterator[Refused]:
         for one, other in ((self.first, self.second), (self.second, self.first)):
             if isinstance(found := one.beside.get(other.name), Refused):
-                return found
-        return None
+                yield found
 
     @property
     def refused_on_cpu(self) -> Refused | None:
@@ -61,6 +64,7 @@ class Cell:
         """How a GPU refuses the pair. GPUs are counted when all else is in order."""
         found = [each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None]
         others = [each for each in found if each is not TOO_FEW_GPUS]
+        others += [each for each in self._refusals if each.is_on_gpu]
         return others[0] if others else (self.refused or TOO_FEW_GPUS) if found else None
 
     @property

@@ -120,7 +120,7 @@ def test_the_swapper_of_a_cpu_copies_every_plane_of_every_cache() -> None:
         for layers, heads, dtype in ((3, 2, torch.bfloat16), (1, 1, torch.float32))
     ]
     before = [cache.clone() for cache in caches]
-    swapper = MemorySwapper(caches, 4)
+    swapper = MemorySwapper.of(caches, 4)
     none = np.empty(0, np.int32)
     words = lambda *values: np.array(values, np.int32)  # noqa: E731
     swapper.swap(SwapPlan(out_blocks=words(3, 5), out_slots=words(2, 0), in_slots=none, in_blocks=none))

@@ -1,0 +1,28 @@
+"""The host memory of an engine of several ranks, each of which copies its own part of a block."""
+
+from __future__ import annotations
+
+from ..executor import SwapPlan, UInt8Array
+from ..parallel.plan_messages import encode_swap
+from ..parallel.ranks import Ranks
+
+
+class RankSwapper:
+    """See `Swapper`. `swap` may raise `RankLost`."""
+
+    seconds_per_block = 0.0
+    """As of a `MemorySwapper`."""
+
+    def __init__(self, ranks: Ranks, slots: UInt8Array) -> None:
+        self._ranks, self.slots = ranks, slots
+
+    def swap(self, plan: SwapPlan) -> None:
+        self._ranks.tell(encode_swap(plan))
+
+    @property
+    def num_saved(self) -> int:
+        return self._ranks.board.num_saved
+
+    @property
+    def num_loaded(self) -> int:
+        return self._ranks.board.num_loaded
