@@ -25,8 +25,6 @@ from headwater.engine_core.parallel.rank_start import RankStart
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 
 STDOUT, STDERR = 1, 2
-FREE_NUMBERS = 512
-"""From here on no descriptor of a rank has its number."""
 
 
 class ForkedRank(ForkServerProcess):
@@ -47,7 +45,9 @@ class ForkedRank(ForkServerProcess):
     def run(self) -> None:
         # What was inherited stays: no collection looks at it, which would copy the pages that hold it.
         gc.freeze()
-        moved = [fcntl.fcntl(file.detach(), fcntl.F_DUPFD, FREE_NUMBERS) for file in self._files]
+        # Out of the way of the numbers that they are to have.
+        free = max(self._numbers) + 1
+        moved = [fcntl.fcntl(file.detach(), fcntl.F_DUPFD, free) for file in self._files]
         for number, file in zip(self._numbers, moved, strict=True):
             os.dup2(file, number)
             os.close(file)
