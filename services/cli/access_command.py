@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from ..runtime.cluster_key import make_token_file
-from ..stack.access import PASSWORDS_FILE, Passwords, ServerAccess, keep_master_key
+from ..stack.access import MASTER_KEY_FILE, PASSWORDS_FILE, Passwords, ServerAccess, keep_master_key
+from ..stack.roles import Role
 from ..stack.token_file import TOKEN, TOKEN_FILE
 
 
@@ -31,7 +32,7 @@ def access(
     if not token.exists():
         make_token_file(token)
     passwords.write_servers(folder)
-    keep_master_key(folder)
+    keep_master_key(folder / Role.GATEWAY.value / MASTER_KEY_FILE)
     tokens = " ".join(token.read_text().split())
     ServerAccess(nats_url, redis_url, passwords, passwords).write_stages(folder, {TOKEN: tokens})
     print(folder)

@@ -81,9 +81,9 @@ class Passwords:
         write_owner_file(folder / ACL_FILE, self.valkey_acl().encode())
 
 
-def keep_master_key(folder: Path) -> None:
-    """Draws the secret that separates tenants' cached prefixes, the same for all gateways, unless it is there."""
-    path = folder / Role.GATEWAY.value / MASTER_KEY_FILE
+def keep_master_key(path: Path) -> None:
+    """Draws the secret that separates tenants' cached prefixes, the same for all gateways, unless it is there. With
+    another one what lies on a disk would be found by nobody."""
     if not path.exists():
         write_owner_file(path, secrets.token_urlsafe(32).encode())
 

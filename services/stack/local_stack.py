@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import errno
 import os
-import secrets
 import shutil
 import ssl
 import sys
@@ -22,7 +21,7 @@ from ..runtime.kept_child import keeper_command
 from ..runtime.owner_file import own_folder
 from ..runtime.progress import Report
 from ..runtime.tls import own_gateway_context
-from .access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
+from .access import ACL_FILE, MASTER_KEY_FILE, NATS_FILE, Passwords, ServerAccess, keep_master_key
 from .cluster_record import ClusterRecord, StageRecord, remove_cluster
 from .embedded import EmbeddedServer, start_nats, start_valkey
 from .held_port import HeldPort, check_free
@@ -85,6 +84,7 @@ class LocalStack:
         shutil.rmtree(self._logs, ignore_errors=True)
         own_folder(self._logs)
         prepare_token(settings.state_dir, os.environ)
+        keep_master_key(settings.state_dir / MASTER_KEY_FILE)
         servers = await self._start_servers(report)
         plan = StackPlan(
             settings,
@@ -93,7 +93,6 @@ class LocalStack:
             port,
             grpc_port,
             servers,
-            master_key=secrets.token_hex(32),
         )
         await self._start_stages(plan, report)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..runtime.hardware import gpu_names, num_cores, resolve_device
-from .access import ServerAccess
+from .access import MASTER_KEY_FILE, ServerAccess
 from .profile import Profile
 from .roles import Role
 from .settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
@@ -33,8 +33,6 @@ class StackPlan:
     port: int
     grpc_port: int
     servers: ServerAccess
-    master_key: str
-    """Separates tenants' caches; the same for every gateway, restarted ones included."""
     prefix: str = ""
     """Of the names of a model's stages, where the cluster serves several."""
 
@@ -53,9 +51,9 @@ class StackPlan:
         return flags + self._facts()
 
     def gateway_env(self) -> dict[str, str]:
-        """A secret is no flag, which everyone on the machine could read. One that is set already stays."""
+        """A master key that is set already stays; else that of the state folder separates tenants' caches."""
         is_set = {"HEADWATER_MASTER_KEY", "HEADWATER_MASTER_KEY_FILE"} & os.environ.keys()
-        own = {} if is_set else {"HEADWATER_MASTER_KEY": self.master_key}
+        own = {} if is_set else {"HEADWATER_MASTER_KEY_FILE": str(self.settings.state_dir / MASTER_KEY_FILE)}
         return own | self.servers.env(Role.GATEWAY)
 
     def processor(self, idx: int) -> list[str]:

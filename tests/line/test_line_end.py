@@ -75,7 +75,7 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
     assert files_under(home, but=line.state_dir) == []
     assert [path for path in shared_memory if path.exists()] == []
     left = {path.name for path in line.state_dir.iterdir()}
-    assert left == {"cluster.token", "lock", "logs", "nats", "up.log"}
+    assert left == {"cluster.token", "lock", "logs", "master.key", "nats", "up.log"}
 
 
 @pytest.mark.slow

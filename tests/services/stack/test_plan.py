@@ -20,7 +20,7 @@ def plan(**given: Any) -> StackPlan:
         **{"device": "cpu", "replicas": 1, "port": 0, "grpc_port": 0, "drain_limit": 1.0, "state_dir": Path("/state")}
         | given
     )
-    return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, ServerAccess("nats://n", "redis://r"), master_key="")
+    return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, ServerAccess("nats://n", "redis://r"))
 
 
 def engine_of(stack: StackPlan) -> EngineSettings:
