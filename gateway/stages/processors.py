@@ -25,8 +25,9 @@ from headwater.services.runtime.tracing import Span
 from .prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 
 CALL_SECONDS = 30.0
-RETURN_SECONDS = 10.0
-"""Seconds that a request waits for a processor that was there: one that died is restarted, unseen by clients."""
+RETURN_SECONDS = 30.0
+"""Seconds that a request waits for a processor that was there: one that died is restarted, unseen by clients. On busy
+cores it takes more than ten to import its libraries and to read the tokenizer."""
 GONE = ("unavailable", "processor_unavailable", "draining")
 """Status codes of failures of the processor, not of the request."""
 MOST_LOST = 2
