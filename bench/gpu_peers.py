@@ -1,5 +1,5 @@
-"""What another engine was measured to take for the workloads on NVIDIA H200s, and what Headwater aims at. It does not
-run beside these measurements: machines of one kind differ by 1 to 2 %."""
+"""Figures of another engine for the workloads on NVIDIA H200s, and Headwater's targets. The figures come from other
+machines: those of one kind differ by 1 to 2 %."""
 
 from __future__ import annotations
 
@@ -44,5 +44,7 @@ TWO_GPUS = Peer(
     figures={"O2": 8.09, "O3": 0.952, "O5": 1.032, "O6": 0.709, "L1": 13.77, "L2": 2.863, "L3": 2.042},
     targets={"O2": 7.2, "O3": 0.68, "O5": 0.98, "O6": 0.67, "L1": 12.3, "L2": 2.25, "L3": 1.95},
 )
+PEERS = {1: ONE_GPU, 2: TWO_GPUS}
+"""By the number of GPUs that divide a model."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
 """The peer's figures with bits that do not depend on the batch: Headwater computes no others."""

@@ -28,7 +28,7 @@ from rich.table import Table
 from headwater.services.engine.kernel_cache import with_kernel_cache
 
 from . import dummy_model
-from .gpu_peers import ONE_GPU, SAME_BITS, TWO_GPUS, Peer
+from .gpu_peers import PEERS, SAME_BITS, Peer
 from .isolated_tests import IsolatedTests
 from .part import FAILED, Row, run_named, run_part
 from .program import run_program
@@ -67,7 +67,7 @@ class Suite:
 
     def __init__(self, *, runs: int, limit: float, output: Path | None, dry_run: bool, num_ranks: int = 1) -> None:
         self._began, self._limit, self._num_ranks = time.monotonic(), limit, num_ranks
-        self._peer = ONE_GPU if num_ranks == 1 else TWO_GPUS
+        self._peer = PEERS[num_ranks]
         self._runs, self._output, self._dry_run = runs, output, dry_run
         self.report: dict[str, Any] = {
             "commit": source_version(),
@@ -250,6 +250,12 @@ def main(
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
 ) -> None:
     """Test and measure this commit on a GPU."""
+    if tensor_parallel_size not in PEERS:
+        allowed = " or ".join(map(str, PEERS))
+        raise typer.BadParameter(f"tensor_parallel_size is {tensor_parallel_size}; allowed: {allowed}")
+    if tensor_parallel_size > 1 and (others := set(part or ()) - set(PARTS_OF_RANKS)):
+        allowed = f"{', '.join(PARTS_OF_RANKS)} with tensor_parallel_size {tensor_parallel_size}"
+        raise typer.BadParameter(f"part is {', '.join(sorted(others))}; allowed: {allowed}")
     # One cache for all parts: a part uses the kernels that earlier ones compiled.
     os.environ.update(with_kernel_cache(os.environ))
     suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run, num_ranks=tensor_parallel_size)

@@ -56,6 +56,9 @@ def main(
     """Time sums over the memory of several GPUs."""
     if not 2 <= ranks <= torch.cuda.device_count():
         raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
+    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
+    if pairs:
+        raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")
     figures = []
     with tempfile.TemporaryDirectory(prefix="headwater-ranks-") as folder:
         context, pipes, processes = multiprocessing.get_context("spawn"), [], []
@@ -87,7 +90,6 @@ def main(
 
 def _rank(rank: int, size: int, pipe: Connection, store: str) -> None:
     torch.cuda.set_device(rank)
-    assert all(reaches(rank, other) for other in range(size)), "GPUs do not reach one another's memory"
     own = OwnMemory(size, slot_bytes_of(GROUP_ROWS * HIDDEN * 2))
     pipe.send_bytes(own.handle())
     memory = own.beside(rank, pipe.recv(), flagged_len=HIDDEN)

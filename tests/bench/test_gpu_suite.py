@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from headwater.bench.gpu_peers import ONE_GPU, TWO_GPUS
-from headwater.bench.gpu_suite import LARGE, Suite
+from headwater.bench.gpu_suite import LARGE, Suite, main
 from headwater.bench.part import FAILED, TOO_LATE, Row, run_named, run_part
 from headwater.bench.source_version import source_version
 from headwater.bench.workloads import CLUSTER_LOADS, WORKLOADS
@@ -93,6 +95,25 @@ def test_a_report_says_that_the_peer_was_measured_elsewhere(capsys: pytest.Captu
     assert peer["date"] == "2026-11-21"
     words = " ".join(said.err.split())
     assert "vLLM 0.23.0, elsewhere: measured 2026-11-21 on another machine" in words
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--tensor-parallel-size=3"], "tensor_parallel_size is 3; allowed: 1 or 2"),
+        (["--tensor-parallel-size=2", "--part=serve"], "part is serve; allowed: tests, sums, compute, large"),
+    ],
+)
+def test_sizes_and_parts_without_figures_are_refused(flags: list[str], said: str) -> None:
+    refused = CliRunner().invoke(_app(), [*flags, "--dry-run"], env={"COLUMNS": "300"})
+    assert refused.exit_code == 2
+    assert said in refused.output
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(main)
+    return app
 
 
 @pytest.mark.long
