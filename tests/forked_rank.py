@@ -45,7 +45,7 @@ class ForkedRank(ForkServerProcess):
     def run(self) -> None:
         # What was inherited stays: no collection looks at it, which would copy the pages that hold it.
         gc.freeze()
-        # Out of the way of the numbers that they are to have.
+        # A number that another file is to have would be overwritten below.
         free = max(self._numbers) + 1
         moved = [fcntl.fcntl(file.detach(), fcntl.F_DUPFD, free) for file in self._files]
         for number, file in zip(self._numbers, moved, strict=True):

@@ -190,7 +190,8 @@ def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runn
 
 
 def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array:
-    """The slots [slots, bytes of a block] in memory that all ranks have; whoever maps it first gives it its size."""
+    """Maps the slots, [slots, bytes of a block], in memory that all ranks share. The first one to map it sets its
+    size."""
     shape = config.num_swap_slots, block_bytes
     return np.frombuffer(map_at_least(memory, math.prod(shape)), np.uint8).reshape(shape)
 

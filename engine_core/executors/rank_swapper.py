@@ -11,7 +11,7 @@ class RankSwapper:
     """See `Swapper`. `swap` may raise `RankLost`."""
 
     seconds_per_block = 0.0
-    """As of a `MemorySwapper`."""
+    """As in `MemorySwapper`: a copy takes far less time than a block takes to compute."""
 
     def __init__(self, ranks: Ranks, slots: UInt8Array) -> None:
         self._ranks, self.slots = ranks, slots

@@ -82,8 +82,8 @@ class Passwords:
 
 
 def keep_master_key(path: Path) -> None:
-    """Draws the secret that separates tenants' cached prefixes, the same for all gateways, unless it is there. With
-    another one what lies on a disk would be found by nobody."""
+    """Draws the secret that separates tenants' cached prefixes, unless the file exists. All gateways have the same one,
+    and a new one would hide the blocks that earlier starts wrote to a disk."""
     if not path.exists():
         write_owner_file(path, secrets.token_urlsafe(32).encode())
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executor import Swapper, SwapPlan
+from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
 from headwater.engine_core.executors.memory_swapper import BlockPart, MemorySwapper
 from headwater.engine_core.executors.multi import MultiExecutor
 from headwater.engine_core.rank_facts import RankLost
@@ -106,11 +106,14 @@ def swap_for_ever(swapper: Swapper, plan: SwapPlan) -> None:
         swapper.swap(plan)
 
 
+def words(*values: int) -> Int32Array:
+    return np.array(values, np.int32)
+
+
 def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
     whole = torch.randn(4, 2, 9, 6, 16, 8)
     alone = MemorySwapper.of([whole], 3)
     slots = np.zeros_like(alone.slots)
-    words = lambda *values: np.array(values, np.int32)  # noqa: E731
     save = SwapPlan(out_blocks=words(3, 5), out_slots=words(2, 0), in_slots=NONE, in_blocks=NONE)
     alone.swap(save)
     parts = [(layers, heads) for layers in (range(1), range(1, 4)) for heads in (range(2), range(2, 4), range(4, 6))]

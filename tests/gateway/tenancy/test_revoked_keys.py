@@ -274,7 +274,8 @@ async def test_who_knows_no_tenants_yet_runs_nothing_of_theirs_without_limits(re
 
 
 async def about_to_expire(book: TenantStore, directory: TenantDirectory) -> Tenant:
-    """A tenant whose key is still valid. A busy machine may take longer to learn of it than it is."""
+    """A tenant whose key is still valid. A busy machine may learn of a key only after it expired: the next one lasts
+    longer."""
     for seconds in (0.5, 4.0, 16.0):
         key, secret = new_key(expires_at=time.time() + seconds)
         await book.add(TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid(), keys=(key,)))
