@@ -146,6 +146,7 @@ def run(
     requests: Annotated[
         int, typer.Option(help="the first so many of a workload; 0: all, of random tokens 2 a row")
     ] = 0,
+    skip: Annotated[int, typer.Option(min=0, help="so many of a workload are left out before the first")] = 0,
     max_drafts: Annotated[int, typer.Option(help="drafted tokens of a request in a step")] = 15,
     drafter: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")] = None,
     draft_model: Annotated[Path | None, typer.Option(help="a converted model that drafts instead")] = None,
@@ -178,7 +179,7 @@ def run(
     """Measure what speculation gains, on recorded answers."""
     drafters = drafter or list(DRAFTERS)
     temperatures = OWN_TEMPERATURES if own_answers else (temperature,)
-    asked = _cases(workload or list(ROWS), rows or (), temperatures, requests, dry_run=dry_run)
+    asked = _cases(workload or list(ROWS), rows or (), temperatures, (skip, requests), dry_run=dry_run)
     cases = [replace(case, is_edited=edited) for case in asked]
     longest = max(len(exchange.answer_ids) for case in cases for exchange in case.exchanges)
     measurements = []
@@ -217,23 +218,26 @@ def run(
 
 
 def _cases(
-    names: Sequence[str], rows: Sequence[int], temperatures: Sequence[float], requests: int, *, dry_run: bool
+    names: Sequence[str], rows: Sequence[int], temperatures: Sequence[float], part: tuple[int, int], *, dry_run: bool
 ) -> Iterator[Case]:
-    """Cases to measure. Where no rows are given, they are the workload's."""
+    """Cases to measure. Where no rows are given, they are the workload's. `part`: number of exchanges that are left
+    out, and number of those that follow, or 0 for all."""
     for name in names:
         if name not in ROWS:
             raise typer.BadParameter(f"--workload is {name!r}; allowed: {', '.join(ROWS)}")
         for num_rows in (1, 2) if dry_run else rows or ROWS[name]:
-            exchanges = _exchanges(name, num_rows, requests, dry_run=dry_run)
+            exchanges = _exchanges(name, num_rows, *part, dry_run=dry_run)
             for temperature in temperatures:
                 yield Case(workload=name, rows=num_rows, temperature=temperature, exchanges=exchanges)
 
 
-def _exchanges(name: str, rows: int, requests: int, *, dry_run: bool) -> list[Exchange]:
+def _exchanges(name: str, rows: int, skip: int, requests: int, *, dry_run: bool) -> list[Exchange]:
     if name == RANDOM:
-        found = replay.random_exchanges(requests or max(4, 2 * rows))
+        found = replay.random_exchanges(skip + (requests or max(4, 2 * rows)))[skip:]
     else:
-        found = replay.read(name)[: requests or None]
+        found = replay.read(name)[skip:][: requests or None]
+        if not found:
+            raise typer.BadParameter(f"--skip is {skip}; allowed: less than the {len(replay.read(name))} of {name}")
     if not dry_run:
         return found
     return [replace(each, prompt_ids=each.prompt_ids[-96:], answer_ids=each.answer_ids[:48]) for each in found[:3]]
