@@ -21,6 +21,8 @@ class EngineConfig:
     """Blocks of host memory through which blocks pass on their way to other places and back; 0: there are none."""
     num_peer_blocks: int = 0
     """Blocks of host memory through which blocks pass to and from other engines, half of them each way; 0: none do."""
+    shares_kv_cache: bool = False
+    """Whether engines of the same host may copy blocks out of this one's KV cache, and it out of theirs."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256

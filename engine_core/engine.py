@@ -14,7 +14,7 @@ from .config import EngineConfig
 from .executor import Executor, Int32Array, StepResult
 from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
-from .kv.peer_link import FromLink, LeaseEnd, LeaseRequest, PeerLink, Pulled
+from .kv.peer_link import FromLink, HolderLeft, LeaseCopied, LeaseEnd, LeaseRequest, PeerLink, Placed, Pulled
 from .kv.tiers import Tiers
 from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
@@ -101,8 +101,7 @@ class Engine:
         """Goes on with what other engines copy from here. Whether there is more to do soon."""
         if (leases := self._tiers.leases) is None:
             return False
-        self._scheduler.lend(leases)
-        return leases.is_busy
+        return self._scheduler.lend(leases) or leases.is_busy
 
     def _promote_waiting(self) -> None:
         """Once a second at most."""
@@ -138,10 +137,16 @@ class Engine:
         assert peers is not None
         self._is_idle = False
         match message:
+            case Placed():
+                peers.placed(message)
             case Pulled():
                 peers.pulled(message)
+            case HolderLeft(holder=holder):
+                peers.holder_left(holder)
             case LeaseRequest():
                 leases.lend(message)
+            case LeaseCopied(lease=lease):
+                leases.copied(lease)
             case LeaseEnd(lease=lease):
                 leases.end(lease)
 

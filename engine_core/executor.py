@@ -187,6 +187,38 @@ class Swapper(Protocol):
     def seconds_per_block(self) -> float:
         """Time in which a block comes back, of many; 0 where it takes none."""
 
+    @property
+    def direct_copies(self) -> DirectCopies | None:
+        """There if engines of this host may copy blocks out of each other's KV caches."""
+
+
+class DirectCopy(Protocol):
+    """Blocks that are being copied out of another engine's KV cache."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is read or written for it any more."""
+
+
+class DirectCopies(Protocol):
+    """Copies of whole KV blocks from the KV cache of another engine of this host into this one's, beside the steps."""
+
+    @property
+    def handle(self) -> bytes:
+        """What another engine opens this one's KV cache by."""
+
+    @property
+    def seconds_per_block(self) -> float:
+        """Time that a copied block is taken to need before one was measured."""
+
+    def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> DirectCopy:
+        """Launches the copies of blocks `sources` [N] of the KV cache with that handle to blocks `targets` [N] of this
+        one, which no plan lists before they are done. Raises `OSError` where the cache cannot be reached from here."""
+
+    def close(self, handle: bytes) -> None:
+        """Lets go of another engine's KV cache, as soon as nothing is copied from it any more. Its engine is gone or
+        idle; the cache may be opened again."""
+
 
 class Executor(Protocol):
     """Computes plans in the order given. Up to `async_depth` steps, and as many draws, are submitted before the first

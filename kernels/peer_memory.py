@@ -33,7 +33,7 @@ MAX_POLLS = 1 << 26
 """Looks at a count before a rank gives up, which traps: some 40 s, in which another rank may compile a kernel."""
 HANDLE_BYTES = 64
 ALIGNMENT = 128
-_LAZY_PEER_ACCESS = 1
+_LAZY_ACCESS = 1
 _NATIVE_ATOMICS = 3
 
 
@@ -81,16 +81,37 @@ class OwnMemory:
 
     def handle(self) -> bytes:
         """What another process opens the piece by, `HANDLE_BYTES` of them."""
-        handle = _Handle()
-        _call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
-        return bytes(handle)
+        handle, _ = handle_of(self.address)
+        return handle
 
     def beside(self, index: int, handles: Sequence[bytes], flagged_len: int = 0) -> PeerMemory:
         """Maps the pieces of all ranks, given in their order; this process's own is number `index`. Raises
         `PeerError`."""
-        bases = [self.address if rank == index else _opened(handle) for rank, handle in enumerate(handles)]
+        bases = [self.address if rank == index else open_address(handle) for rank, handle in enumerate(handles)]
         places = torch.tensor(bases, device="cuda")
         return PeerMemory(index=index, bases=places, slot_bytes=self.slot_bytes, flagged_len=flagged_len)
+
+
+def handle_of(address: int) -> tuple[bytes, int]:
+    """What another process opens the allocation by that an address of this GPU lies in, and how far behind its
+    beginning that is. Raises `PeerError` where the driver does not share it."""
+    base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
+    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+    return bytes(handle), address - base.value
+
+
+def open_address(handle: bytes) -> int:
+    """Maps another process's allocation, of this GPU or of one that it reaches, and returns where it begins here.
+    Raises `PeerError`."""
+    address = ctypes.c_uint64()
+    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_ACCESS))
+    return address.value
+
+
+def close_address(address: int) -> None:
+    """Ends a mapping that nothing reads any more."""
+    _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
 
 def memory_bytes(num_ranks: int, slot_bytes: int) -> int:
@@ -193,13 +214,6 @@ def received(p_words, inside, exchange, max_polls, DTYPE: tl.constexpr, ON_GPU: 
 
 class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
-
-
-def _opened(handle: bytes) -> int:
-    address = ctypes.c_uint64()
-    found = _Handle.from_buffer_copy(handle)
-    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), found, ctypes.c_uint(_LAZY_PEER_ACCESS))
-    return address.value
 
 
 def _call(function: str, *arguments: object) -> None:

@@ -26,6 +26,7 @@ class PullFrame(_message.Message):
 
     PULLS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    COPIED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pulls(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pull]:
         """new ones"""
@@ -34,15 +35,20 @@ class PullFrame(_message.Message):
     def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """pulls whose answers the puller needs no more"""
 
+    @_builtins.property
+    def copied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """direct pulls whose blocks the puller has copied"""
+
     def __init__(
         self,
         *,
         pulls: _abc.Iterable[Global___Pull] | None = ...,
         ended: _abc.Iterable[_builtins.int] | None = ...,
+        copied: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "pulls", b"pulls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied", b"copied", "ended", b"ended", "pulls", b"pulls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -61,6 +67,7 @@ class Pull(_message.Message):
     TENANT_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    DIRECT_FIELD_NUMBER: _builtins.int
     pull_id: _builtins.int
     """unique within the session"""
     epoch: _builtins.int
@@ -73,6 +80,8 @@ class Pull(_message.Message):
     """whose blocks they are"""
     parent: _builtins.bytes
     """16 bytes: the hash before the first of them; empty at the start of the chain"""
+    direct: _builtins.bool
+    """places are wanted in place of records: both engines may be of one host"""
     @_builtins.property
     def block_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """16 bytes each"""
@@ -87,18 +96,50 @@ class Pull(_message.Message):
         tenant: _builtins.str = ...,
         parent: _builtins.bytes = ...,
         block_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        direct: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "epoch", b"epoch", "key", b"key", "namespace", b"namespace", "parent", b"parent", "pull_id", b"pull_id", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "direct", b"direct", "epoch", b"epoch", "key", b"key", "namespace", b"namespace", "parent", b"parent", "pull_id", b"pull_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Pull: _TypeAlias = Pull  # noqa: Y015
 
 @_typing.final
+class Places(_message.Message):
+    """Where the blocks of a direct pull lie in the KV cache of the engine that lends. They stay while the pull is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    handle: _builtins.bytes
+    """what the cache is opened by"""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of the blocks"""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.bytes = ...,
+        blocks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "handle", b"handle"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Places: _TypeAlias = Places  # noqa: Y015
+
+@_typing.final
 class BlockFrame(_message.Message):
-    """Answers a pull: `before`, then the records in order, then `after`; of several pulls one after another."""
+    """Answers a pull: `before`, then the records in order, then `after`; of several pulls one after another.
+    A direct pull is answered by `before` and `places`, and by `after` once its blocks were copied; or, where there are no
+    places, as one without records.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -106,6 +147,7 @@ class BlockFrame(_message.Message):
     BEFORE_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    PLACES_FIELD_NUMBER: _builtins.int
     pull_id: _builtins.int
     """which"""
     records: _builtins.bytes
@@ -118,6 +160,10 @@ class BlockFrame(_message.Message):
     def after(self) -> Global___Claim:
         """what was lent still, when it had been copied; with the last frame of a pull"""
 
+    @_builtins.property
+    def places(self) -> Global___Places:
+        """of a direct pull, with `before`"""
+
     def __init__(
         self,
         *,
@@ -125,10 +171,11 @@ class BlockFrame(_message.Message):
         before: Global___Claim | None = ...,
         records: _builtins.bytes = ...,
         after: Global___Claim | None = ...,
+        places: Global___Places | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "places", b"places"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "pull_id", b"pull_id", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "places", b"places", "pull_id", b"pull_id", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

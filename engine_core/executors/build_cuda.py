@@ -75,6 +75,8 @@ def build_cuda_executor(
         log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, dtype, num_bytes / GB)
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(kv_caches, config.num_swap_slots) if config.num_swap_slots else None
+        if swapper is not None and config.shares_kv_cache:
+            swapper.copy_directly()
         looks_at_all = drafting is not None and drafting.looks_at_all
         executor = CudaExecutor(
             decoder,

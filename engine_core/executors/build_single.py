@@ -32,6 +32,7 @@ from .memory_swapper import MemorySwapper
 from .own_guesser import OwnGuesser
 from .parallel_heads import ParallelHeads
 from .runner import Runner
+from .shared_kv import NewCache, SharedMemory, private_cache
 from .single import SingleExecutor
 
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
@@ -129,16 +130,18 @@ def single_executor(
     """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for. `draft`
     and `heads`: platform and weights of those of the request."""
     served = _model(request, config, platform, weights)
-    runner = Runner(served, config, KV_DTYPES[request.kv_format], platform)
+    memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
+    new_cache = private_cache if memory is None else memory.cache
+    runner = Runner(served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache)
     if request.draft is not None:
         assert draft is not None
         kv_dtype = KV_DTYPES[request.draft.kv_format]
         model = _model(request.draft, config, *draft)
-        runner.draft_by(DraftModel(model, config, kv_dtype, platform.device, *runner.tables))
+        runner.draft_by(DraftModel(model, config, kv_dtype, platform.device, *runner.tables, new_cache))
     if request.heads is not None:
         assert heads is not None
-        runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables))
-    swapper = MemorySwapper.of(runner.kv_caches, config.num_swap_slots) if config.num_swap_slots else None
+        runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables, new_cache))
+    swapper = MemorySwapper.of(runner.kv_caches, config.num_swap_slots, memory) if config.num_swap_slots else None
     return SingleExecutor(runner, swapper)
 
 
@@ -149,12 +152,13 @@ def _head_guesser(
     platform: Platform,
     weights: Weights,
     tables: tuple[torch.Tensor, torch.Tensor],
+    new_cache: NewCache,
 ) -> OwnGuesser:
     if heads.layer is None:
         medusa = Medusa(heads, weights, platform, served, config.max_model_len)
         return ParallelHeads(medusa, config, served.dtype, tables[0])
     chained = chain_heads(heads, weights, platform, served, config.max_model_len)
-    return ChainedHeads(chained, config, served.dtype, platform.device, *tables)
+    return ChainedHeads(chained, config, served.dtype, platform.device, *tables, new_cache)
 
 
 def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:

@@ -21,6 +21,7 @@ from .batch import ragged_batch
 from .kept_positions import CATCH_UP, UNKNOWN
 from .own_guesser import Computed, Draw
 from .row_states import RowStates
+from .shared_kv import NewCache, private_cache
 
 
 class ChainedHeads:
@@ -34,13 +35,14 @@ class ChainedHeads:
         device: torch.device,
         token_table: torch.Tensor,
         block_table: torch.Tensor,
+        new_cache: NewCache = private_cache,
     ) -> None:
         layer, num_rows = heads.config, config.num_rows
         self.most, self.layers, self.looks_at_all = config.max_draft_tokens, heads.layers, heads.looks_at_all
         self._heads, self._block_size, self._device = heads, config.block_size, device
         self._token_table, self._block_table = token_table, block_table
         shape = (1, 2, config.num_blocks, layer.num_kv_heads, config.block_size, layer.head_dim)
-        self._kv_cache = torch.zeros(shape, dtype=dtype, device=device)
+        self._kv_cache = new_cache(shape, dtype, device)
         self.kv_caches = (self._kv_cache,)
         # Those that wait to be caught up, and those of the last step.
         width = CATCH_UP + config.max_draft_tokens + 1

@@ -21,6 +21,7 @@ from headwater.kernels.device import upload
 
 from ..config import ConfigError
 from ..executor import Int32Array, SwapPlan, UInt8Array
+from .cuda_direct_copies import CudaDirectCopies
 from .locked_memory import LockedMemory, mapped
 
 log = logging.getLogger(__name__)
@@ -57,9 +58,16 @@ class CudaSwapper:
         self.slots: UInt8Array = self._host.numpy().view(np.uint8)
         self.seconds_per_block = 0.0
         """Known once it is measured."""
+        self.direct_copies: CudaDirectCopies | None = None
+
+    def copy_directly(self) -> None:
+        """From now on engines of this host may copy blocks out of each other's KV caches."""
+        self.direct_copies = CudaDirectCopies(self._caches, self.protect)
 
     def rehearse(self) -> None:
         """Launches what copies launch: block 0, which is nobody's."""
+        if self.direct_copies is not None:
+            self.direct_copies.rehearse()
         for cache, staged in zip(self._caches, self._staged_out, strict=True):
             copy_blocks(cache, staged, self._order[:1], self._order[:1])
             copy_blocks(staged, cache, self._order[:1], self._order[:1])

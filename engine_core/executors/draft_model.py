@@ -15,6 +15,7 @@ from ..models.model import Model
 from .batch import ragged_batch
 from .kept_positions import KeptPositions
 from .own_guesser import Computed, Draw
+from .shared_kv import NewCache, private_cache
 
 
 class DraftModel:
@@ -31,12 +32,13 @@ class DraftModel:
         device: torch.device,
         token_table: torch.Tensor,
         block_table: torch.Tensor,
+        new_cache: NewCache = private_cache,
     ) -> None:
         model, self.most = decoder.config, config.max_draft_tokens
         self._decoder, self._block_size, self._device = decoder, config.block_size, device
         self._token_table, self._block_table = token_table, block_table
         shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
-        self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=device)
+        self._kv_cache = new_cache(shape, kv_dtype, device)
         self.kv_caches = (self._kv_cache,)
         self._kept = KeptPositions(config.num_rows)
 

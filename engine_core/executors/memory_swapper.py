@@ -10,7 +10,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from ..executor import SwapPlan, UInt8Array
+from ..executor import DirectCopies, SwapPlan, UInt8Array
+from .shared_kv import SharedCopies, SharedMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,22 +31,32 @@ class MemorySwapper:
     seconds_per_block = 0.0
     """A copy takes far less time than a block takes to compute."""
 
-    def __init__(self, planes: Sequence[torch.Tensor], parts: Sequence[torch.Tensor], slots: UInt8Array) -> None:
+    def __init__(
+        self,
+        planes: Sequence[torch.Tensor],
+        parts: Sequence[torch.Tensor],
+        slots: UInt8Array,
+        direct_copies: DirectCopies | None = None,
+    ) -> None:
         """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots, planes, bytes] of each,
         which are views of `slots`."""
         self._planes, self._parts, self.slots = planes, parts, slots
+        self.direct_copies = direct_copies
         self.num_saved = self.num_loaded = 0
 
     @classmethod
-    def of(cls, kv_caches: Sequence[torch.Tensor], num_slots: int) -> Self:
-        """Over memory of its own. kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and
-        values a block has."""
+    def of(cls, kv_caches: Sequence[torch.Tensor], num_slots: int, memory: SharedMemory | None = None) -> Self:
+        """Over slots of its own. kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and
+        values a block has; `memory`: theirs, where other engines may copy from it."""
         planes = [_as_planes(each) for each in kv_caches]
         sizes = [each.shape[0] * each.shape[2] for each in planes]
         slots: UInt8Array = np.zeros((num_slots, sum(sizes)), np.uint8)
         own = torch.split(torch.from_numpy(slots), sizes, dim=1)
         parts = [part.view(num_slots, len(each), -1) for part, each in zip(own, planes, strict=True)]
-        return cls(planes, parts, slots)
+        copies = None
+        if memory is not None:
+            copies = SharedCopies(memory, [len(each) for each in planes], planes[0].shape[1])
+        return cls(planes, parts, slots, copies)
 
     @classmethod
     def of_part(cls, kv_cache: torch.Tensor, slots: UInt8Array, part: BlockPart) -> Self:

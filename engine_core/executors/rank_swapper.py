@@ -10,6 +10,7 @@ from ..parallel.ranks import Ranks
 class RankSwapper:
     """See `Swapper`. `swap` may raise `RankLost`."""
 
+    direct_copies = None
     seconds_per_block = 0.0
     """As in `MemorySwapper`: a copy takes far less time than a block takes to compute."""
 

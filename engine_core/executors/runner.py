@@ -21,6 +21,7 @@ from ..sampling.verification import by_entry, gained, positions_of
 from .batch import make_batch, num_sampled
 from .own_drafts import at_known_positions, with_at_most
 from .own_guesser import Computed, OwnGuesser
+from .shared_kv import NewCache, private_cache
 from .warmup_plans import warmup_plans
 
 SCORED_AT_ONCE = 256
@@ -41,6 +42,7 @@ class Runner:
         kv_dtype: torch.dtype,
         platform: Platform,
         sampler: Sampler | None = None,
+        new_cache: NewCache = private_cache,
     ) -> None:
         """`sampler` is there where the model's logits are no whole rows."""
         model = decoder.config
@@ -59,7 +61,7 @@ class Runner:
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
         shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
-        self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=self._device)
+        self._kv_cache = new_cache(shape, kv_dtype, self._device)
         self._guesser: OwnGuesser | None = None
 
     @property

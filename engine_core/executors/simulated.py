@@ -20,6 +20,7 @@ from ..ragged import places
 from ..request import TokenLogprobs
 from ..sampling.verification import NO_TOKEN, gained, positions_of
 from .own_drafts import repeated, with_own_drafts
+from .shared_kv import SharedCopies, SharedMemory
 from .simulated_model import POSITION_SALT, SimulatedModel, UInt64Array, eos_from_of, hashes, mix, noise_of
 from .simulated_swapper import SimulatedSwapper
 
@@ -88,12 +89,16 @@ class SimulatedExecutor:
         self._clock, self._sleep = clock, sleep
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
-        self._kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
+        memory, num_entries = SharedMemory(), config.num_blocks * config.block_size
+        self._kv: UInt64Array = np.zeros(num_entries, np.uint64)
+        if config.shares_kv_cache:
+            self._kv = memory.bytes(self._kv.nbytes).view(np.uint64)
         self.prefill_seconds = timing.seconds_per_prefill_token
         self.swapper = None
         if config.num_swap_slots:
             blocks, late_polls = self._kv.reshape(-1, config.block_size), min(timing.late_polls, MOST_LATE_POLLS)
-            self.swapper = SimulatedSwapper(blocks, config.num_swap_slots, late_polls=late_polls)
+            copies = SharedCopies(memory, [1], config.num_blocks) if config.shares_kv_cache else None
+            self.swapper = SimulatedSwapper(blocks, config.num_swap_slots, late_polls=late_polls, direct_copies=copies)
         self._block_table: Int32Array = np.zeros((num_rows, -(-config.max_model_len // config.block_size)), np.int32)
         self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)

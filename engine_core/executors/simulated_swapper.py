@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from ..executor import SwapPlan, UInt8Array
+from ..executor import DirectCopies, SwapPlan, UInt8Array
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -15,9 +15,16 @@ UInt64Array = npt.NDArray[np.uint64]
 class SimulatedSwapper:
     """See `Swapper`. Blocks are those of a KV cache [num_blocks, block_size]."""
 
-    def __init__(self, kv_blocks: UInt64Array, num_slots: int, *, late_polls: int) -> None:
+    def __init__(
+        self,
+        kv_blocks: UInt64Array,
+        num_slots: int,
+        *,
+        late_polls: int,
+        direct_copies: DirectCopies | None = None,
+    ) -> None:
         """A block that was asked for comes at the `late_polls` + 1st look."""
-        self._kv_blocks, self._late_polls = kv_blocks, late_polls
+        self._kv_blocks, self._late_polls, self.direct_copies = kv_blocks, late_polls, direct_copies
         self._slots: UInt64Array = np.zeros((num_slots, kv_blocks.shape[1]), np.uint64)
         self._coming: deque[tuple[int, UInt64Array]] = deque()
         self._num_loaded = self._num_polls = 0

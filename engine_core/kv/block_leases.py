@@ -1,8 +1,8 @@
 """Blocks that other engines copy from this one's cache and from the tiers behind it, each under a lease.
 
 A lease pins its blocks while they are copied to the link's memory, from where they are sent. It ends when they are
-sent or when the engine that asked is gone, and pins nothing afterwards. Knows hashes, the block pool and slots; knows
-nothing about sockets or requests.
+sent or when the engine that asked is gone, and pins nothing afterwards. Engines of the same host copy from the cache
+itself: see `DirectLeases`. Knows hashes, the block pool and slots; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
@@ -12,22 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
-from .block_source import Owner
+from .direct_leases import DirectLeases, Release
 from .lanes import Lane, ThreadLane
 from .lending import Lender, Read
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
-
-
-class Release(Protocol):
-    def __call__(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
-        """See `BlockLoads.release`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +57,9 @@ class BlockLeases:
     ) -> None:
         """`swapper` has a slot for each of the link's rows from the first on; `lenders` are asked in their order."""
         self._lenders = tuple(lenders)
+        self._direct: DirectLeases | None = None
+        if (copies := swapper.direct_copies) is not None:
+            self._direct = DirectLeases(copies.handle, link, pool, release, lenders)
         self._swapper, self._link, self._pool, self._release = swapper, link, pool, release
         self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
@@ -76,34 +73,51 @@ class BlockLeases:
         self._num_saved = self._num_writing = 0
         self._results: deque[Callable[[], None]] = deque()
         """What jobs did, to be taken note of in the step loop."""
-        self.num_lent = self.num_lent_from_tiers = 0
+        self._num_lent = self.num_lent_from_tiers = 0
         """Blocks that were copied for other engines, and those of them that were not in the KV cache."""
 
     @property
     def is_busy(self) -> bool:
         """Whether `advance` is to be called soon."""
-        return bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
+        is_busy = bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
+        return is_busy or (self._direct is not None and self._direct.is_busy)
 
     @property
     def num_leases(self) -> int:
-        return len(self._leases)
+        return len(self._leases) + (self._direct.num_leases if self._direct is not None else 0)
+
+    @property
+    def num_lent(self) -> int:
+        """Blocks that other engines copied, or had copied for them."""
+        return self._num_lent + (self._direct.num_lent if self._direct is not None else 0)
 
     @property
     def pinned_blocks(self) -> list[int]:
         """Blocks that are held, once for each lease."""
-        return [block for lease in (*self._pinned, *self._copying) for block in lease.blocks]
+        direct = self._direct.pinned_blocks if self._direct is not None else []
+        return [*direct, *(block for lease in (*self._pinned, *self._copying) for block in lease.blocks)]
 
     def lend(self, request: LeaseRequest) -> None:
+        if request.is_direct:
+            self._lend_direct(request)
+            return
         lease = self._leases[request.lease] = _Lease(request)
         self._asked.append(lease)
 
     def end(self, number: int) -> None:
         """Ends a lease; one that is not here has ended already. What is being copied is discarded."""
+        if self._direct is not None:
+            self._direct.end(number)
         if (lease := self._leases.pop(number, None)) is None:
             return
         lease.has_ended = True
         if lease.is_copied:
             self._free_slots.extend(lease.slots)
+
+    def copied(self, number: int) -> None:
+        """Another engine has copied the blocks of a direct lease."""
+        if self._direct is not None:
+            self._direct.copied(number)
 
     def advance(self, planned_step: int, retired_step: int) -> bool:
         """Goes on with every lease. Steps up to `planned_step` were launched, those up to `retired_step` have ended.
@@ -112,7 +126,14 @@ class BlockLeases:
             self._results.popleft()()
         self._pin_asked(planned_step)
         self._copy_pinned(retired_step)
-        return self._release_copied()
+        has_released = self._direct is not None and self._direct.advance(planned_step, retired_step)
+        return self._release_copied() or has_released
+
+    def _lend_direct(self, request: LeaseRequest) -> None:
+        if self._direct is not None:
+            self._direct.lend(request)
+        else:
+            self._link.send(Lent(lease=request.lease, rows=[], before=Claim(key=self._link.key), after=Claim()))
 
     def _pin_asked(self, planned_step: int) -> None:
         while self._asked and self._free_slots:
@@ -192,7 +213,7 @@ class BlockLeases:
         for lender, hashes in lease.held:
             lender.let_go(hashes)
         num_lent = len(lease.blocks) + num_read
-        self.num_lent += num_lent
+        self._num_lent += num_lent
         self.num_lent_from_tiers += num_read
         after = replace(after, hashes=after.hashes[:num_lent], generations=after.generations[:num_lent])
         if lease.has_ended:

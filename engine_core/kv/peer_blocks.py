@@ -2,7 +2,8 @@
 
 A request says which engine is thought to hold the beginning of its prompt. That is advice: a pull brings records with
 a header and a checksum each, and claims of the other engine from before and after it copied them. A block is used only
-where all of that fits; the others are computed. Knows hashes and slots; knows nothing about sockets or requests.
+where all of that fits; the others are computed. Where both engines are of one host, blocks are copied out of the other
+one's KV cache instead: see `DirectPulls`. Knows hashes and slots; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from ..executor import Swapper
 from ..request import Holder
 from . import block_record
 from .block_record import HEADER_LEN
-from .block_source import LoadEnd, Owner, Ticket
+from .block_source import LoadEnd, Outcome, Owner, Ticket
+from .direct_pulls import DirectEnd, DirectPulls
 from .lanes import Lane, ThreadLane
-from .peer_link import PeerLink, Pulled, PullEnd, PullRequest, Wanted
+from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
 
@@ -69,10 +71,19 @@ class PeerBlocks:
         self._numbers = count(1)
         self._results: deque[Callable[[], None]] = deque()
         """What jobs found, to be taken note of in the step loop."""
-        self._costs = ReadCosts(clock)
+        self._costs, self._direct_costs = ReadCosts(clock), ReadCosts(clock)
         self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
-        self.num_pulled = self.num_discarded = 0
-        """Blocks that came and were used, and those that were asked for and did not come whole."""
+        self._costs_of: dict[Ticket, ReadCosts] = {}
+        """Those of its way, for each load that has not ended."""
+        self._direct: DirectPulls | None = None
+        if (copies := swapper.direct_copies) is not None:
+            self._direct = DirectPulls(copies, link)
+            self._direct_costs.assume(copies.seconds_per_block)
+        self._is_direct = False
+        """Whether the way to the engine that `find` spoke of last is direct."""
+        self.num_pulled = self.num_direct = self.num_discarded = 0
+        """Blocks that came and were used, those of them that came directly, and those that were asked for and did not
+        come whole."""
 
     @property
     def has_background_work(self) -> bool:
@@ -81,7 +92,9 @@ class PeerBlocks:
 
     @property
     def seconds_per_block(self) -> float:
-        """Lately, from the pull to the device."""
+        """Lately, from the pull to the device, by the way to the engine that was looked at last."""
+        if self._is_direct:
+            return self._direct_costs.seconds_per_block
         return self._costs.seconds_per_block + self._swapper.seconds_per_block
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
@@ -98,6 +111,7 @@ class PeerBlocks:
     def find(self, hashes: Sequence[bytes]) -> int:
         if not self._hints or (first := self._hints.get(hashes[0])) is None:
             return 0
+        self._is_direct = self._reaches(first.holder)
         for num_found, block_hash in enumerate(hashes):
             hint = self._hints.get(block_hash)
             if hint is None or hint.holder != first.holder:
@@ -105,14 +119,18 @@ class PeerBlocks:
         return len(hashes)
 
     def cost(self, num_blocks: int) -> float:
-        """By the time that pulls took lately; blocks that others wait for come first."""
-        return (self._loads.num_waiting_blocks + num_blocks) * self.seconds_per_block
+        """By the time that pulls took lately; blocks that others wait for come first. Speaks of what `find` found."""
+        num_before = 0 if self._is_direct else self._loads.num_waiting_blocks
+        return (num_before + num_blocks) * self.seconds_per_block
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)
-        self._first_hints[ticket] = self._hints[hashes[0]]
-        self._loads.load(ticket)
-        self._costs.begin(ticket)
+        hint = self._first_hints[ticket] = self._hints[hashes[0]]
+        if self._direct is not None and self._reaches(hint.holder):
+            self._begin(ticket, self._direct_costs)
+            self._direct.pull(next(self._numbers), ticket, hint.holder, self._wanted(hint, hint.parent, hashes))
+        else:
+            self._load_records(ticket)
         return ticket
 
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
@@ -122,6 +140,9 @@ class PeerBlocks:
         self._loads.launch()
 
     def cancel(self, ticket: Ticket) -> None:
+        if self._direct is not None and self._costs_of[ticket] is self._direct_costs:
+            self._direct.cancel(ticket)
+            return
         self._loads.cancel(ticket)
         for number, part in self._pulls.items():
             if part.load.ticket is ticket:
@@ -130,6 +151,8 @@ class PeerBlocks:
     def pulled(self, answer: Pulled) -> None:
         """Takes the link's answer to a pull; a second one to the same pull does not count."""
         if (part := self._pulls.pop(answer.pull, None)) is None:
+            if self._direct is not None:
+                self._direct.pulled(answer)
             return
         if num_claimed := self._num_claimed(part, answer):
             namespace = self._first_hints[part.load.ticket].owner.namespace
@@ -138,12 +161,23 @@ class PeerBlocks:
         else:
             self._results.append(partial(self._note_read, part, 0))
 
+    def placed(self, message: Placed) -> None:
+        """Takes the places of a direct pull's blocks."""
+        if self._direct is not None:
+            self._direct.placed(message)
+
+    def holder_left(self, holder: Holder) -> None:
+        """There is no session with that engine any more."""
+        if self._direct is not None:
+            self._direct.left(holder)
+
     def poll(self) -> list[LoadEnd]:
         while self._results:
             self._results.popleft()()
+        direct = self._poll_direct()
         # Where copies do not take long, what was just taken is there at once.
         self._loads.launch()
-        ends = self._loads.poll()
+        ends = [*direct, *self._loads.poll()]
         for end in ends:
             self._settle(end)
         return ends
@@ -157,24 +191,45 @@ class PeerBlocks:
         for block_hash in end.ticket.hashes:
             self._hints.pop(block_hash, None)
         self.num_pulled += end.num_usable
-        self._costs.end(end.ticket, end.num_usable)
+        self._costs_of.pop(end.ticket).end(end.ticket, end.num_usable)
+
+    def _reaches(self, holder: Holder) -> bool:
+        return self._direct is not None and self._direct.reaches(holder)
+
+    def _begin(self, ticket: Ticket, costs: ReadCosts) -> None:
+        self._costs_of[ticket] = costs
+        costs.begin(ticket)
+
+    def _load_records(self, ticket: Ticket) -> None:
+        self._loads.load(ticket)
+        self._begin(ticket, self._costs)
+
+    def _poll_direct(self) -> list[LoadEnd]:
+        found: list[DirectEnd] = self._direct.poll() if self._direct is not None else []
+        ends = list[LoadEnd]()
+        for end in found:
+            hashes = end.ticket.hashes[: end.num_usable]
+            if end.goes_by_records:
+                self._costs_of.pop(end.ticket).end(end.ticket, 0)
+                self._load_records(end.ticket)
+            elif end.is_cancelled:
+                ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))
+            else:
+                self.num_direct += len(hashes)
+                self.num_discarded += len(end.ticket.hashes) - len(hashes)
+                ends.append(LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes))
+        return ends
+
+    def _wanted(self, hint: _Hint, parent: bytes, hashes: Sequence[bytes]) -> Wanted:
+        return Wanted(key=self._link.key, owner=hint.owner, parent=parent, hashes=list(hashes))
 
     def _pull(self, part: Part) -> None:
         number, hint = next(self._numbers), self._first_hints[part.load.ticket]
         self._pulls[number] = part
-        self._link.send(
-            PullRequest(
-                pull=number,
-                holder=hint.holder,
-                wanted=Wanted(
-                    key=self._link.key,
-                    owner=hint.owner,
-                    parent=part.load.ticket.hashes[part.start - 1] if part.start else hint.parent,
-                    hashes=list(part.hashes),
-                ),
-                rows=[self._first_row + slot for slot in part.slots],
-            )
-        )
+        parent = part.load.ticket.hashes[part.start - 1] if part.start else hint.parent
+        wanted = self._wanted(hint, parent, part.hashes)
+        rows = [self._first_row + slot for slot in part.slots]
+        self._link.send(PullRequest(pull=number, holder=hint.holder, wanted=wanted, rows=rows))
 
     def _num_claimed(self, part: Part, answer: Pulled) -> int:
         """Leading blocks that the other engine held, of the same key and unchanged, until they were copied."""

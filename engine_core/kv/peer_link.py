@@ -57,6 +57,16 @@ class PullRequest:
     wanted: Wanted
     rows: list[int]
     """Rows of the buffers for the records; the link may write to them until it has answered."""
+    is_direct: bool = False
+    """Whether no records are wanted but places, from which this engine copies by itself: the link says `Placed`, hears
+    `PullCopied` and answers then. It answers at once where there are no places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullCopied:
+    """To the link: the blocks of a direct pull were copied. Their claim is to be made again."""
+
+    pull: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +86,39 @@ class Pulled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where blocks lie in an engine's KV cache."""
+
+    handle: bytes
+    """What the cache is opened by: see `DirectCopies`."""
+    blocks: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """From the link: the blocks of a direct pull lie at these places, and stay there while the pull is open."""
+
+    pull: int
+    before: Claim
+    places: Places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HolderLeft:
+    """From the link: the session with an engine is over, since nothing was pulled for long or since it is gone."""
+
+    holder: Holder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequest:
-    """From the link: another engine asks for blocks. Answered by one `Lent`, unless the lease ends before."""
+    """From the link: another engine asks for blocks. Answered by one `Lent`, unless the lease ends before; a direct
+    one by one with places, and a second one behind `LeaseCopied`, or by one without."""
 
     lease: int
     """Names the lease; never used again."""
     wanted: Wanted
+    is_direct: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +129,15 @@ class Lent:
     rows: list[int]
     before: Claim
     after: Claim
+    places: Places | None = None
+    """Of a direct lease: where the blocks are while it lasts. `after` is still to come then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseCopied:
+    """From the link: the other engine has copied the blocks from their places."""
+
+    lease: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +147,8 @@ class LeaseEnd:
     lease: int
 
 
-ToLink = PullRequest | PullEnd | Lent
-FromLink = Pulled | LeaseRequest | LeaseEnd
+ToLink = PullRequest | PullCopied | PullEnd | Lent
+FromLink = Placed | Pulled | HolderLeft | LeaseRequest | LeaseCopied | LeaseEnd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..executor import Swapper, SwapPlan, UInt8Array
+from ..executor import DirectCopies, Swapper, SwapPlan, UInt8Array
 
 
 class SwapperParts:
@@ -43,6 +43,10 @@ class SwapperPart:
     @property
     def seconds_per_block(self) -> float:
         return self._whole.swapper.seconds_per_block
+
+    @property
+    def direct_copies(self) -> DirectCopies | None:
+        return self._whole.swapper.direct_copies
 
     def swap(self, plan: SwapPlan) -> None:
         self._whole.swap(

@@ -9,10 +9,11 @@ from ..executor import Executor
 from ..options import ExecutorOptions, ModelFacts
 from ..step_output import EngineLoad, PeerUse
 from .block_files import BlockFiles
-from .block_leases import BlockLeases, Release
+from .block_leases import BlockLeases
 from .block_pool import BlockPool
 from .block_record import kv_key
 from .block_source import BlockSource
+from .direct_leases import Release
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
 from .lending import Lender
@@ -82,6 +83,7 @@ class Tiers:
                 num_pulled=self.peers.num_pulled * self._block_size,
                 num_lent=self.leases.num_lent * self._block_size,
                 num_lent_from_tiers=self.leases.num_lent_from_tiers * self._block_size,
+                num_direct=self.peers.num_direct * self._block_size,
                 num_discarded=self.peers.num_discarded,
                 num_leases=self.leases.num_leases,
                 seconds_per_token=self.peers.seconds_per_block / self._block_size,

@@ -157,10 +157,12 @@ class Scheduler:
             self._yielding.note_released()
         return has_settled
 
-    def lend(self, leases: BlockLeases) -> None:
-        """Advances the leases of blocks that other engines copy from here, and that stay as they are meanwhile."""
-        if leases.advance(self._planned_step, self._retired_step):
+    def lend(self, leases: BlockLeases) -> bool:
+        """Advances the leases of blocks that other engines copy from here, and that stay as they are meanwhile. Whether
+        blocks came free, which may be what a request waits for."""
+        if has_released := leases.advance(self._planned_step, self._retired_step):
             self._yielding.note_released()
+        return has_released
 
     def roll_back(self, rows: Rows, reserved: Int32Array, gained: Int32Array) -> None:
         """Gives back the blocks and the credit of tokens that a step with drafts reserved for rows[i], reserved[i] of

@@ -27,6 +27,7 @@ from .mask_table import Int32Array, create_mask_memory, map_masks
 from .messages import (
     BlocksLent,
     Command,
+    CopiedPull,
     EndPull,
     Ends,
     Failed,
@@ -277,7 +278,7 @@ class CoreClient:
                 structlog.get_logger().info("prepared")
             case Ranks():
                 self.rank_figures = report.figures
-            case PullBlocks() | EndPull() | BlocksLent():
+            case PullBlocks() | EndPull() | CopiedPull() | BlocksLent():
                 if self._hear_peers is not None:
                     self._hear_peers(report)
             case Failed():

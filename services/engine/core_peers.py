@@ -5,11 +5,11 @@ from __future__ import annotations
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.kv.block_record import HEADER_LEN
-from headwater.engine_core.kv.peer_link import Lent, PeerLink, PullEnd, PullRequest, ToLink
+from headwater.engine_core.kv.peer_link import Lent, PeerLink, PullCopied, PullEnd, PullRequest, ToLink
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.ring import RingWriter
 
-from .messages import BlocksLent, EndPull, PullBlocks, ToPeers, encode
+from .messages import BlocksLent, CopiedPull, EndPull, PullBlocks, ToPeers, encode
 from .peer_records import map_records
 
 
@@ -25,5 +25,7 @@ def _report_of(message: ToLink) -> ToPeers:
             return PullBlocks(message)
         case PullEnd():
             return EndPull(message)
+        case PullCopied():
+            return CopiedPull(message)
         case Lent():
             return BlocksLent(message)

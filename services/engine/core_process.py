@@ -217,6 +217,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         kv_disk_dir=settings.kv_disk_dir,
         kv_disk_memory=settings.kv_disk_memory,
         kv_peer_memory=settings.kv_peer_memory,
+        kv_peer_direct=settings.kv_peer_direct,
         kv_cache_dtype=settings.kv_cache_dtype,
         activation_dtype=settings.activation_dtype,
         quantization=settings.quantization,

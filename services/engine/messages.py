@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.engine_core.kv.peer_link import LeaseEnd, LeaseRequest, Lent, Pulled, PullEnd, PullRequest
+from headwater.engine_core.kv.peer_link import (
+    HolderLeft,
+    LeaseCopied,
+    LeaseEnd,
+    LeaseRequest,
+    Lent,
+    Placed,
+    PullCopied,
+    Pulled,
+    PullEnd,
+    PullRequest,
+)
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.ring import RingEnd
@@ -61,6 +72,14 @@ class BlocksPulled(msgspec.Struct, tag="pulled", array_like=True):
     message: Pulled
 
 
+class BlocksPlaced(msgspec.Struct, tag="placed", array_like=True):
+    message: Placed
+
+
+class HolderGone(msgspec.Struct, tag="holder_gone", array_like=True):
+    message: HolderLeft
+
+
 class LendBlocks(msgspec.Struct, tag="lend", array_like=True):
     message: LeaseRequest
 
@@ -69,7 +88,11 @@ class EndLease(msgspec.Struct, tag="end_lease", array_like=True):
     message: LeaseEnd
 
 
-FromPeers = BlocksPulled | LendBlocks | EndLease
+class CopiedLease(msgspec.Struct, tag="copied_lease", array_like=True):
+    message: LeaseCopied
+
+
+FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
 OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
 Command = OfRequests | FromPeers
 
@@ -152,11 +175,15 @@ class EndPull(msgspec.Struct, tag="end_pull", array_like=True):
     message: PullEnd
 
 
+class CopiedPull(msgspec.Struct, tag="copied_pull", array_like=True):
+    message: PullCopied
+
+
 class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
     message: Lent
 
 
-ToPeers = PullBlocks | EndPull | BlocksLent
+ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
 Report = Progress | Ready | Failed | Step | Idle | Prepared | Ranks | ToPeers
 
 

@@ -164,6 +164,9 @@ class EngineCollector(Collector):
         yield self._counter("kv_pulled_tokens", "Tokens pulled from other engines", peers.num_pulled)
         yield self._counter("kv_lent_tokens", "Tokens copied for other engines", peers.num_lent)
         yield self._counter(
+            "kv_pulled_directly_tokens", "Pulled tokens that were copied out of another KV cache", peers.num_direct
+        )
+        yield self._counter(
             "kv_lent_from_tiers_tokens", "Lent tokens from host memory or the disk", peers.num_lent_from_tiers
         )
         yield self._counter(

@@ -16,7 +16,7 @@ from itertools import count
 import structlog
 
 from headwater.engine_core.kv.block_source import Owner
-from headwater.engine_core.kv.peer_link import Claim, LeaseEnd, LeaseRequest, Lent, Wanted
+from headwater.engine_core.kv.peer_link import Claim, LeaseCopied, LeaseEnd, LeaseRequest, Lent, Wanted
 from headwater.proto import blocks_pb2 as pb
 
 from ..runtime.session.answering import AnsweringEnd
@@ -87,6 +87,9 @@ class LeaseSession:
             else:
                 # Another incarnation is meant: nothing of it is here.
                 self.on_lent(pull.pull_id, Lent(lease=0, rows=[], before=Claim(), after=Claim()))
+        for pull_id in frame.copied:
+            if (lease := self._leases.get(pull_id)) is not None:
+                self._owner.copied(lease)
         for pull_id in frame.ended:
             self._queue = deque(each for each in self._queue if each.pull_id != pull_id)
             self._end_lease(pull_id)
@@ -99,6 +102,11 @@ class LeaseSession:
         frame = pb.BlockFrame(pull_id=sending.pull_id)
         if not sending.num_bytes:
             frame.before.CopyFrom(claim_to_pb(lent.before))
+        if lent.places is not None:
+            # The lease goes on: `after` is to come.
+            frame.places.CopyFrom(pb.Places(handle=lent.places.handle, blocks=lent.places.blocks))
+            self._queue.popleft()
+            return frame
         frame.records = self._owner.read(lent, sending.num_bytes)
         sending.num_bytes += len(frame.records)
         if sending.num_bytes == self._owner.num_bytes(lent):
@@ -113,16 +121,18 @@ class LeaseSession:
 
 
 class PeerLeases:
-    """Sessions of all engines that copy blocks from this one. `lend` and `end` reach the core."""
+    """Sessions of all engines that copy blocks from this one. `lend`, `copied` and `end` reach the core."""
 
     def __init__(
         self,
         epoch: int,
         records: UInt8Array,
+        *,
         lend: Callable[[LeaseRequest], None],
+        copied: Callable[[LeaseCopied], None],
         end: Callable[[LeaseEnd], None],
     ) -> None:
-        self.epoch, self._records, self._lend, self._end = epoch, records, lend, end
+        self.epoch, self._records, self._lend, self._copied, self._end = epoch, records, lend, copied, end
         self._sessions: set[LeaseSession] = set()
         self._asked: dict[int, tuple[LeaseSession, int]] = {}
         """By lease: whose it is, and for which pull."""
@@ -158,8 +168,11 @@ class PeerLeases:
         self._asked[lease] = session, pull.pull_id
         owner = Owner(pull.namespace, pull.tenant)
         wanted = Wanted(key=pull.key, owner=owner, parent=pull.parent, hashes=list(pull.block_hashes))
-        self._lend(LeaseRequest(lease=lease, wanted=wanted))
+        self._lend(LeaseRequest(lease=lease, wanted=wanted, is_direct=pull.direct))
         return lease
+
+    def copied(self, lease: int) -> None:
+        self._copied(LeaseCopied(lease=lease))
 
     def on_lent(self, lent: Lent) -> None:
         """The core has copied what it has. Of a lease that has ended, nothing is sent."""

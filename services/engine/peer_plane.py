@@ -12,7 +12,20 @@ from headwater.proto import blocks_pb2 as pb
 from headwater.proto import blocks_pb2_grpc
 
 from ..runtime.tasks import owned_task
-from .messages import BlocksLent, BlocksPulled, Command, EndLease, EndPull, LendBlocks, PullBlocks, ToPeers
+from .messages import (
+    BlocksLent,
+    BlocksPlaced,
+    BlocksPulled,
+    Command,
+    CopiedLease,
+    CopiedPull,
+    EndLease,
+    EndPull,
+    HolderGone,
+    LendBlocks,
+    PullBlocks,
+    ToPeers,
+)
 from .peer_leases import PeerLeases
 from .peer_pulls import PeerPulls
 from .peer_records import UInt8Array
@@ -30,9 +43,18 @@ class PeerPlane:
     """Use within `running`."""
 
     def __init__(self, core: Core, epoch: int, records: UInt8Array) -> None:
-        self.pulls = PeerPulls(records, lambda pulled: core.send(BlocksPulled(pulled)))
+        self.pulls = PeerPulls(
+            records,
+            answer=lambda pulled: core.send(BlocksPulled(pulled)),
+            place=lambda placed: core.send(BlocksPlaced(placed)),
+            leave=lambda left: core.send(HolderGone(left)),
+        )
         self.leases = PeerLeases(
-            epoch, records, lambda request: core.send(LendBlocks(request)), lambda end: core.send(EndLease(end))
+            epoch,
+            records,
+            lend=lambda request: core.send(LendBlocks(request)),
+            copied=lambda copied: core.send(CopiedLease(copied)),
+            end=lambda end: core.send(EndLease(end)),
         )
 
     @contextlib.asynccontextmanager
@@ -51,6 +73,8 @@ class PeerPlane:
                 self.pulls.pull(message)
             case EndPull(message):
                 self.pulls.end_pull(message)
+            case CopiedPull(message):
+                self.pulls.copied(message)
             case BlocksLent(message):
                 self.leases.on_lent(message)
 

@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from headwater.engine_core.kv.peer_link import Claim, Pulled, PullEnd, PullRequest
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    HolderLeft,
+    Placed,
+    Places,
+    PullCopied,
+    Pulled,
+    PullEnd,
+    PullRequest,
+)
+from headwater.engine_core.request import Holder
 from headwater.proto import blocks_pb2 as pb
 from headwater.proto import blocks_pb2_grpc
 
@@ -43,11 +53,19 @@ class _OpenPull:
 class PullSession:
     """Pulls from one engine, until the session breaks or nothing was pulled for long."""
 
-    def __init__(self, address: str, epoch: int, records: UInt8Array, answer: Callable[[Pulled], None]) -> None:
-        self.address, self._epoch, self._records, self._answer = address, epoch, records, answer
+    def __init__(
+        self,
+        address: str,
+        epoch: int,
+        records: UInt8Array,
+        answer: Callable[[Pulled], None],
+        place: Callable[[Placed], None],
+    ) -> None:
+        self.address, self._epoch, self._records, self._answer, self._place = address, epoch, records, answer, place
         self._pulls: dict[int, _OpenPull] = {}
         self._queue: deque[PullRequest] = deque()
         self._ended: list[int] = []
+        self._copied: list[int] = []
         self._is_sign_due = False
         self._num_idle = self._num_silent = 0
         self._end: CallingEnd[pb.PullFrame, pb.BlockFrame] = CallingEnd(self._next_frame, self._on_frame)
@@ -56,6 +74,12 @@ class PullSession:
         self._pulls[request.pull] = _OpenPull(request)
         self._queue.append(request)
         self._end.wake()
+
+    def copied(self, number: int) -> None:
+        """The blocks of a direct pull were copied."""
+        if number in self._pulls:
+            self._copied.append(number)
+            self._end.wake()
 
     def end_pull(self, number: int) -> None:
         """Nobody waits for it: it is answered at once, and what still comes of it is dropped."""
@@ -89,12 +113,12 @@ class PullSession:
             structlog.get_logger().warning("an engine that blocks are pulled from is silent", address=self.address)
 
     def _next_frame(self) -> pb.PullFrame | None:
-        if not (self._queue or self._ended or self._is_sign_due):
+        if not (self._queue or self._ended or self._copied or self._is_sign_due):
             return None
         asked = [self._queue.popleft() for _ in range(min(MAX_PULLS, len(self._queue)))]
         pulls = [pull_to_pb(request, self._epoch) for request in asked if request.pull in self._pulls]
-        frame = pb.PullFrame(pulls=pulls, ended=self._ended)
-        self._ended, self._is_sign_due = [], False
+        frame = pb.PullFrame(pulls=pulls, ended=self._ended, copied=self._copied)
+        self._ended, self._copied, self._is_sign_due = [], [], False
         return frame
 
     def _on_frame(self, frame: pb.BlockFrame) -> None:
@@ -104,10 +128,14 @@ class PullSession:
             return
         if frame.HasField("before"):
             pull.before = claim_of(frame.before)
+        if frame.HasField("places"):
+            places = Places(handle=frame.places.handle, blocks=list(frame.places.blocks))
+            self._place(Placed(pull=frame.pull_id, before=pull.before, places=places))
+            return
         self._store(pull, frame.records)
         if frame.HasField("after"):
             del self._pulls[frame.pull_id]
-            is_whole = pull.num_bytes == len(pull.before.hashes) * self._records.shape[1]
+            is_whole = pull.request.is_direct or pull.num_bytes == len(pull.before.hashes) * self._records.shape[1]
             after = claim_of(frame.after) if is_whole else Claim()
             self._answer(Pulled(pull=frame.pull_id, before=pull.before, after=after))
 
@@ -127,8 +155,16 @@ class PullSession:
 class PeerPulls:
     """Sessions with all engines that blocks are pulled from; each begins with its first pull."""
 
-    def __init__(self, records: UInt8Array, answer: Callable[[Pulled], None]) -> None:
-        self._records, self._answer = records, answer
+    def __init__(
+        self,
+        records: UInt8Array,
+        *,
+        answer: Callable[[Pulled], None],
+        place: Callable[[Placed], None],
+        leave: Callable[[HolderLeft], None],
+    ) -> None:
+        """Each answers to the core: of a pull, of places of a direct one, and of a session that is over."""
+        self._records, self._answer, self._place, self._leave = records, answer, place, leave
         self._sessions: dict[tuple[str, int], PullSession] = {}
         self._session_of: dict[int, PullSession] = {}
         """By number of each pull that is open."""
@@ -141,13 +177,19 @@ class PeerPulls:
         session = self._session_of[request.pull] = self._to(request.holder.address, request.holder.epoch)
         session.pull(request)
 
+    def copied(self, message: PullCopied) -> None:
+        if (session := self._session_of.get(message.pull)) is not None:
+            session.copied(message.pull)
+
     def end_pull(self, message: PullEnd) -> None:
         if (session := self._session_of.get(message.pull)) is not None:
             session.end_pull(message.pull)
 
     def _to(self, address: str, epoch: int) -> PullSession:
         if (session := self._sessions.get((address, epoch))) is None:
-            session = self._sessions[address, epoch] = PullSession(address, epoch, self._records, self._on_answer)
+            session = self._sessions[address, epoch] = PullSession(
+                address, epoch, self._records, self._on_answer, self._place
+            )
             task = asyncio.ensure_future(self._run(session, (address, epoch)))
             task.add_done_callback(log_failure)
             self._tasks.add(task)
@@ -160,6 +202,8 @@ class PeerPulls:
             await session.run()
         finally:
             del self._sessions[key]
+            address, epoch = key
+            self._leave(HolderLeft(holder=Holder(address=address, epoch=epoch, num_tokens=0)))
 
     def _on_answer(self, pulled: Pulled) -> None:
         del self._session_of[pulled.pull]
@@ -176,6 +220,7 @@ def pull_to_pb(request: PullRequest, epoch: int) -> pb.Pull:
         tenant=wanted.owner.tenant,
         parent=wanted.parent,
         block_hashes=wanted.hashes,
+        direct=request.is_direct,
     )
 
 

@@ -28,6 +28,7 @@ CHOICES = {
     "speculation": MODES,
     "role": ROLES,
     "numerics": NUMERICS,
+    "kv_peer_direct": ("auto", "off"),
 }
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 ONE_IF_SIMULATED = "1 with --executor simulated"
@@ -66,6 +67,9 @@ class EngineSettings(StageSecuritySettings):
     kv_disk_memory: int = setting(16 << 30, "bytes that an engine's prefixes may take there")
     kv_peer_memory: int = setting(
         0, "bytes of host memory through which prefixes go from and to other engines of the model; 0: none do"
+    )
+    kv_peer_direct: str = setting(
+        "auto", "auto (engines of one host copy prefixes out of each other's KV caches) or off (all of them as records)"
     )
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     activation_dtype: str = setting(

@@ -91,7 +91,11 @@ class StackPlan:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
         gpus, num_ranks = visible.split(","), self.settings.num_ranks
         first = place % max(1, len(gpus) // num_ranks) * num_ranks
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + num_ranks])} | servers
+        own = gpus[first : first + num_ranks]
+        if self.settings.joins_engines:
+            # A GPU copies blocks from those that its process sees; its own ones come first.
+            own += [gpu for gpu in gpus if gpu not in own]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own)} | servers
 
     @property
     def device(self) -> str:

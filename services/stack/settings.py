@@ -42,6 +42,7 @@ CHOICES = {
     "quantization": QUANTIZATIONS,
     "speculation": MODES,
     "numerics": NUMERICS,
+    "kv_peer_direct": ("auto", "off"),
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
 LEAST |= {"prefill_replicas": 1, "decode_replicas": 1}
@@ -112,6 +113,7 @@ class StackSettings:
     kv_disk_dir: Path | None = engine_flag("kv_disk_dir", "Folder for prefixes that outlive memory and restarts.")
     kv_disk_memory: int = engine_flag("kv_disk_memory", "Bytes that each engine may take there.")
     kv_peer_memory: int = engine_flag("kv_peer_memory", "Bytes of each engine for prefixes from and to others.")
+    kv_peer_direct: str = engine_flag("kv_peer_direct", "Copies between caches of one host: auto or off.")
     gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
     max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
     served_model_name: str | None = flag(None, "What clients ask for.")
@@ -188,6 +190,11 @@ class StackSettings:
         if self.prefill_replicas is None or self.decode_replicas is None:
             return None
         return self.prefill_replicas + self.decode_replicas
+
+    @property
+    def joins_engines(self) -> bool:
+        """Whether engines copy blocks from each other."""
+        return bool(self.kv_peer_memory) or self.num_split is not None
 
     def role_flags(self, idx: int) -> list[str]:
         """Of an engine: the first ones compute prompts. Engines that go on behind others need a way to their blocks."""

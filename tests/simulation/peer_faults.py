@@ -35,6 +35,8 @@ class Outcome:
     num_lent_tokens: int
     num_lent_from_tiers: int
     """Blocks."""
+    num_direct: int
+    """Pulls that were told places."""
     num_discarded: int
     num_preemptions: int
     num_deaths: int
@@ -48,12 +50,15 @@ class Run:
         self.rng = rng = random.Random(seed)
         self.link = LinkTwin(rng, fault_chance=rng.choice([0.0, 0.3, 0.7]), most_delay=rng.choice([0, 2, 50]))
         self.epochs, self.keys = count(1), count()
+        self.is_direct = rng.random() < 0.5
         self.answers: list[Answer] = []
         self.dead: list[Replica] = []
         self.link.replicas = [self._start(number) for number in range(NUM_ENGINES)]
 
     def _start(self, number: int) -> Replica:
-        return Replica(number, next(self.epochs), self.rng, self.link)
+        # One that is of another host is beside one that is not, in some seeds.
+        is_direct = self.is_direct and self.rng.random() < 0.9
+        return Replica(number, next(self.epochs), self.rng, self.link, is_direct=is_direct)
 
     def run(self) -> Outcome:
         for _ in range(5):
@@ -74,6 +79,7 @@ class Run:
             num_pulled_tokens=sum(each.peers.num_pulled * BLOCK_SIZE for each in everyone),
             num_lent_tokens=sum(each.leases.num_lent * BLOCK_SIZE for each in everyone),
             num_lent_from_tiers=sum(each.leases.num_lent_from_tiers for each in everyone),
+            num_direct=self.link.num_direct,
             num_discarded=sum(each.peers.num_discarded for each in everyone),
             num_preemptions=sum(each.engine.load().num_preemptions for each in everyone),
             num_deaths=len(self.dead),

@@ -16,6 +16,7 @@ import numpy as np
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import UInt8Array
+from headwater.engine_core.executors import shared_kv
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases, disk_blocks, peer_blocks
 from headwater.engine_core.kv.block_leases import BlockLeases
@@ -23,10 +24,15 @@ from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import (
     Claim,
+    HolderLeft,
+    LeaseCopied,
     LeaseEnd,
     LeaseRequest,
     Lent,
     PeerLink,
+    Placed,
+    Places,
+    PullCopied,
     Pulled,
     PullEnd,
     PullRequest,
@@ -40,6 +46,8 @@ from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Fault
 BLOCK_BYTES = 8 * BLOCK_SIZE
 KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
 FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half")
+"""Of a direct pull, "torn" and "stale" are what the other engine says of its blocks before they are copied, and
+"foreign" is a place that cannot be opened."""
 
 
 @dataclass(slots=True)
@@ -64,12 +72,14 @@ class Transfer:
 class Replica:
     """One incarnation of an engine. What is sent to a dead one is lost."""
 
-    def __init__(self, number: int, epoch: int, rng: random.Random, link: LinkTwin) -> None:
+    def __init__(self, number: int, epoch: int, rng: random.Random, link: LinkTwin, *, is_direct: bool) -> None:
+        """`is_direct`: whether others may copy out of its KV cache, and it out of theirs."""
         self.number, self.epoch, self.is_alive = number, epoch, True
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
             num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 3, 9]),
             num_peer_blocks=rng.choice([2, 5, 12]),
+            shares_kv_cache=is_direct,
             num_host_blocks=rng.choice([0, 0, 2, 4]),
             num_staged_blocks=rng.choice([0, 4, 12]),
             max_model_len=MAX_MODEL_LEN,
@@ -79,15 +89,18 @@ class Replica:
             async_depth=rng.randint(1, 4),
         )
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
-        self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
+        self.lanes = [
+            FaultyLane(rng, in_order=each == "writes") for each in ("direct", "pulls", "lends", "writes", "reads")
+        ]
+        with patch.object(shared_kv, "ThreadLane", return_value=self.lanes[0]):
+            self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
         self.records: UInt8Array = np.zeros((self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8)
-        self.lanes = [FaultyLane(rng, in_order=each == "writes") for each in ("pulls", "lends", "writes", "reads")]
         self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
         peer_link = PeerLink(key=KEY, records=self.records, send=lambda message: link.send(self, message))
         with (
-            patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[0]),
-            patch.object(block_leases, "ThreadLane", return_value=self.lanes[1]),
-            patch.object(disk_blocks, "ThreadLane", side_effect=self.lanes[2:]),
+            patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[1]),
+            patch.object(block_leases, "ThreadLane", return_value=self.lanes[2]),
+            patch.object(disk_blocks, "ThreadLane", side_effect=self.lanes[3:]),
         ):
             self.engine = Engine(
                 self.config,
@@ -163,6 +176,10 @@ class LinkTwin:
         self._transfers: dict[int, Transfer] = {}
         """By lease."""
         self._old_records: list[UInt8Array] = []
+        self._ended: set[tuple[int, int]] = set()
+        """Pulls that nobody waits for any more, by incarnation and number."""
+        self.num_direct = 0
+        """Pulls that were told places."""
 
     @property
     def is_idle(self) -> bool:
@@ -180,6 +197,8 @@ class LinkTwin:
         for transfer in list(self._transfers.values()):
             if dead is transfer.owner:
                 self._answer(transfer, Claim(), Claim())
+                left = HolderLeft(holder=transfer.request.holder)
+                self._later(partial(transfer.puller.engine.take, left))
             elif dead is transfer.puller:
                 self._end_lease(transfer)
 
@@ -188,9 +207,18 @@ class LinkTwin:
             case PullRequest():
                 self._later(lambda: self._ask(sender, message))
             case PullEnd(pull=pull):
+                self._ended.add((sender.epoch, pull))
                 for transfer in list(self._transfers.values()):
                     if transfer.puller is sender and transfer.request.pull == pull:
                         self._answer(transfer, Claim(), Claim())
+            case PullCopied(pull=pull):
+                for transfer in self._transfers.values():
+                    if transfer.puller is sender and transfer.request.pull == pull:
+                        copied = LeaseCopied(lease=transfer.lease)
+                        self._later(partial(transfer.owner.engine.take, copied))
+            case Lent(places=Places()):
+                if (found := self._transfers.get(message.lease)) is not None:
+                    self._later(partial(self._place, found, message))
             case Lent():
                 if (found := self._transfers.get(message.lease)) is not None:
                     self._later(partial(self._carry, found, message))
@@ -199,19 +227,41 @@ class LinkTwin:
         self._due.append((self.now + 1 + self._rng.randint(0, self._most_delay), next(self._order), event))
 
     def _ask(self, puller: Replica, request: PullRequest) -> None:
+        if puller not in self.replicas:
+            # What it asked was lost with it.
+            return
         owner = self.replicas[int(request.holder.address)]
         fault = self._rng.choice(FAULTS) if self._rng.random() < self._fault_chance else ""
         transfer = Transfer(puller, owner, request, next(self._leases), fault)
         self.faults[fault] += 1
-        if owner.epoch != request.holder.epoch or fault == "lost":
+        has_ended = (puller.epoch, request.pull) in self._ended
+        if has_ended or owner.epoch != request.holder.epoch or fault == "lost":
             self._answer(transfer, Claim(), Claim())
             return
         self._transfers[transfer.lease] = transfer
-        owner.engine.take(LeaseRequest(lease=transfer.lease, wanted=request.wanted))
+        lease = LeaseRequest(lease=transfer.lease, wanted=request.wanted, is_direct=request.is_direct)
+        owner.engine.take(lease)
         if fault == "outlived":
             # The owner hears nothing of the puller and ends the lease; what was copied by then still arrives.
             self._later(lambda: owner.engine.take(LeaseEnd(lease=transfer.lease)))
             self._later(lambda: self._later(lambda: self._answer(transfer, Claim(), Claim())))
+
+    def _place(self, transfer: Transfer, lent: Lent) -> None:
+        if transfer.is_answered:
+            return
+        before, places = lent.before, lent.places
+        assert places is not None
+        self.num_direct += 1
+        if transfer.fault == "foreign":
+            places = Places(handle=b"", blocks=places.blocks)
+        elif transfer.fault == "torn":
+            before = Claim(key=before.key, hashes=before.hashes[:1], generations=before.generations[:1])
+        elif transfer.fault == "stale":
+            before = Claim(key=before.key, hashes=before.hashes[::-1], generations=before.generations)
+        placed = Placed(pull=transfer.request.pull, before=before, places=places)
+        transfer.puller.engine.take(placed)
+        if transfer.fault == "doubled":
+            transfer.puller.engine.take(placed)
 
     def _carry(self, transfer: Transfer, lent: Lent) -> None:
         if transfer.is_answered:

@@ -35,6 +35,7 @@ def check_seeds(seeds: range) -> Counter[str]:
         seen["pulled"] += outcome.num_pulled_tokens
         seen["lent"] += outcome.num_lent_tokens
         seen["lent from tiers"] += outcome.num_lent_from_tiers
+        seen["direct"] += outcome.num_direct
         seen["discarded"] += outcome.num_discarded
         seen["preempted"] += outcome.num_preemptions
         seen["deaths"] += outcome.num_deaths
@@ -45,7 +46,10 @@ def check_seeds(seeds: range) -> Counter[str]:
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500))
     assert (
-        min(seen[name] for name in (*FAULTS, "pulled", "lent", "lent from tiers", "discarded", "preempted", "deaths"))
+        min(
+            seen[name]
+            for name in (*FAULTS, "pulled", "lent", "lent from tiers", "direct", "discarded", "preempted", "deaths")
+        )
         > 0
     )
 

@@ -27,7 +27,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
         "quantization",
-        *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory"),
+        *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
         *("tensor_parallel_size", "pipeline_parallel_size"),

@@ -75,8 +75,9 @@ def tiers(start: pb.Start) -> dict[str, int]:
     return dict(start.cached_by_tier)
 
 
-async def test_an_engine_pulls_what_another_one_has_and_answers_the_same() -> None:
-    async with peer() as owner, peer() as puller:
+@pytest.mark.parametrize("way", ["auto", "off"])
+async def test_an_engine_pulls_what_another_one_has_and_answers_the_same(way: str) -> None:
+    async with peer() as owner, peer(f"--kv-peer-direct={way}") as puller:
         await owner.ask(ASKED[0])
         start = await puller.ask(ASKED[0], holder=owner.holds())
         assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {"peer": NUM_CACHED})
@@ -84,6 +85,7 @@ async def test_an_engine_pulls_what_another_one_has_and_answers_the_same() -> No
         start = await puller.ask(ASKED[0], holder=owner.holds())
         assert (start.cached_tokens, tiers(start)) == (NUM_CACHED, {})
         assert await puller.metric("kv_pulled_tokens_total") == NUM_CACHED
+        assert await puller.metric("kv_pulled_directly_tokens_total") == (NUM_CACHED if way == "auto" else 0)
         assert await owner.metric("kv_lent_tokens_total") == NUM_CACHED
         assert await held(puller.client) >= set(block_hashes(bytes(16), ASKED[0], BLOCK_SIZE))
 

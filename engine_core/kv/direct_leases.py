@@ -1,0 +1,145 @@
+"""Blocks of this engine's KV cache that engines of the same host copy from where they lie.
+
+A lease pins its blocks until the other engine says that it has copied them, or until the link says that it is gone.
+Whatever a copy read that outlived its lease, the other engine discards: no second claim is made for it. Knows hashes
+and the block pool; knows nothing about sockets or requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Protocol
+
+from .block_pool import BlockPool
+from .block_source import Owner
+from .lending import Lender
+from .peer_link import Claim, LeaseRequest, Lent, PeerLink, Places
+
+MOST_PINNED = 0.5
+"""Share of the KV cache that leases pin at most; others wait for their turn."""
+
+
+class Release(Protocol):
+    def __call__(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
+        """See `BlockLoads.release`."""
+
+
+@dataclass(slots=True, eq=False)
+class _Lease:
+    request: LeaseRequest
+    hashes: list[bytes] = field(default_factory=list)
+    """Leading ones of those that were asked for, whose blocks are pinned."""
+    blocks: list[int] = field(default_factory=list)
+    before: Claim = field(default_factory=Claim)
+    after_step: int = 0
+    """The step that the blocks may be read after."""
+
+
+class DirectLeases:
+    """Leases in the order in which they were asked for."""
+
+    def __init__(
+        self, handle: bytes, link: PeerLink, pool: BlockPool, release: Release, lenders: Sequence[Lender]
+    ) -> None:
+        """`lenders` hold blocks that are not in the KV cache."""
+        self._handle, self._link, self._pool, self._release = handle, link, pool, release
+        self._lenders, self._most_pinned = tuple(lenders), max(1, int(MOST_PINNED * len(pool.ref_counts)))
+        self._asked: deque[_Lease] = deque()
+        self._pinned: dict[int, _Lease] = {}
+        """Leases whose blocks are still to be computed by steps in flight."""
+        self._open: dict[int, _Lease] = {}
+        """Leases whose blocks are being copied, by their number."""
+        self._has_released = False
+        self.num_lent = 0
+        """Blocks that were copied by other engines."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `advance` is to be called soon."""
+        return bool(self._asked or self._pinned or self._has_released)
+
+    @property
+    def num_leases(self) -> int:
+        return len(self._asked) + len(self._pinned) + len(self._open)
+
+    @property
+    def pinned_blocks(self) -> list[int]:
+        """Blocks that are held, once for each lease."""
+        return [block for lease in (*self._pinned.values(), *self._open.values()) for block in lease.blocks]
+
+    def lend(self, request: LeaseRequest) -> None:
+        self._asked.append(_Lease(request))
+
+    def copied(self, number: int) -> None:
+        """The other engine has copied the blocks of a lease: they are claimed once more and let go of. A lease that is
+        not here has ended."""
+        if (lease := self._open.pop(number, None)) is None:
+            return
+        after = self._claim(lease)
+        self._let_go(lease)
+        self.num_lent += len(lease.blocks)
+        self._link.send(Lent(lease=number, rows=[], before=lease.before, after=after))
+
+    def end(self, number: int) -> None:
+        """Ends a lease; one that is not here has ended already."""
+        self._asked = deque(lease for lease in self._asked if lease.request.lease != number)
+        for leases in (self._pinned, self._open):
+            if (lease := leases.pop(number, None)) is not None:
+                self._let_go(lease)
+
+    def advance(self, planned_step: int, retired_step: int) -> bool:
+        """Goes on with every lease. Steps up to `planned_step` were launched, those up to `retired_step` have ended.
+        Returns whether blocks were let go of since the last call."""
+        while self._asked and self._pin(self._asked[0], planned_step):
+            self._asked.popleft()
+        for number in [number for number, lease in self._pinned.items() if lease.after_step <= retired_step]:
+            lease = self._open[number] = self._pinned.pop(number)
+            places = Places(handle=self._handle, blocks=lease.blocks)
+            self._link.send(Lent(lease=number, rows=[], before=lease.before, after=Claim(), places=places))
+        has_released, self._has_released = self._has_released, False
+        return has_released
+
+    def _pin(self, lease: _Lease, planned_step: int) -> bool:
+        """Pins the leading blocks that are in the KV cache. Returns whether the lease need not wait for others."""
+        wanted = lease.request.wanted
+        hashes = wanted.hashes if wanted.key == self._link.key else []
+        cached = takewhile(lambda block_hash: self._pool.find(block_hash) is not None, hashes)
+        found = [block for block in map(self._pool.find, cached) if block is not None]
+        if not found or self._is_behind(hashes[len(found) :]):
+            # As records, blocks come from every tier.
+            self._link.send(Lent(lease=lease.request.lease, rows=[], before=Claim(key=self._link.key), after=Claim()))
+            return True
+        num_free = self._most_pinned - len(self.pinned_blocks)
+        if num_free <= 0:
+            return False
+        lease.blocks, lease.hashes = found[:num_free], list(hashes[: min(len(found), num_free)])
+        self._pool.share(lease.blocks)
+        lease.before = self._claim(lease)
+        # A block is cached from when its step is planned; its contents are there when that has ended.
+        lease.after_step = planned_step
+        self._pinned[lease.request.lease] = lease
+        return True
+
+    def _is_behind(self, hashes: Sequence[bytes]) -> bool:
+        """Whether a tier behind the KV cache has the next block."""
+        for lender in self._lenders if hashes else ():
+            if lender.hold(hashes[:1]):
+                lender.let_go(hashes[:1])
+                return True
+        return False
+
+    def _claim(self, lease: _Lease) -> Claim:
+        pool = self._pool
+        return Claim(
+            key=self._link.key,
+            hashes=[pool.hash_of(block) or b"" for block in lease.blocks],
+            generations=[pool.generations[block] for block in lease.blocks],
+        )
+
+    def _let_go(self, lease: _Lease) -> None:
+        wanted = lease.request.wanted
+        self._release(lease.blocks, lease.hashes, wanted.owner, wanted.parent)
+        self._has_released = True
