@@ -193,7 +193,10 @@ def capacity(cluster: ClusterRecord, mix: Mix, seconds: float, workers: int) -> 
     """Requests a second that the engines complete, a fixed number at once."""
     number = mix.concurrency
     _, took = drive(cluster.rest, prompts(cluster, mix, number), None, number, workers, quiet=True)
-    more = max(number, min(int(number * seconds / took), 4 * number))
+    if took > seconds / 2:
+        return number / took
+    # Where that was over soon, the beginning and the end weigh too much.
+    more = min(int(number * seconds / took), 4 * number)
     _, took = drive(cluster.rest, prompts(cluster, mix, more), None, number, workers, quiet=True)
     return more / took
 
