@@ -35,7 +35,8 @@ def pull_blocks(
         _pull[grid](address, target, source_blocks, target_blocks, *sizes, BLOCK=BLOCK, num_warps=8)
 
 
-@triton.jit
+# One kernel for any cache of another engine and any number of blocks: a compilation would hold up the engine's steps.
+@triton.jit(do_not_specialize=["source_plane", "num_tiles"])
 def _pull(
     address,
     p_target,
