@@ -85,6 +85,11 @@ class BlockLeases:
         return bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
 
     @property
+    def is_copying(self) -> bool:
+        """Whether copies are being made, which takes milliseconds."""
+        return bool(self._copying or self._num_writing)
+
+    @property
     def num_leases(self) -> int:
         return len(self._leases)
 

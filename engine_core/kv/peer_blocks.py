@@ -62,6 +62,8 @@ class PeerBlocks:
         self._loads = StagedLoads(swapper, self._free_slots, self._pull)
         self._first_hints: dict[Ticket, _Hint] = {}
         """The hint of the first block, for each load that has not ended."""
+        self._early: set[Ticket] = set()
+        """Of these, loads whose blocks the holder may still compute."""
         self._pulls: dict[int, Part] = {}
         """By number, those that the link has not answered."""
         self._num_taking = 0
@@ -73,6 +75,11 @@ class PeerBlocks:
         self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
         self.num_pulled = self.num_discarded = 0
         """Blocks that came and were used, and those that were asked for and did not come whole."""
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that can be on their way at once."""
+        return len(self._swapper.slots)
 
     @property
     def has_background_work(self) -> bool:
@@ -115,6 +122,17 @@ class PeerBlocks:
         self._costs.begin(ticket)
         return ticket
 
+    def load_early(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], owner: Owner, holder: Holder, parent: bytes
+    ) -> Ticket:
+        """As `load`, from an engine that may still compute the blocks: its time, and blocks that do not come, say
+        nothing of pulls. Advice about these blocks stays as it is."""
+        ticket = Ticket(hashes, blocks)
+        self._first_hints[ticket] = _Hint(holder, owner, parent)
+        self._early.add(ticket)
+        self._loads.load(ticket)
+        return ticket
+
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
         """Other engines ask for what they want: see `BlockLeases`."""
 
@@ -154,9 +172,12 @@ class PeerBlocks:
     def _settle(self, end: LoadEnd) -> None:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest is not there."""
         del self._first_hints[end.ticket]
+        self.num_pulled += end.num_usable
+        if end.ticket in self._early:
+            self._early.remove(end.ticket)
+            return
         for block_hash in end.ticket.hashes:
             self._hints.pop(block_hash, None)
-        self.num_pulled += end.num_usable
         self._costs.end(end.ticket, end.num_usable)
 
     def _pull(self, part: Part) -> None:
@@ -191,7 +212,8 @@ class PeerBlocks:
         self._note_read(part, num_read)
 
     def _note_read(self, part: Part, num_read: int) -> None:
-        self.num_discarded += len(part.slots) - num_read
+        if part.load.ticket not in self._early:
+            self.num_discarded += len(part.slots) - num_read
         self._loads.note_read(part, num_read)
 
     # What follows runs beside the step loop.
