@@ -16,9 +16,11 @@ from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
 from .kv.peer_link import FromLink, HolderLeft, LeaseCopied, LeaseEnd, LeaseRequest, PeerLink, Placed, Pulled
 from .kv.tiers import Tiers
+from .prefetch import NewPrefetch
 from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
 from .scheduling.masks import Int64Array, Rows
+from .scheduling.prefetches import Prefetches
 from .scheduling.request_state import RequestState
 from .scheduling.scheduler import Scheduler
 from .scheduling.speculator import Speculator
@@ -61,6 +63,7 @@ class Engine:
             copies_blocks=executor.copies_blocks,
         )
         self._tiers.open_leases(self._scheduler.pool, self._scheduler.loads.release)
+        self._prefetches = Prefetches.of(self._tiers.peers, self._scheduler, config, clock)
         self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
@@ -81,6 +84,8 @@ class Engine:
         be or nothing can be planned before results are known.
         """
         self._promote_waiting()
+        if self._prefetches is not None:
+            self._prefetches.advance()
         planned = self._schedule()
         for each in planned:
             self._in_flight.submit(each)
@@ -93,9 +98,23 @@ class Engine:
         is_lending = self._lend()
         self._scheduler.loads.launch()
         is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
-        self._awaits_blocks = (self._scheduler.loads.is_any_open or is_lending) and not is_busy
+        self._awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
         self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(is_told=is_told)
+
+    def _awaits_copies(self) -> bool:
+        """Whether blocks for another engine will have been copied before the device is done, so that waiting for the
+        device would keep them here."""
+        leases, in_flight = self._tiers.leases, self._in_flight
+        is_copying = leases is not None and leases.is_copying
+        return is_copying and len(in_flight) > 0 and not (in_flight.has_room_for_step or in_flight.is_oldest_ready)
+
+    def _is_load_awaited(self) -> bool:
+        """Whether a step is due as soon as an open load goes on; loads of prefetches have time."""
+        loads, prefetches = self._scheduler.loads, self._prefetches
+        if prefetches is None or not loads.is_any_open:
+            return loads.is_any_open
+        return loads.num_open > prefetches.num_loading or self._scheduler.waiting.awaits_any_load
 
     def _lend(self) -> bool:
         """Goes on with what other engines copy from here. Whether there is more to do soon."""
@@ -123,12 +142,26 @@ class Engine:
         if new.holder is not None:
             self._expect(request, new.holder)
         self._scheduler.enqueue(request)
+        if self._prefetches is not None:
+            self._prefetches.end_for(request.chain)
 
     def _expect(self, request: RequestState, holder: Holder) -> None:
         if self._tiers.peers is not None and self._config.enable_prefix_caching:
             request.chain.cover(request.token_ids, self._config.block_size)
             hashes = request.chain.hashes[: holder.num_tokens // self._config.block_size]
             self._tiers.peers.expect(hashes, request.chain.owner, holder)
+
+    def prefetch(self, new: NewPrefetch) -> None:
+        """Begins to pull blocks of a prompt that another engine computes; an engine that pulls nothing ignores it."""
+        if self._prefetches is not None:
+            self._is_idle = False
+            self._prefetches.add(new)
+
+    def end_prefetch(self, number: int) -> None:
+        """Ends a prefetch; one that is not here has ended already. What has come stays cached."""
+        if self._prefetches is not None:
+            self._is_idle = False
+            self._prefetches.end(number)
 
     def take(self, message: FromLink) -> None:
         """What the link to other engines says."""
@@ -220,9 +253,14 @@ class Engine:
         return self._scheduler.loads.has_background_work
 
     @property
+    def idle_seconds(self) -> float | None:
+        """How long an engine without work may sleep until a prefetch goes on; None: until it is told something."""
+        return None if self._prefetches is None else self._prefetches.idle_seconds
+
+    @property
     def holds_back(self) -> bool:
         """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
-        if self._awaits_blocks:
+        if self._awaits_blocks or self._awaits_copies():
             return True
         if len(self._in_flight) > 1 or not self._holds_back():
             return False
@@ -254,6 +292,8 @@ class Engine:
             num_resumed_computed=scheduler.hits.num_resumed_computed,
         )
         self._tiers.describe(load)
+        if load.peers is not None and self._prefetches is not None:
+            load.peers.num_prefetched = self._prefetches.num_blocks * self._config.block_size
         return load
 
     def close(self) -> None:
@@ -308,7 +348,7 @@ class Engine:
         return retired
 
     def _is_retirement_due(self, *, has_step: bool) -> bool:
-        if len(self._in_flight) == 0:
+        if len(self._in_flight) == 0 or self._awaits_copies():
             return False
         if len(self._in_flight) == 1 and self._scheduler.held.await_masks:
             # Waiting for the last one would keep the device waiting for masks that come meanwhile.

@@ -111,6 +111,8 @@ class PeerUse:
 
     num_pulled: int = 0
     """Tokens whose keys and values other engines sent."""
+    num_prefetched: int = 0
+    """Of these, tokens that came before their request did."""
     num_lent: int = 0
     """Tokens whose keys and values were copied for other engines."""
     num_lent_from_tiers: int = 0

@@ -6,13 +6,14 @@ Knows hash chains, the block pool and sources; knows nothing about requests.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
 from .block_pool import BlockPool
-from .block_source import BlockSource, LoadEnd, Owner, Ticket
+from .block_source import BlockSource, LoadEnd, Loader, Owner, Ticket
 from .prefix_cache import HashChain, PrefixCache
 
 MIN_PATIENCE_SECONDS = 30.0
@@ -23,7 +24,7 @@ PATIENCE = 10
 class Offer(NamedTuple):
     """What a source has of a chain."""
 
-    source: BlockSource
+    source: Loader
     num_blocks: int
     cost: float
 
@@ -33,7 +34,7 @@ class SettledLoad:
     """A load for which requests need not wait any longer."""
 
     ticket: Ticket
-    failed_source: BlockSource | None
+    failed_source: Loader | None
     """The source, where some of the blocks that were asked of it are not cached."""
     tier: str = field(default="", compare=False)
     num_loaded: int = field(default=0, compare=False)
@@ -42,7 +43,7 @@ class SettledLoad:
 
 @dataclass(slots=True, kw_only=True)
 class _Load:
-    source: BlockSource
+    source: Loader
     owner: Owner
     prefix: list[bytes]
     """Hashes of the chain's blocks before the first one."""
@@ -87,6 +88,14 @@ class BlockLoads:
         return bool(self._open)
 
     @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def is_open(self, ticket: Ticket) -> bool:
+        """Whether the load has not ended. One that was given up is open until its source has let go of its blocks."""
+        return ticket in self._open
+
+    @property
     def has_background_work(self) -> bool:
         return any(source.has_background_work for source in self._sources)
 
@@ -106,7 +115,7 @@ class BlockLoads:
         for source in self._sources if kept else ():
             source.save(kept, unused, parents, owner)
 
-    def find(self, chain: HashChain, start: int, end: int, excluded: Collection[BlockSource] = ()) -> Offer | None:
+    def find(self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()) -> Offer | None:
         """The offer of the source that saves most time, of the chain's blocks from `start` on, up to `end` or the first
         that is on its way already. Where it is not known how long they take to compute: of the source that has most of
         them, then of the cheapest. Of equals the first. None where no source has any, or where computing them takes
@@ -130,10 +139,22 @@ class BlockLoads:
     def load(self, offer: Offer, chain: HashChain, hits: list[int]) -> Ticket:
         """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the cache in blocks that are
         taken from the pool now."""
-        start = len(hits)
-        hashes = chain.hashes[start : start + offer.num_blocks]
         # Before others are taken: these may be free.
         self._pool.share(hits)
+        return self._begin(offer, chain, len(hits), hits)
+
+    def load_unheld(self, offer: Offer, chain: HashChain, start: int) -> Ticket:
+        """As `load`, of the chain's blocks from `start` on that are not on their way already. Those before them may be
+        evicted meanwhile."""
+        return self._begin(offer, chain, start, held=[])
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Gives up an open load with the next poll."""
+        assert ticket in self._open
+        self._open[ticket].give_up_at = -math.inf
+
+    def _begin(self, offer: Offer, chain: HashChain, start: int, held: list[int]) -> Ticket:
+        hashes = chain.hashes[start : start + offer.num_blocks]
         blocks = self._pool.allocate(len(hashes))
         ticket = offer.source.load(hashes, blocks)
         self._loading |= dict.fromkeys(hashes, ticket)
@@ -141,14 +162,14 @@ class BlockLoads:
             source=offer.source,
             owner=chain.owner,
             prefix=chain.hashes[:start],
-            held=hits,
+            held=held,
             hashes=hashes,
             blocks=blocks,
             give_up_at=self._clock() + max(MIN_PATIENCE_SECONDS, PATIENCE * offer.cost),
         )
         return ticket
 
-    def ticket(self, block_hash: bytes, excluded: Collection[BlockSource] = ()) -> Ticket | None:
+    def ticket(self, block_hash: bytes, excluded: Collection[Loader] = ()) -> Ticket | None:
         """The load that brings this block, if one from a source that is not excluded does."""
         ticket = self._loading.get(block_hash)
         return ticket if ticket is not None and self._open[ticket].source not in excluded else None

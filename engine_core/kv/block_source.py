@@ -54,16 +54,27 @@ class LoadEnd:
         return len(self.hashes)
 
 
-class BlockSource(Protocol):
+class Loader(Protocol):
+    """The part of a block source that a load needs from its begin to its end."""
+
+    @property
+    def tier(self) -> str:
+        """The word for this kind of place in usage and metrics."""
+
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
+        """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has ended."""
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Asks for the early end of a load. Its ticket still ends, in whichever way, once the source has let go of its
+        blocks."""
+
+
+class BlockSource(Loader, Protocol):
     """Called by the step loop alone, between steps: no method waits for a device, a disk or a network.
 
     The engine core does not see what is in a block. It believes a source about contents as far as `LoadEnd.hashes`
     says: a source that stores blocks has to store their hashes with them, and to report those.
     """
-
-    @property
-    def tier(self) -> str:
-        """The word for this kind of place in usage and metrics."""
 
     @property
     def held(self) -> Collection[bytes]:
@@ -86,9 +97,6 @@ class BlockSource(Protocol):
     def cost(self, num_blocks: int) -> float:
         """Estimated seconds until that many blocks were loaded, with what is on its way before them."""
 
-    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
-        """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has ended."""
-
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
         """Offers blocks that no request uses at present, in the order of their sequence; the source may keep copies of
         all, some or none. Blocks whose hashes it holds were just used. `parents` are the hashes before them in their
@@ -97,10 +105,6 @@ class BlockSource(Protocol):
     def launch(self) -> None:
         """Begins what `load` and `save` asked for since the last call. Steps that are submitted later may write to
         saved blocks: a source that has not read them by then has the executor's swapper hold up such a step."""
-
-    def cancel(self, ticket: Ticket) -> None:
-        """Asks for the early end of a load. Its ticket still ends, in whichever way, once the source has let go of its
-        blocks."""
 
     def poll(self) -> Sequence[LoadEnd]:
         """Loads that ended since the last call, in any order. Each ticket ends once."""

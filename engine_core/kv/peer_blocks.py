@@ -64,6 +64,8 @@ class PeerBlocks:
         self._loads = StagedLoads(swapper, self._free_slots, self._pull)
         self._first_hints: dict[Ticket, _Hint] = {}
         """The hint of the first block, for each load that has not ended."""
+        self._early: set[Ticket] = set()
+        """Of these, loads whose blocks the holder may still compute."""
         self._pulls: dict[int, Part] = {}
         """By number, those that the link has not answered."""
         self._num_taking = 0
@@ -84,6 +86,11 @@ class PeerBlocks:
         self.num_pulled = self.num_direct = self.num_discarded = 0
         """Blocks that came and were used, those of them that came directly, and those that were asked for and did not
         come whole."""
+
+    @property
+    def num_slots(self) -> int:
+        """Blocks that can be on their way at once."""
+        return len(self._swapper.slots)
 
     @property
     def has_background_work(self) -> bool:
@@ -125,12 +132,17 @@ class PeerBlocks:
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)
-        hint = self._first_hints[ticket] = self._hints[hashes[0]]
-        if self._direct is not None and self._reaches(hint.holder):
-            self._begin(ticket, self._direct_costs)
-            self._direct.pull(next(self._numbers), ticket, hint.holder, self._wanted(hint, hint.parent, hashes))
-        else:
-            self._load_records(ticket)
+        self._start(ticket, self._hints[hashes[0]])
+        return ticket
+
+    def load_early(
+        self, hashes: Sequence[bytes], blocks: Sequence[int], owner: Owner, holder: Holder, parent: bytes
+    ) -> Ticket:
+        """As `load`, from an engine that may still compute the blocks: its time, and blocks that do not come, say
+        nothing of pulls. Advice about these blocks stays as it is."""
+        ticket = Ticket(hashes, blocks)
+        self._early.add(ticket)
+        self._start(ticket, _Hint(holder, owner, parent))
         return ticket
 
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
@@ -188,10 +200,23 @@ class PeerBlocks:
     def _settle(self, end: LoadEnd) -> None:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest is not there."""
         del self._first_hints[end.ticket]
+        self.num_pulled += end.num_usable
+        costs = self._costs_of.pop(end.ticket)
+        if end.ticket in self._early:
+            self._early.remove(end.ticket)
+            costs.end(end.ticket, 0)
+            return
         for block_hash in end.ticket.hashes:
             self._hints.pop(block_hash, None)
-        self.num_pulled += end.num_usable
-        self._costs_of.pop(end.ticket).end(end.ticket, end.num_usable)
+        costs.end(end.ticket, end.num_usable)
+
+    def _start(self, ticket: Ticket, hint: _Hint) -> None:
+        self._first_hints[ticket] = hint
+        if self._direct is not None and self._reaches(hint.holder):
+            self._begin(ticket, self._direct_costs)
+            self._direct.pull(next(self._numbers), ticket, hint.holder, self._wanted(hint, hint.parent, ticket.hashes))
+        else:
+            self._load_records(ticket)
 
     def _reaches(self, holder: Holder) -> bool:
         return self._direct is not None and self._direct.reaches(holder)
@@ -246,7 +271,8 @@ class PeerBlocks:
         self._note_read(part, num_read)
 
     def _note_read(self, part: Part, num_read: int) -> None:
-        self.num_discarded += len(part.slots) - num_read
+        if part.load.ticket not in self._early:
+            self.num_discarded += len(part.slots) - num_read
         self._loads.note_read(part, num_read)
 
     # What follows runs beside the step loop.

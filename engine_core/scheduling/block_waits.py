@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..kv.block_loads import BlockLoads, Offer
-from ..kv.block_source import BlockSource, Ticket
+from ..kv.block_source import Loader, Ticket
 from ..kv.prefix_cache import PrefixCache
 from .prefix_hits import PrefixHits
 from .request_state import RequestState
@@ -59,7 +59,7 @@ class BlockWaits:
         self._hits.note_waits(request)
         self._waiting.await_load(request, ticket)
 
-    def _compute_instead(self, request: RequestState, source: BlockSource) -> None:
+    def _compute_instead(self, request: RequestState, source: Loader) -> None:
         """The request goes on as if the source had nothing, until it has a row."""
         request.failed_sources += (source,)
         max_hits = request.num_cacheable_blocks(self._block_size)

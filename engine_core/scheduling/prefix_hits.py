@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from ..kv.peer_blocks import PeerBlocks
 from ..kv.prefix_cache import PrefixCache
+from .prefetched_blocks import PrefetchedBlocks
 from .request_state import RequestState
 
 WEIGHT = 0.05
@@ -17,8 +19,8 @@ WEIGHT = 0.05
 class PrefixHits:
     """Counts of tokens, so far."""
 
-    def __init__(self, cache: PrefixCache, clock: Callable[[], float]) -> None:
-        self._cache, self._clock = cache, clock
+    def __init__(self, cache: PrefixCache, prefetched: PrefetchedBlocks, clock: Callable[[], float]) -> None:
+        self._cache, self._prefetched, self._clock = cache, prefetched, clock
         self.seconds_per_token = 0.0
         """How long a hit token of the last prompts took to be there; 0 where the device had them all."""
         self.num_resumed_kept = 0
@@ -42,6 +44,9 @@ class PrefixHits:
         if request.scheduled_at is None:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
+            request.num_loaded_tokens[PeerBlocks.tier] += self._prefetched.take(
+                request.chain.hashes[: request.chain.num_cached]
+            )
             request.num_cached_by_tier = _at_most(request.num_cached_tokens, request.num_loaded_tokens)
             self._cache.count(request.num_prompt_tokens, request.num_cached_tokens, request.num_cached_by_tier)
             self._learn(request)

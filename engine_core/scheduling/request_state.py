@@ -9,7 +9,7 @@ import numpy as np
 
 from ..config import EngineConfig
 from ..executor import Int32Array
-from ..kv.block_source import BlockSource
+from ..kv.block_source import Loader
 from ..kv.prefix_cache import HashChain
 from ..request import NewRequest, Speculation
 from ..sampling_params import SamplingParams
@@ -64,7 +64,7 @@ class RequestState:
     has_finished: bool = False
     has_yielded: bool = False
     """Its seat went to another tenant: nobody need wait until it is back."""
-    failed_sources: tuple[BlockSource, ...] = ()
+    failed_sources: tuple[Loader, ...] = ()
     """Block sources that did not load what it waited for, since it last held a row; it asks them no more."""
     num_preemptions: int = 0
     num_steps: int = 0

@@ -25,6 +25,7 @@ from .masks import HeldRows, Rows
 from .pending_release import Leavers
 from .pipeline_groups import row_groups
 from .preemption import Victims
+from .prefetched_blocks import PrefetchedBlocks
 from .prefill_budget import PrefillBudget
 from .prefix_hits import PrefixHits
 from .request_state import NO_ROW, RequestState
@@ -70,7 +71,8 @@ class Scheduler:
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.num_preemptions = 0
-        self.hits = PrefixHits(self.cache, clock)
+        self.prefetched = PrefetchedBlocks(self.pool, config.block_size)
+        self.hits = PrefixHits(self.cache, self.prefetched, clock)
         self._waits = BlockWaits(self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size)
         self._config = config
         self._clock = clock

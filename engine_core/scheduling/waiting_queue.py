@@ -139,6 +139,14 @@ class WaitingQueue:
         self._unready(request)
         self._awaiting.setdefault(ticket, []).append(request)
 
+    def awaits(self, ticket: Ticket) -> bool:
+        """Whether a request is held until this load has ended."""
+        return ticket in self._awaiting
+
+    @property
+    def awaits_any_load(self) -> bool:
+        return bool(self._awaiting)
+
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
         """Frees those that waited for this load, and returns them."""
         freed = [request for request in self._awaiting.pop(ticket, ()) if request.key in self._members]

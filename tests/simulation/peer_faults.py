@@ -1,5 +1,6 @@
 """Seeded faults between engines that pull blocks from each other: copies that are late, lost, torn, stale, foreign or
-doubled, engines that come back as another incarnation, leases that end too early. Answers and blocks stay whole.
+doubled, engines that come back as another incarnation, leases that end too early, prefetches that end at any time.
+Answers and blocks stay whole.
 
 `python -m tests.simulation.peer_faults --seeds 10000`; one seed takes the same steps every time: `… --first 17`.
 """
@@ -10,12 +11,16 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from headwater.bench.program import run_program
+from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.simulation.peer_twins import Answer, LinkTwin, Replica
@@ -32,6 +37,9 @@ class Outcome:
 
     num_steps: int
     num_pulled_tokens: int
+    num_prefetched_tokens: int
+    """Of these, before their request came."""
+    num_prefetches: int
     num_lent_tokens: int
     num_lent_from_tiers: int
     """Blocks."""
@@ -49,9 +57,13 @@ class Run:
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
         self.link = LinkTwin(rng, fault_chance=rng.choice([0.0, 0.3, 0.7]), most_delay=rng.choice([0, 2, 50]))
+        # Draws of its own, and none in half of the seeds, whose steps they leave as they are without prefetches.
+        self.prefetch_rng = random.Random(f"prefetches of {seed}")
+        self.prefetch_chance = self.prefetch_rng.choice([0.4, 0.8]) if seed % 2 else 0.0
         self.epochs, self.keys = count(1), count()
         self.is_direct = rng.random() < 0.5
         self.answers: list[Answer] = []
+        self.prefetches: list[tuple[Replica, int]] = []
         self.dead: list[Replica] = []
         self.link.replicas = [self._start(number) for number in range(NUM_ENGINES)]
 
@@ -69,6 +81,8 @@ class Run:
                 self._kill(self.rng.choice(self.link.replicas))
             if self.rng.random() < 0.1:
                 self._give_up_any()
+            if self.prefetch_rng.random() < 0.3:
+                self._end_some_prefetches()
         while self._has_work:
             assert self.link.now < MOST_STEPS, f"nobody goes on: {sum(not each.has_ended for each in self.answers)}"
             self._step()
@@ -77,6 +91,8 @@ class Run:
         return Outcome(
             num_steps=self.link.now,
             num_pulled_tokens=sum(each.peers.num_pulled * BLOCK_SIZE for each in everyone),
+            num_prefetched_tokens=sum(each.prefetches.num_blocks * BLOCK_SIZE for each in everyone),
+            num_prefetches=len(self.prefetches),
             num_lent_tokens=sum(each.leases.num_lent * BLOCK_SIZE for each in everyone),
             num_lent_from_tiers=sum(each.leases.num_lent_from_tiers for each in everyone),
             num_direct=self.link.num_direct,
@@ -110,7 +126,42 @@ class Run:
                 tenant="t",
             )
             self.answers.append(Answer(new))
-            self._send(self.answers[-1], self.rng.choice(self.link.replicas))
+            replica = self.rng.choice(self.link.replicas)
+            self._send(self.answers[-1], replica)
+            if self.prefetch_rng.random() < self.prefetch_chance:
+                self._prefetch(new, replica)
+
+    def _prefetch(self, new: NewRequest, owner: Replica) -> None:
+        """The other replica pulls the prompt's blocks while `owner` computes them. The request may come there as well,
+        or the prefetch may end before that."""
+        other, number = self.link.replicas[(owner.number + 1) % NUM_ENGINES], next(self.keys)
+        prefetch = NewPrefetch(
+            number=number,
+            hashes=block_hashes(new.namespace, np.array(new.prompt_ids, np.int32), BLOCK_SIZE),
+            namespace=new.namespace,
+            tenant=new.tenant,
+            holder=Holder(
+                address=str(owner.number),
+                epoch=owner.epoch - (self.prefetch_rng.random() < 0.05),
+                num_tokens=len(new.prompt_ids),
+            ),
+            chunk_blocks=owner.config.max_num_batched_tokens // BLOCK_SIZE,
+            seconds=self.prefetch_rng.choice([3.0, 60.0]),
+        )
+        other.engine.prefetch(prefetch)
+        self.prefetches.append((other, number))
+        if self.prefetch_rng.random() < 0.5:
+            self.answers.append(Answer(new))
+            self.link._later(partial(self._hand_over, self.answers[-1], other))
+
+    def _hand_over(self, answer: Answer, replica: Replica) -> None:
+        """To the incarnation that is there now."""
+        self._send(answer, self.link.replicas[replica.number])
+
+    def _end_some_prefetches(self) -> None:
+        """Any of them, one that has ended included."""
+        for replica, number in self.prefetch_rng.sample(self.prefetches, len(self.prefetches) // 3):
+            replica.end_prefetch(number)
 
     def _send(self, answer: Answer, replica: Replica) -> None:
         """To a replica, with what may be known of another one."""

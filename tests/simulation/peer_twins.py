@@ -21,6 +21,7 @@ from headwater.engine_core.executors.simulated import SimulatedExecutor, Simulat
 from headwater.engine_core.kv import block_leases, disk_blocks, peer_blocks
 from headwater.engine_core.kv.block_leases import BlockLeases
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, kv_key
+from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import (
     Claim,
@@ -39,6 +40,7 @@ from headwater.engine_core.kv.peer_link import (
     ToLink,
 )
 from headwater.engine_core.request import NewRequest
+from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
 from tests.simulation.files_twin import FilesTwin
 from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, FaultyLane
@@ -110,6 +112,8 @@ class Replica:
                 peer_link=peer_link,
             )
         self.answers: dict[int, Answer] = {}
+        self._ended_prefetches: dict[int, list[Ticket]] = {}
+        """With the loads that were on their way when it was ended."""
 
     @property
     def peers(self) -> PeerBlocks:
@@ -123,7 +127,17 @@ class Replica:
 
     @property
     def has_work(self) -> bool:
-        return self.engine.has_work() or self.engine.has_background_work
+        return self.engine.has_work() or self.engine.has_background_work or self.engine.idle_seconds is not None
+
+    @property
+    def prefetches(self) -> Prefetches:
+        assert self.engine._prefetches is not None
+        return self.engine._prefetches
+
+    def end_prefetch(self, number: int) -> None:
+        if (prefetch := self.prefetches._open.get(number)) is not None:
+            self._ended_prefetches.setdefault(number, list(prefetch.tickets))
+        self.engine.end_prefetch(number)
 
     def step(self, rng: random.Random) -> None:
         for lane in self.lanes:
@@ -152,6 +166,11 @@ class Replica:
             held.update(load.held + load.blocks)
         counts = scheduler.pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
+        most = max(1, self.peers.num_slots // 2)
+        assert self.prefetches.num_loading_blocks <= most, "prefetches have more blocks than their share on their way"
+        for number, tickets in self._ended_prefetches.items():
+            left = [] if (prefetch := self.prefetches._open.get(number)) is None else prefetch.tickets
+            assert all(ticket in tickets for ticket in left), "a prefetch that was ended goes on"
         for slots in (self.peers._free_slots, self.leases._free_slots):
             assert len(set(slots)) == len(slots), "a slot is free twice"
 
@@ -161,6 +180,8 @@ class Replica:
         assert (load.num_running, load.num_waiting, load.num_used_blocks) == (0, 0, 0), "blocks are left"
         num_free = len(self.peers._free_slots) + len(self.leases._free_slots)
         assert num_free == self.config.num_peer_blocks, "slots are left"
+        assert not len(self.prefetches), "prefetches are left"
+        assert not self.peers._early, "early loads are left"
 
 
 class LinkTwin:

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
+from typing import Any
 
 import pytest
 
 from headwater.engine_core.kv import block_record
 from headwater.engine_core.kv.block_leases import BlockLeases, _Lease
-from headwater.engine_core.kv.block_loads import BlockLoads
+from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_record import Buffer, read_header
-from headwater.engine_core.kv.block_source import Owner, Ticket
+from headwater.engine_core.kv.block_source import LoadEnd, Owner, Ticket
+from headwater.engine_core.kv.early_pull import EarlyPull
 from headwater.engine_core.kv.peer_blocks import PeerBlocks
 from headwater.engine_core.kv.peer_link import Claim, Pulled
 from headwater.engine_core.kv.staged_loads import StagedLoads
+from headwater.engine_core.scheduling import prefetches
+from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
 from tests.simulation.peer_faults import run_seed
@@ -33,6 +39,7 @@ def check_seeds(seeds: range) -> Counter[str]:
             pytest.fail(f"`python -m tests.simulation.peer_faults --first {seed}` repeats it: {broken}")
         seen.update(outcome.faults)
         seen["pulled"] += outcome.num_pulled_tokens
+        seen["prefetched"] += outcome.num_prefetched_tokens
         seen["lent"] += outcome.num_lent_tokens
         seen["lent from tiers"] += outcome.num_lent_from_tiers
         seen["direct"] += outcome.num_direct
@@ -45,13 +52,8 @@ def check_seeds(seeds: range) -> Counter[str]:
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500))
-    assert (
-        min(
-            seen[name]
-            for name in (*FAULTS, "pulled", "lent", "lent from tiers", "direct", "discarded", "preempted", "deaths")
-        )
-        > 0
-    )
+    met = ("pulled", "prefetched", "lent", "lent from tiers", "direct", "discarded", "preempted", "deaths")
+    assert min(seen[name] for name in (*FAULTS, *met)) > 0
 
 
 @pytest.mark.long
@@ -245,6 +247,61 @@ def slots_of_given_up_pulls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StagedLoads, "cancel", free_at_once)
 
 
+def prefetch_keeps_blocks(patch: pytest.MonkeyPatch) -> None:
+    """Blocks that a prefetch brought are held by it for ever."""
+    settle = BlockLoads._end
+
+    def keep(loads: BlockLoads, end: LoadEnd) -> SettledLoad:
+        if isinstance(loads._open[end.ticket].source, EarlyPull):
+            loads._pool.share(end.ticket.blocks[: end.num_usable])
+        return settle(loads, end)
+
+    patch.setattr(BlockLoads, "_end", keep)
+
+
+def prefetch_sleeps_on(patch: pytest.MonkeyPatch) -> None:
+    """An engine that has nothing else to do does not wake for its prefetches."""
+    patch.setattr(Prefetches, "idle_seconds", None)
+
+
+def prefetch_misses_its_load(patch: pytest.MonkeyPatch) -> None:
+    """A prefetch does not notice that its load has ended."""
+    patch.setattr(BlockLoads, "is_open", lambda loads, ticket: True)
+
+
+def prefetch_asks_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A holder that is gone is asked again and again."""
+    add = Prefetches.add
+    patch.setattr(Prefetches, "add", lambda self, new: add(self, replace(new, seconds=math.inf)))
+    patch.setattr(prefetches, "MOST_EMPTY_ASKS", math.inf)
+
+
+def prefetch_takes_all(patch: pytest.MonkeyPatch) -> None:
+    """Prefetches take blocks that requests hold or need."""
+    patch.setattr(Prefetches, "_num_spare", 1 << 20)
+
+
+def prefetch_goes_beyond_its_share(patch: pytest.MonkeyPatch) -> None:
+    """Prefetches take the slots of requests that wait."""
+    init = Prefetches.__init__
+
+    def init_without_share(self: Prefetches, *parts: Any) -> None:
+        init(self, *parts)
+        self._most_loading = 1 << 20
+
+    patch.setattr(Prefetches, "__init__", init_without_share)
+
+
+def prefetch_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """A prefetch that was ended asks for more."""
+    patch.setattr(Prefetches, "end", lambda self, number: None)
+
+
+def early_load_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """A load of a prefetch is remembered beyond its end."""
+    patch.setattr(PeerBlocks, "_settle", lambda peers, end: peers._first_hints.pop(end.ticket))
+
+
 PLANTED = [
     leak,
     double_free,
@@ -259,6 +316,14 @@ PLANTED = [
     lost_answer,
     answered_twice,
     slots_of_given_up_pulls,
+    prefetch_keeps_blocks,
+    prefetch_sleeps_on,
+    prefetch_misses_its_load,
+    prefetch_asks_for_ever,
+    prefetch_takes_all,
+    prefetch_goes_beyond_its_share,
+    prefetch_goes_on,
+    early_load_is_kept,
 ]
 
 

@@ -1,0 +1,318 @@
+"""Blocks that are pulled before their request comes, between two engines on the simulated executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.kv import block_leases, peer_blocks
+from headwater.engine_core.kv.block_record import kv_key
+from headwater.engine_core.kv.lanes import Job
+from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.prefetch import NewPrefetch
+from headwater.engine_core.request import Holder, NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling import prefetches
+from headwater.engine_core.scheduling.prefetches import Prefetches
+from headwater.engine_core.step_output import StepOutput
+from tests.engine_core.direct_link import DirectLink
+from tests.simulation.tier_faults import MODEL
+
+BLOCK, CHUNK_BLOCKS, PROMPT_BLOCKS = 16, 2, 20
+PROMPT = [3 + i % 50 for i in range(PROMPT_BLOCKS * BLOCK + 5)]
+OTHER = [60 + i % 30 for i in range(PROMPT_BLOCKS * BLOCK + 5)]
+NAMESPACE = bytes(16)
+HASHES = block_hashes(NAMESPACE, np.array(PROMPT, np.int32), BLOCK)
+KEY = kv_key("simulated", BLOCK, 8 * BLOCK)
+
+
+class AtOnce:
+    """A lane whose jobs run where they are submitted."""
+
+    def __init__(self, name: str = "") -> None:
+        pass
+
+    def submit(self, job: Job) -> None:
+        job()
+
+
+class Pair:
+    """Engine `a` computes prompts in chunks of two blocks, engine `b` pulls."""
+
+    def __init__(self, *, num_blocks: int = 100, num_peer_blocks: int = 64) -> None:
+        self.now = 0.0
+        self.link = DirectLink()
+        self.tokens: dict[int, list[int]] = {}
+        self.tiers: dict[int, dict[str, int]] = {}
+        self.ended: set[int] = set()
+        self.a, self.b = (self._start(each, num_blocks, num_peer_blocks) for each in "ab")
+
+    def _start(self, address: str, num_blocks: int, num_peer_blocks: int) -> Engine:
+        config = EngineConfig(
+            block_size=BLOCK,
+            num_blocks=num_blocks,
+            num_peer_blocks=num_peer_blocks,
+            max_model_len=(num_blocks - 1) * BLOCK,
+            max_num_seqs=4,
+            max_num_batched_tokens=CHUNK_BLOCKS * BLOCK,
+        )
+        executor = SimulatedExecutor(config, MODEL, SimulatedTiming(), verify_every=1)
+        link = self.link.end_of(address, KEY, config, executor)
+        engine = Engine(config, executor, clock=lambda: self.now, peer_link=link)
+        self.link.join(address, engine)
+        return engine
+
+    @property
+    def prefetches(self) -> Prefetches:
+        assert self.b._prefetches is not None
+        return self.b._prefetches
+
+    @property
+    def num_cached(self) -> int:
+        """Leading blocks of the prompt that `b` has."""
+        found = [self.b._scheduler.pool.find(each) is not None for each in HASHES]
+        return [*found, False].index(False)
+
+    def add(self, engine: Engine, key: int, prompt_ids: list[int] = PROMPT, *, more: int = 3, holder: str = "") -> None:
+        self.tokens[key] = []
+        new = NewRequest(
+            key=key,
+            prompt_ids=prompt_ids,
+            output_ids=[],
+            sampling=SamplingParams(seed=1, max_tokens=more),
+            holder=Holder(address=holder, epoch=1, num_tokens=len(prompt_ids)) if holder else None,
+        )
+        engine.add(new)
+
+    def prefetch(self, number: int = 1, *, holder: str = "a", seconds: float = 60.0) -> None:
+        at = Holder(address=holder, epoch=1, num_tokens=len(PROMPT))
+        new = NewPrefetch(
+            number=number,
+            hashes=HASHES,
+            namespace=NAMESPACE,
+            tenant="",
+            holder=at,
+            chunk_blocks=CHUNK_BLOCKS,
+            seconds=seconds,
+        )
+        self.b.prefetch(new)
+
+    def turn(self, seconds: float = 0.1) -> None:
+        """A step of each engine; what they say to each other arrives between them."""
+        for engine in (self.a, self.b):
+            self._hear(engine.step())
+            # Not `pump`, which steps engines that lend and drops what they say.
+            while self.link._due:
+                self.link._due.popleft()()
+        self._hear(self.b.step())
+        self.now += seconds
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            if is_so():
+                return
+            self.turn()
+        raise AssertionError("it does not come to that")
+
+    def _hear(self, output: StepOutput | None) -> None:
+        if output is None:
+            return
+        tokens = iter(output.token_ids)
+        for key, count in zip(output.keys, output.num_tokens, strict=True):
+            self.tokens[key] += [next(tokens) for _ in range(count)]
+        self.tiers |= {start.key: start.cached_by_tier for start in output.starts}
+        self.ended |= {finished.key for finished in output.finishes}
+
+
+@pytest.fixture(autouse=True)
+def lanes() -> Iterator[None]:
+    with patch.object(peer_blocks, "ThreadLane", AtOnce), patch.object(block_leases, "ThreadLane", AtOnce):
+        yield
+
+
+def test_blocks_come_while_the_holder_computes_later_ones() -> None:
+    pair = Pair()
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    seen = []
+    while not pair.tokens[1]:
+        pair.turn()
+        seen.append(pair.num_cached)
+    # The first token: the blocks of the last chunk are missing, those of the others came one chunk after another.
+    assert pair.num_cached == PROMPT_BLOCKS - CHUNK_BLOCKS
+    assert {*seen} >= {*range(0, PROMPT_BLOCKS, CHUNK_BLOCKS)}
+    assert pair.b.load().num_running == pair.b.load().num_waiting == 0
+    pair.until(lambda: not len(pair.prefetches))
+    assert (pair.num_cached, pair.b.load().num_used_blocks) == (PROMPT_BLOCKS, 0)
+
+
+def test_the_request_finds_them_as_hits_of_the_other_engine_and_only_pulls_the_rest() -> None:
+    pair = Pair()
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    pair.until(lambda: bool(pair.tokens[1]))
+    num_before = pair.num_cached
+    pair.add(pair.b, 2, holder="a")
+    pair.until(lambda: {1, 2} <= pair.ended)
+    assert pair.tokens[2] == pair.tokens[1]
+    assert pair.tiers[2] == {"peer": PROMPT_BLOCKS * BLOCK}
+    load = pair.b.load()
+    assert load.peers is not None
+    assert load.peers.num_pulled == PROMPT_BLOCKS * BLOCK
+    assert num_before * BLOCK <= load.peers.num_prefetched <= PROMPT_BLOCKS * BLOCK
+    assert load.peers.num_discarded == 0
+    assert len(pair.prefetches) == 0
+    # A later request hits what is here.
+    pair.add(pair.b, 3)
+    pair.until(lambda: 3 in pair.ended)
+    assert pair.tiers[3] == {}
+
+
+def test_blocks_are_announced_as_every_cached_block_is() -> None:
+    pair = Pair()
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    said = set[bytes]()
+    hear = pair._hear
+
+    def hear_events(output: StepOutput | None) -> None:
+        if output is not None and output.cache_events is not None and not output.keys:
+            said.update(each for chain in output.cache_events.stored for each in chain.hashes)
+        hear(output)
+
+    pair._hear = hear_events  # type: ignore[method-assign]
+    pair.until(lambda: not len(pair.prefetches))
+    assert said >= set(HASHES)
+
+
+def test_what_running_and_waiting_requests_need_is_not_taken() -> None:
+    pair = Pair(num_blocks=2 * PROMPT_BLOCKS)
+    pair.add(pair.b, 1, OTHER, more=40)
+    pair.add(pair.b, 2, [each + 1 for each in OTHER], more=40)
+    pair.add(pair.a, 3)
+    pair.prefetch()
+    while 2 not in pair.ended:
+        pair.turn()
+        assert pair.prefetches.num_loading_blocks <= pair.b._scheduler.pool.num_usable // prefetches.SPARE_SHARE
+    assert pair.b.load().num_preemptions == 0
+    pair.until(lambda: pair.num_cached == PROMPT_BLOCKS)
+
+
+def test_blocks_on_their_way_return_where_requests_lack_them() -> None:
+    pair = Pair(num_blocks=PROMPT_BLOCKS + 6)
+    pair.add(pair.a, 1)
+    pair.until(lambda: 1 in pair.ended)
+    pair.prefetch()
+    # What is said to the holder is not delivered: the load stays open.
+    pair.b.step()
+    assert pair.prefetches.num_loading_blocks > 0
+    pair.add(pair.b, 2, OTHER[: (PROMPT_BLOCKS + 4) * BLOCK])
+    for _ in range(100):
+        pair._hear(pair.b.step())
+        pair.now += 0.1
+        if pair.tokens[2]:
+            break
+    assert pair.tokens[2]
+    pair.until(lambda: 2 in pair.ended and not len(pair.prefetches))
+    assert pair.b.load().num_used_blocks == 0
+
+
+@pytest.mark.parametrize("ended_at", [0, 3, 9])
+def test_an_ended_prefetch_asks_no_more_and_holds_nothing(ended_at: int) -> None:
+    pair = Pair()
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    pair.until(lambda: pair.num_cached >= ended_at)
+    pair.b.end_prefetch(1)
+    pair.b.end_prefetch(1)
+    num_cached = pair.num_cached
+    pair.until(lambda: 1 in pair.ended)
+    # What was on its way still comes.
+    assert num_cached <= pair.num_cached <= num_cached + prefetches.MOST_LOADS * CHUNK_BLOCKS
+    assert (len(pair.prefetches), pair.b.load().num_used_blocks, pair.b.idle_seconds) == (0, 0, None)
+
+
+def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more() -> None:
+    pair = Pair()
+    asked_at = []
+    send = pair.link._send
+    with patch.object(pair.link, "_send", side_effect=lambda *said: (asked_at.append(pair.now), send(*said))):
+        pair.prefetch(seconds=20.0)
+        while len(pair.prefetches):
+            sleep = pair.b.idle_seconds
+            assert sleep is not None
+            pair.turn(max(sleep, 0.001))
+    assert pair.now <= 21.0
+    assert not pair.b.has_work()
+
+
+def test_a_prefetch_is_given_up_where_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetches, "MOST_EMPTY_ASKS", 8)
+    pair = Pair()
+    pair.prefetch(seconds=1e6)
+    pair.until(lambda: not len(pair.prefetches))
+    assert pair.now < 20
+
+
+def test_a_request_that_waits_for_a_load_which_brings_too_little_pulls_the_rest() -> None:
+    pair = Pair()
+    pair.add(pair.a, 1)
+    for _ in range(3):
+        pair.a.step()
+    pair.prefetch()
+    # The holder has the first of these.
+    pair.b.step()
+    assert pair.prefetches.num_loading == prefetches.MOST_LOADS
+    pair.add(pair.b, 2, holder="a")
+    pair.b.step()
+    pair.until(lambda: {1, 2} <= pair.ended)
+    assert pair.tokens[2] == pair.tokens[1]
+    load = pair.b.load()
+    assert load.peers is not None
+    assert load.peers.num_pulled > CHUNK_BLOCKS * BLOCK
+
+
+def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:
+    pair = Pair()
+    assert pair.b._tiers.peers is not None
+    before = pair.b._tiers.peers.seconds_per_block
+    pair.add(pair.a, 1)
+    pair.prefetch()
+    pair.until(lambda: not len(pair.prefetches))
+    assert pair.b._tiers.peers.seconds_per_block == before
+
+
+def test_half_of_the_slots_are_left_for_requests() -> None:
+    pair = Pair(num_peer_blocks=12)
+    pair.add(pair.a, 1)
+    pair.until(lambda: 1 in pair.ended)
+    pair.prefetch()
+    most = 0
+    while pair.num_cached < PROMPT_BLOCKS:
+        pair.turn()
+        most = max(most, pair.prefetches.num_loading_blocks)
+    assert 0 < most <= 3
+
+
+def test_an_engine_that_pulls_nothing_ignores_prefetches() -> None:
+    pair = Pair(num_peer_blocks=0)
+    pair.b.prefetch(
+        NewPrefetch(
+            number=1,
+            hashes=HASHES,
+            namespace=NAMESPACE,
+            tenant="",
+            holder=Holder(address="a", epoch=1, num_tokens=9),
+            chunk_blocks=CHUNK_BLOCKS,
+            seconds=60.0,
+        )
+    )
+    pair.b.end_prefetch(1)
+    assert pair.b.idle_seconds is None
+    assert not pair.b.has_work() or pair.b.step() is None
