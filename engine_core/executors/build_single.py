@@ -29,10 +29,11 @@ from ..weights.model_file import DTYPES, Tensors
 from .chained_heads import ChainedHeads
 from .draft_model import DraftModel
 from .memory_swapper import MemorySwapper
+from .new_cache import NewCache, cache_in, private_cache
 from .own_guesser import OwnGuesser
 from .parallel_heads import ParallelHeads
 from .runner import Runner
-from .shared_kv import NewCache, SharedMemory, private_cache
+from .shared_kv import SharedMemory
 from .single import SingleExecutor
 
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
@@ -131,7 +132,7 @@ def single_executor(
     and `heads`: platform and weights of those of the request."""
     served = _model(request, config, platform, weights)
     memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
-    new_cache = private_cache if memory is None else memory.cache
+    new_cache = private_cache if memory is None else cache_in(memory)
     runner = Runner(served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache)
     if request.draft is not None:
         assert draft is not None

@@ -19,9 +19,9 @@ from ..heads.registry import ChainHeads
 from ..ragged import places
 from .batch import ragged_batch
 from .kept_positions import CATCH_UP, UNKNOWN
+from .new_cache import NewCache, private_cache
 from .own_guesser import Computed, Draw
 from .row_states import RowStates
-from .shared_kv import NewCache, private_cache
 
 
 class ChainedHeads:

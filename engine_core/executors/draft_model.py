@@ -14,8 +14,8 @@ from ..executor import Int32Array
 from ..models.model import Model
 from .batch import ragged_batch
 from .kept_positions import KeptPositions
+from .new_cache import NewCache, private_cache
 from .own_guesser import Computed, Draw
-from .shared_kv import NewCache, private_cache
 
 
 class DraftModel:

@@ -19,9 +19,9 @@ from ..sampling.pooling import Pools
 from ..sampling.sampler import Sampler
 from ..sampling.verification import by_entry, gained, positions_of
 from .batch import make_batch, num_sampled
+from .new_cache import NewCache, private_cache
 from .own_drafts import at_known_positions, with_at_most
 from .own_guesser import Computed, OwnGuesser
-from .shared_kv import NewCache, private_cache
 from .warmup_plans import warmup_plans
 
 SCORED_AT_ONCE = 256

@@ -8,35 +8,26 @@ here.
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..executor import Int32Array, UInt8Array
-from ..kv.lanes import Lane, ThreadLane
+from ..lanes import Lane, ThreadLane
 from ..ring import anonymous_memory, map_at_least
 
-NewCache = Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]
-"""Makes a KV cache of a shape, zeroed."""
 ASSUMED_BYTES_PER_SECOND = 2e9
 """Of a copy that shares its memory with steps."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
 """Names the numbering of processes that this one belongs to: those of two containers differ."""
-
-
-def private_cache(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """See `NewCache`: one that no other process reaches."""
-    return torch.zeros(*shape, dtype=dtype, device=device)
 
 
 class SharedMemory:
@@ -55,11 +46,6 @@ class SharedMemory:
         found: UInt8Array = np.frombuffer(map_at_least(memory, size), np.uint8)
         self.pieces.append((memory, name, found))
         return found
-
-    def cache(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """See `NewCache`; on the CPU."""
-        assert device.type == "cpu", device
-        return torch.from_numpy(self.bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(*shape)
 
 
 class SharedCopies:

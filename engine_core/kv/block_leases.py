@@ -16,10 +16,10 @@ from itertools import takewhile
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
+from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
 from .direct_leases import DirectLeases, Release
-from .lanes import Lane, ThreadLane
 from .lending import Lender, Read
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 

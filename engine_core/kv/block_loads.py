@@ -72,6 +72,8 @@ class BlockLoads:
         compute_seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`compute_seconds` says how long the tokens of a block take to compute; 0 where that is not known."""
+        self.num_decoding: Callable[[], int] = lambda: 0
+        """Requests that wait while a prompt is computed."""
         self._pool, self._cache, self._clock, self._compute_seconds = pool, cache, clock, compute_seconds
         self._sources = tuple(sources)
         self._open: dict[Ticket, _Load] = {}
@@ -128,7 +130,8 @@ class BlockLoads:
             if source in excluded or not (num_blocks := source.find(hashes)):
                 continue
             cost = source.cost(num_blocks)
-            saved = num_blocks * compute_seconds - cost
+            num_waiting = 1 + (self.num_decoding() if source.spares_steps else 0)
+            saved = num_blocks * compute_seconds * num_waiting - cost
             if compute_seconds and saved < 0:
                 continue
             worth = (saved, 0.0) if compute_seconds else (num_blocks, -cost)

@@ -83,6 +83,11 @@ class BlockSource(Loader, Protocol):
         block is cached on the device, or later, after a call of `on_gained`."""
 
     @property
+    def spares_steps(self) -> bool:
+        """Whether blocks lie there so that steps here need not compute them: what computing takes then counts once more
+        for each request that decodes beside it, as routing counts it."""
+
+    @property
     def has_background_work(self) -> bool:
         """Whether `poll` is to be called soon although no load is open."""
 

@@ -17,10 +17,10 @@ from functools import partial
 import numpy as np
 
 from ..executor import Swapper, SwapPlan
+from ..lanes import Lane, ThreadLane
 from ..step_output import DiskUse
 from .block_files import BlockFiles, FoundBlock, is_disk_full
 from .block_source import LoadEnd, Owner, Ticket
-from .lanes import Lane, ThreadLane
 from .lending import Read
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
@@ -45,6 +45,7 @@ class DiskBlocks:
     """See `BlockSource` and `Lender`."""
 
     tier = "disk"
+    spares_steps = False
 
     def __init__(
         self,

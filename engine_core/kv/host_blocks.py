@@ -26,6 +26,7 @@ class HostBlocks:
     """
 
     tier = "host"
+    spares_steps = False
     has_background_work = False
 
     def __init__(self, swapper: Swapper, num_slots: int) -> None:

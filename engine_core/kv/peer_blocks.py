@@ -16,12 +16,12 @@ from itertools import count
 from typing import NamedTuple
 
 from ..executor import Swapper
+from ..lanes import Lane, ThreadLane
 from ..request import Holder
 from . import block_record
 from .block_record import HEADER_LEN
 from .block_source import LoadEnd, Outcome, Owner, Ticket
 from .direct_pulls import DirectEnd, DirectPulls
-from .lanes import Lane, ThreadLane
 from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
@@ -45,6 +45,7 @@ class PeerBlocks:
     """See `BlockSource`."""
 
     tier = "peer"
+    spares_steps = True
     held: Collection[bytes] = ()
 
     def __init__(

@@ -70,6 +70,7 @@ class Scheduler:
         self.waiting = WaitingQueue(self._num_shares)
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
+        self.loads.num_decoding = lambda: len(self.running) - len(self.prefilling)
         self.num_preemptions = 0
         self.prefetched = PrefetchedBlocks(self.pool, config.block_size)
         self.hits = PrefixHits(self.cache, self.prefetched, clock)

@@ -8,6 +8,7 @@ import sys
 import torch
 
 from headwater.engine_core.executors.memory_swapper import MemorySwapper
+from headwater.engine_core.executors.new_cache import cache_in
 from headwater.engine_core.executors.shared_kv import SharedMemory
 from headwater.kernels.copy_blocks import as_planes
 
@@ -28,7 +29,7 @@ def main() -> None:
     caches = contents(seed)
     if device == "cpu":
         memory = SharedMemory()
-        shared = [memory.cache(each.shape, each.dtype, each.device) for each in caches]
+        shared = [cache_in(memory)(each.shape, each.dtype, each.device) for each in caches]
         for mine, each in zip(shared, caches, strict=True):
             mine.copy_(each)
         copies = MemorySwapper.of(shared, 1, memory).direct_copies

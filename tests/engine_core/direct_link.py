@@ -15,10 +15,14 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.kv.block_record import HEADER_LEN
 from headwater.engine_core.kv.peer_link import (
     Claim,
+    LeaseCopied,
     LeaseEnd,
     LeaseRequest,
     Lent,
     PeerLink,
+    Placed,
+    Places,
+    PullCopied,
     Pulled,
     PullEnd,
     PullRequest,
@@ -60,6 +64,14 @@ class DirectLink:
         match message:
             case PullRequest():
                 self._due.append(partial(self._ask, sender, message))
+            case PullCopied(pull=pull):
+                [lease] = [lease for lease, (_, request) in self._open.items() if request.pull == pull]
+                owner = self._engines[self._open[lease][1].holder.address]
+                self._due.append(partial(owner.take, LeaseCopied(lease=lease)))
+            case Lent(places=Places() as places):
+                puller, request = self._open[message.lease]
+                placed = Placed(pull=request.pull, before=message.before, places=places)
+                self._due.append(partial(self._engines[puller].take, placed))
             case Lent():
                 self._due.append(partial(self._carry, message))
             case PullEnd(pull=pull):
@@ -72,7 +84,8 @@ class DirectLink:
     def _ask(self, puller: str, request: PullRequest) -> None:
         lease = next(self._leases)
         self._open[lease] = puller, request
-        self._engines[request.holder.address].take(LeaseRequest(lease=lease, wanted=request.wanted))
+        asked = LeaseRequest(lease=lease, wanted=request.wanted, is_direct=request.is_direct)
+        self._engines[request.holder.address].take(asked)
 
     def _carry(self, lent: Lent) -> None:
         if (found := self._open.pop(lent.lease, None)) is None:

@@ -29,6 +29,7 @@ class ScriptedSource:
         self._on_lost: Callable[[bytes], None] = lambda _: None
 
     tier = "elsewhere"
+    spares_steps = False
     has_background_work = False
 
     @property

@@ -222,3 +222,12 @@ def test_a_ticket_that_ends_twice_is_a_defect_of_its_source() -> None:
     source._ends.append(LoadEnd(ticket, Outcome.FAILED))
     with pytest.raises(KeyError):
         blocks.loads.poll()
+
+
+def test_what_others_wait_for_meanwhile_counts_where_a_source_spares_it() -> None:
+    slow = source_of(LONG, seconds_per_block=2.0)
+    loads = Blocks(slow, compute_seconds=1.0).loads
+    loads.num_decoding = lambda: 3
+    assert loads.find(LONG, 0, 4) is None
+    slow.spares_steps = True
+    assert loads.find(LONG, 0, 4) == Offer(slow, 4, 8.0)

@@ -16,6 +16,7 @@ import torch
 
 from headwater.engine_core.executor import DirectCopies, DirectCopy
 from headwater.engine_core.executors.memory_swapper import MemorySwapper
+from headwater.engine_core.executors.new_cache import cache_in
 from headwater.engine_core.executors.shared_kv import SharedMemory
 from headwater.kernels.copy_blocks import as_planes
 from tests.engine_core.direct_copy_owner import SHAPES, contents
@@ -54,7 +55,7 @@ def own(device: str, num_blocks: int = 7) -> tuple[list[torch.Tensor], DirectCop
     caches, copies = contents(OWN, num_blocks), None
     if device == "cpu":
         memory = SharedMemory()
-        shared = [memory.cache(each.shape, each.dtype, each.device) for each in caches]
+        shared = [cache_in(memory)(each.shape, each.dtype, each.device) for each in caches]
         for mine, each in zip(shared, caches, strict=True):
             mine.copy_(each)
         caches, copies = shared, MemorySwapper.of(shared, 1, memory).direct_copies

@@ -41,6 +41,7 @@ CONFIG = EngineConfig(
 class RecordingSwapper:
     """Says that blocks came when the test says so."""
 
+    direct_copies = None
     seconds_per_block = 0.25
 
     def __init__(self) -> None:

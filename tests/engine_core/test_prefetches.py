@@ -13,8 +13,8 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.block_record import kv_key
-from headwater.engine_core.kv.lanes import Job
 from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.lanes import Job
 from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

@@ -35,11 +35,12 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return convert(home / "hf", home / "ours", request.param)
 
 
-def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path) -> None:
+@pytest.mark.parametrize("way", ["auto", "off"])
+def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path, way: str) -> None:
     alone = SmallEngine(folder, max_model_len=256)
     known = [alone.answer([prompt], SAMPLING)[0] for prompt in PROMPTS]
     link = DirectLink()
-    first, second = (SmallEngine(folder, link=link, address=each, **SIZES) for each in "ab")
+    first, second = (SmallEngine(folder, link=link, address=each, kv_peer_direct=way, **SIZES) for each in "ab")
     for prompt, expected in zip(PROMPTS, known, strict=True):
         [computed] = first.answer([prompt], SAMPLING)
         [pulled] = second.answer([prompt], SAMPLING, holder=at("a"))
@@ -47,6 +48,9 @@ def test_pulled_blocks_have_the_bits_of_computed_ones(folder: Path) -> None:
         assert same(pulled, expected)
         assert (computed.cached_tokens, pulled.cached_tokens) == (0, NUM_CACHED)
     assert second.engine.load().hits_by_tier == {"peer": 3 * NUM_CACHED}
+    pulls = second.engine.load().peers
+    assert pulls is not None
+    assert pulls.num_direct == (pulls.num_pulled if way == "auto" else 0)
     load = first.engine.load()
     assert load.peers is not None
     assert (load.peers.num_lent, load.peers.num_leases, load.num_used_blocks) == (3 * NUM_CACHED, 0, 0)

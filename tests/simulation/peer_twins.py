@@ -184,6 +184,11 @@ class Replica:
         assert not self.peers._early, "early loads are left"
 
 
+def turned(claim: Claim) -> Claim:
+    """The same blocks, the last one first."""
+    return Claim(key=claim.key, hashes=claim.hashes[::-1], generations=claim.generations[::-1])
+
+
 class LinkTwin:
     """What lies between the engines: servers, connections, and all that befalls them."""
 
@@ -278,7 +283,7 @@ class LinkTwin:
         elif transfer.fault == "torn":
             before = Claim(key=before.key, hashes=before.hashes[:1], generations=before.generations[:1])
         elif transfer.fault == "stale":
-            before = Claim(key=before.key, hashes=before.hashes[::-1], generations=before.generations)
+            before, places = turned(before), Places(handle=places.handle, blocks=places.blocks[::-1])
         placed = Placed(pull=transfer.request.pull, before=before, places=places)
         transfer.puller.engine.take(placed)
         if transfer.fault == "doubled":
@@ -291,6 +296,8 @@ class LinkTwin:
         after = lent.after
         if transfer.fault == "half":
             after = Claim(key=after.key, hashes=after.hashes[:1], generations=after.generations[:1])
+        if transfer.fault == "stale" and transfer.request.is_direct:
+            lent, after = replace(lent, before=turned(lent.before)), turned(after)
         if transfer.fault == "overwritten":
             after = replace(after, generations=[number + 1 for number in after.generations])
         self._answer(transfer, lent.before, after)

@@ -59,6 +59,10 @@ def unpin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DirectLeases, "_pin", pin_and_let_go)
     patch.setattr(DirectLeases, "_let_go", lambda leases, lease: None)
     patch.setattr(DirectLeases, "pinned_blocks", property(lambda leases: []))
+    copy_slowly(patch)
+
+
+def copy_slowly(patch: pytest.MonkeyPatch) -> None:
     copy_block, turns = SharedCopies._copy_block, count()
 
     def copy_late(copies: SharedCopies, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int) -> None:
@@ -97,6 +101,7 @@ def given_up_while_copied(patch: pytest.MonkeyPatch) -> None:
     """A load that was given up ends while its blocks are still written to."""
     has_ended = property(lambda pull: pull.answer is not None)
     patch.setattr(_Pull, "has_ended", has_ended)
+    copy_slowly(patch)
 
 
 def stale_hash(patch: pytest.MonkeyPatch) -> None:

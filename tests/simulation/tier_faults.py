@@ -24,7 +24,7 @@ from headwater.engine_core.executors.simulated import SimulatedExecutor, Simulat
 from headwater.engine_core.executors.simulated_model import SimulatedModel, UInt64Array, expected_tokens
 from headwater.engine_core.kv import disk_blocks
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
-from headwater.engine_core.kv.lanes import Job
+from headwater.engine_core.lanes import Job
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput

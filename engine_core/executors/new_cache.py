@@ -1,0 +1,29 @@
+"""Makes KV caches: of this process alone, or in memory that others copy from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from .shared_kv import SharedMemory
+
+NewCache = Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]
+"""Makes a KV cache of a shape, zeroed."""
+
+
+def private_cache(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """See `NewCache`: one that no other process reaches."""
+    return torch.zeros(*shape, dtype=dtype, device=device)
+
+
+def cache_in(memory: SharedMemory) -> NewCache:
+    """Makes caches on the CPU, in pieces of the memory."""
+    return partial(_shared_cache, memory)
+
+
+def _shared_cache(memory: SharedMemory, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    assert device.type == "cpu", device
+    return torch.from_numpy(memory.bytes(math.prod(shape) * dtype.itemsize)).view(dtype).view(*shape)
