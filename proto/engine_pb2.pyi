@@ -838,6 +838,67 @@ class SetRoleReply(_message.Message):
 Global___SetRoleReply: _TypeAlias = SetRoleReply  # noqa: Y015
 
 @_typing.final
+class PrefetchRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HOLDER_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHES_FIELD_NUMBER: _builtins.int
+    CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    LIMIT_MS_FIELD_NUMBER: _builtins.int
+    CHUNK_BLOCKS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """the incarnation that is asked"""
+    block_hashes: _builtins.bytes
+    """16 bytes each, one after another: the prompt's full blocks from the first one on"""
+    cache_namespace: _builtins.bytes
+    """16 bytes: root of the hash chain"""
+    tenant: _builtins.str
+    """whose blocks they are"""
+    limit_ms: _builtins.int
+    """after which the prefetch ends by itself"""
+    chunk_blocks: _builtins.int
+    """blocks that a step of the holder fills at most"""
+    @_builtins.property
+    def holder(self) -> Global___Holder:
+        """the engine that computes the prompt"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        holder: Global___Holder | None = ...,
+        block_hashes: _builtins.bytes = ...,
+        cache_namespace: _builtins.bytes = ...,
+        tenant: _builtins.str = ...,
+        limit_ms: _builtins.int = ...,
+        chunk_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_hashes", b"block_hashes", "cache_namespace", b"cache_namespace", "chunk_blocks", b"chunk_blocks", "epoch", b"epoch", "holder", b"holder", "limit_ms", b"limit_ms", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchRequest: _TypeAlias = PrefetchRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchReply: _TypeAlias = PrefetchReply  # noqa: Y015
+
+@_typing.final
 class InfoRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

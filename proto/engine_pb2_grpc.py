@@ -60,6 +60,11 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.SetRoleRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.SetRoleReply.FromString,
                 _registered_method=True)
+        self.Prefetch = channel.stream_unary(
+                '/headwater.v1.Engine/Prefetch',
+                request_serializer=headwater_dot_proto_dot_engine__pb2.PrefetchRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_engine__pb2.PrefetchReply.FromString,
+                _registered_method=True)
         self.Info = channel.unary_unary(
                 '/headwater.v1.Engine/Info',
                 request_serializer=headwater_dot_proto_dot_engine__pb2.InfoRequest.SerializeToString,
@@ -105,6 +110,14 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prefetch(self, request_iterator, context):
+        """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
+        with the call, whichever side ends it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Info(self, request, context):
         """Who the replica is, what it serves, and how busy it is now.
         """
@@ -139,6 +152,11 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.SetRole,
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.SetRoleRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.SetRoleReply.SerializeToString,
+            ),
+            'Prefetch': grpc.stream_unary_rpc_method_handler(
+                    servicer.Prefetch,
+                    request_deserializer=headwater_dot_proto_dot_engine__pb2.PrefetchRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_engine__pb2.PrefetchReply.SerializeToString,
             ),
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
@@ -281,6 +299,33 @@ class Engine:
             '/headwater.v1.Engine/SetRole',
             headwater_dot_proto_dot_engine__pb2.SetRoleRequest.SerializeToString,
             headwater_dot_proto_dot_engine__pb2.SetRoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prefetch(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/headwater.v1.Engine/Prefetch',
+            headwater_dot_proto_dot_engine__pb2.PrefetchRequest.SerializeToString,
+            headwater_dot_proto_dot_engine__pb2.PrefetchReply.FromString,
             options,
             channel_credentials,
             insecure,

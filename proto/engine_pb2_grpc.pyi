@@ -42,6 +42,10 @@ class EngineStub:
     """Leaves: takes no new work, ends what runs within the limit."""
     SetRole: _grpc.UnaryUnaryMultiCallable[_engine_pb2.SetRoleRequest, _engine_pb2.SetRoleReply]
     """Changes the role, at once and without draining."""
+    Prefetch: _grpc.StreamUnaryMultiCallable[_engine_pb2.PrefetchRequest, _engine_pb2.PrefetchReply]
+    """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
+    with the call, whichever side ends it.
+    """
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]
     """Who the replica is, what it serves, and how busy it is now."""
 
@@ -58,6 +62,10 @@ class EngineAsyncStub(EngineStub):
     """Leaves: takes no new work, ends what runs within the limit."""
     SetRole: _aio.UnaryUnaryMultiCallable[_engine_pb2.SetRoleRequest, _engine_pb2.SetRoleReply]  # type: ignore[assignment]
     """Changes the role, at once and without draining."""
+    Prefetch: _aio.StreamUnaryMultiCallable[_engine_pb2.PrefetchRequest, _engine_pb2.PrefetchReply]  # type: ignore[assignment]
+    """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
+    with the call, whichever side ends it.
+    """
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]  # type: ignore[assignment]
     """Who the replica is, what it serves, and how busy it is now."""
 
@@ -101,6 +109,16 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_pb2.SetRoleReply, _abc.Awaitable[_engine_pb2.SetRoleReply]]:
         """Changes the role, at once and without draining."""
+
+    @_abc_1.abstractmethod
+    def Prefetch(
+        self,
+        request_iterator: _MaybeAsyncIterator[_engine_pb2.PrefetchRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_pb2.PrefetchReply, _abc.Awaitable[_engine_pb2.PrefetchReply]]:
+        """Pulls blocks of a prompt that another engine computes, before the request comes. Takes one message; the prefetch ends
+        with the call, whichever side ends it.
+        """
 
     @_abc_1.abstractmethod
     def Info(

@@ -30,7 +30,7 @@ MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 1.0
 answers once a step, so that this is shorter than a chunk takes."""
 MOST_EMPTY_ASKS = 64
 """In succession, after which a prefetch is given up: about a minute."""
-LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.005
 """Between two looks of an idle engine at what is on its way. What the holder sends wakes it at once."""
 
 

@@ -22,7 +22,7 @@ class PrefixHits:
     def __init__(self, cache: PrefixCache, prefetched: PrefetchedBlocks, clock: Callable[[], float]) -> None:
         self._cache, self._prefetched, self._clock = cache, prefetched, clock
         self.seconds_per_token = 0.0
-        """How long a hit token of the last prompts took to be there; 0 where the device had them all."""
+        """How long a hit token of the last prompts took to be there, without pulls; 0 where the device had them all."""
         self.num_resumed_kept = 0
         """Known tokens of preempted requests that were seated again, whose blocks the device still had."""
         self.num_resumed_loaded = 0
@@ -37,7 +37,9 @@ class PrefixHits:
     def note_loaded(self, request: RequestState, tier: str, num_tokens: int) -> None:
         """Notes that the wait is over: a source of this tier brought so many tokens."""
         request.num_loaded_tokens[tier] += num_tokens
-        request.load_seconds += self._clock() - request.load_began
+        # Pulls have a speed of their own: what is pulled was no hit of this engine's caches.
+        if tier != PeerBlocks.tier:
+            request.load_seconds += self._clock() - request.load_began
 
     def note_seated(self, request: RequestState) -> None:
         """Notes that a request gets a row, with its first `num_computed` tokens cached."""

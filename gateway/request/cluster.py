@@ -24,6 +24,7 @@ from ..router.router import Router
 from ..stages.catalogues import Catalogues
 from ..stages.cold_start_queue import ColdStartQueue
 from ..stages.output_sessions import ANY_MODEL, OutputSessions
+from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
 from ..tenancy.accounts import Accounts
 from ..tenancy.cache_namespace import CacheNamespaces
@@ -64,6 +65,7 @@ class Cluster:
     """Logger of requests. NOTE: it is bound once; binding is most of the cost of a line that is not written."""
     outages: Callable[[], tuple[str, ...]] = tuple
     """Names of services that the gateway does without for now."""
+    prefetches: Prefetches = field(default_factory=Prefetches)
     migrations: Migrations = field(default_factory=Migrations)
     draining: bool = False
     """Whether the gateway takes no new requests."""
@@ -217,7 +219,7 @@ class Cluster:
         await listeners
 
     def follow(self, change: Change) -> None:
-        """Keeps the connections to processors and output processors in step with the membership."""
+        """Keeps the connections to other stages in step with the membership."""
         member, kind = change.member, change.kind
         model = member.model.name if member.model is not None else ANY_MODEL
         if member.kind is Kind.PROCESSOR and kind is ChangeKind.JOINED:
@@ -228,12 +230,15 @@ class Cluster:
             self.outputs.join(member.address, model)
         elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.LEFT:
             self.outputs.leave(member.address, model)
+        elif member.kind is Kind.ENGINE and kind is ChangeKind.LEFT:
+            self.prefetches.leave(member.address)
         if kind is not ChangeKind.UPDATED:
             self.cold_starts.look_again()
 
     async def close(self) -> None:
         await self.processors.close()
         await self.outputs.close()
+        await self.prefetches.close()
         self.long_work.close()
 
 

@@ -25,6 +25,7 @@ from .cluster import Cluster
 from .fault_history import FaultHistory
 from .generation import Generation
 from .open_request import go_on, open_request, stream_context
+from .prefetching import prefetching
 from .prompt_turns import PromptTurns
 from .release import release
 from .stream_failure import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, StreamLost
@@ -188,7 +189,8 @@ class Dispatcher:
         reason, is_outage = "client_gone", False
         try:
             await self._open(session, decision)
-            await ended
+            with prefetching(cluster.prefetches, generation, decision):
+                await ended
         except errors.Unavailable as error:
             loss = error if isinstance(error, StreamLost) else None
             if loss is None and error.code == OUTPUT_PROCESSOR_UNAVAILABLE:

@@ -28,7 +28,8 @@ class Parts(NamedTuple):
     filled: float
     """Share of KV blocks that would be in use."""
     hand_over: float = 0.0
-    """Time until another replica has the prompt's blocks, where this one computes prompts for others."""
+    """Time from the first token until another replica has the prompt's last blocks and has computed a step, where this
+    one computes prompts for others."""
     stall: float = 0.0
     """Time of this prefill, for each request that decodes meanwhile, where others compute prompts for this one."""
 

@@ -61,8 +61,11 @@ class Decision:
     """Until the prompt is computed."""
     holder: Holder | None = None
     """Another replica that may have more of the prompt cached than the chosen one."""
-    hands_over: bool = False
-    """The replica computes the prompt and one token; another attempt goes on elsewhere."""
+    successor: Member | None = None
+    """The replica that is expected to go on, where the chosen one computes the prompt and one token. The next attempt
+    may still choose another one."""
+    max_chunk_tokens: int = 0
+    """Of the prompt that the replica computes in one step at most; 0: unknown."""
     actual_cached_tokens: int | None = None
     """Known when the prompt is computed; as is the next."""
     actual_seconds: float | None = None
@@ -88,6 +91,11 @@ class Decision:
         return self.member.model_key
 
     @property
+    def hands_over(self) -> bool:
+        """Whether another attempt goes on elsewhere, behind the first token."""
+        return self.successor is not None
+
+    @property
     def num_uncached_tokens(self) -> int:
         return self.num_prompt_tokens - self.predicted_cached_tokens
 
@@ -103,6 +111,7 @@ class Decision:
             "predicted_cached_tokens": self.predicted_cached_tokens,
             "actual_cached_tokens": self.actual_cached_tokens,
             "hands_over": self.hands_over,
+            "successor": None if self.successor is None else self.successor.replica_id,
             "holder": None if self.holder is None else _held(self.holder),
             "predicted_prefill_seconds": round(self.predicted_seconds, 6),
             "actual_prefill_seconds": round(self.actual_seconds, 6) if self.actual_seconds is not None else None,

@@ -55,6 +55,11 @@ class Fleet:
         known = self.of(member.model_key).get(member.replica_id)
         return known if known is not None and known.member.epoch == member.epoch else Replica(member)
 
+    def expect(self, member: Member | None, change: int) -> None:
+        """So many more requests, or fewer, will probably go on there, if anywhere."""
+        if member is not None:
+            self.replica(member).num_expected += change
+
     def has(self, member: Member) -> bool:
         """This very incarnation."""
         known = self.of(member.model_key).get(member.replica_id)

@@ -44,6 +44,8 @@ class Replica:
     trust: Trust = field(default_factory=Trust)
     breaker: Breaker = field(default_factory=Breaker)
     routed: RoutedTokens = field(default_factory=RoutedTokens)
+    num_expected: int = 0
+    """Requests of this gateway whose prompts are computed elsewhere, and that will probably go on here."""
 
     def parts(
         self,

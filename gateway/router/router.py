@@ -219,7 +219,9 @@ class Router:
             self._fleet.of(model_key)[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
         )
         decision.holder = find_holder(replicas, owner, decision, chosen, seen)
-        decision.hands_over = may_hand_over and splitting.hands_over(replicas[chosen.replica_id], seen)
+        if may_hand_over:
+            of_kind = rates[decision.member.numerics_id]
+            decision.successor = splitting.successor(replicas[chosen.replica_id], seen, num_prompt_tokens, of_kind)
         self._metrics.decisions.add(reason)
         self._metrics.seconds(time.perf_counter() - started)
         return decision
@@ -231,6 +233,7 @@ class Router:
         num_uncached = decision.num_uncached_tokens
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
         replica.breaker.sent(now)
+        self._fleet.expect(decision.successor, 1)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
         self._recent_prompts.add(decision.model_key, decision.hashes, now)
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
@@ -265,6 +268,7 @@ class Router:
         now = self._clock()
         dispatch.replica.load.ended(dispatch.in_flight, now)
         self.peers.ended(dispatch.number)
+        self._fleet.expect(dispatch.decision.successor, -1)
         if failed:
             dispatch.replica.breaker.failed(now)
         if dispatch.is_first and (failed or self._is_logged(dispatch.request_id)):
@@ -379,6 +383,7 @@ def _decide(
         num_prompt_tokens=num_prompt_tokens,
         num_matched_blocks=parts.matched_tokens // block_size,
         block_size=block_size,
+        max_chunk_tokens=replica.load.reported.max_chunk_tokens,
         # A token is always computed, and only whole blocks are found.
         predicted_cached_tokens=min(parts.matched_tokens, num_prompt_tokens - 1) // block_size * block_size,
         predicted_seconds=parts.drain + parts.own,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from headwater.services.runtime.member import Member
 from headwater.services.runtime.role import DECODE, PREFILL
 
 from .cost import Parts
 from .decision import Candidate
+from .policy import SPREAD, load_only
 from .rates import Rates
 from .replica import Replica
 
@@ -36,19 +38,41 @@ class Splitting:
         if not self._is_split or self._has_begun:
             return parts
         if replica.role == PREFILL:
-            pulled = min(each.seconds_per_pulled_token(rates) for each in self._others)
-            return parts._replace(hand_over=num_tokens * pulled)
+            return parts._replace(hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates))
         if replica.role == DECODE:
             return parts._replace(stall=parts.own * replica.load.reported.num_running)
         return parts
 
+    def _hand_over_seconds(self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates) -> float:
+        """Blocks are pulled beside the prefill of later chunks, as far as it takes: those of the last chunk come behind
+        it. Then the other replica computes one step more than the chosen one would have."""
+        pulled = min(each.seconds_per_pulled_token(rates) for each in self._others)
+        num_left = min(num_tokens, replica.load.reported.max_chunk_tokens or num_tokens)
+        return max(num_left * pulled, num_tokens * pulled - parts.own) + parts.slow
+
     def guard(self, replica: Replica) -> str:
         return MISPLACED if self._has_begun and self._is_split and replica.role == PREFILL else ""
 
-    def hands_over(self, chosen: Replica, seen: Collection[Candidate]) -> bool:
-        """Whether another replica can go on with what the chosen one begins."""
+    def successor(self, chosen: Replica, seen: Collection[Candidate], num_tokens: int, rates: Rates) -> Member | None:
+        """The replica that goes on soonest with what the chosen one begins, as far as is known now; None where the
+        chosen one does all of it. Of those that are about as good, the one with fewest requests."""
+        if chosen.role != PREFILL or self._has_begun:
+            return None
         others = {
-            each.member.replica_id for each in self._others if each.member.numerics_id == chosen.member.numerics_id
+            each.member.replica_id: each
+            for each in self._others
+            if each.member.numerics_id == chosen.member.numerics_id
         }
-        is_able = any(each.replica_id in others and each.guard not in UNABLE for each in seen)
-        return chosen.role == PREFILL and not self._has_begun and is_able
+        costs = {
+            each.replica_id: load_only(each.parts) + _pull_seconds(others[each.replica_id], each, num_tokens, rates)
+            for each in seen
+            if each.replica_id in others and each.guard not in UNABLE
+        }
+        limit = min(costs.values(), default=0.0) * (1 + SPREAD)
+        best = [others[replica_id] for replica_id, cost in costs.items() if cost <= limit]
+        found = min(best, key=lambda each: each.load.num_requests + each.num_expected, default=None)
+        return found.member if found is not None else None
+
+
+def _pull_seconds(replica: Replica, seen: Candidate, num_tokens: int, rates: Rates) -> float:
+    return max(0, num_tokens - seen.parts.matched_tokens) * replica.seconds_per_pulled_token(rates)

@@ -38,6 +38,7 @@ from .messages import (
     Cancel,
     Command,
     Credit,
+    EndPrefetch,
     Ends,
     Fail,
     Failed,
@@ -45,6 +46,7 @@ from .messages import (
     Idle,
     MasksFilled,
     OfRequests,
+    Prefetch,
     Prepared,
     Progress,
     Ready,
@@ -88,17 +90,19 @@ def run(
                 if engine.holds_back:
                     commands.wait(PATIENCE_SECONDS)
             else:
-                stores = engine.has_background_work
-                if not (is_idle and stores):
+                sleep = STORING_SECONDS if engine.has_background_work else engine.idle_seconds
+                if not is_idle or sleep is None:
                     reports.write(encode(Idle(engine.load(), num_commands)))
                     is_idle = True
                 if not is_prepared:
                     is_prepared = _prepare(executor, commands, reports)
-                commands.wait(STORING_SECONDS if stores else None)
+                commands.wait(sleep)
             for message in commands.read():
                 _apply(engine, decode_command(message))
                 num_commands, is_idle = num_commands + 1, False
             if (output := engine.step()) is not None:
+                # The server waits for a word after each step that says something.
+                is_idle = False
                 report = encode(Step(output, *executor.take()))
                 if output.is_drawn or output.masks_wanted is not None:
                     # First of all: the device waits for it.
@@ -119,6 +123,10 @@ def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWrit
 def _apply(engine: Engine, command: Command) -> None:
     if isinstance(command, FromPeers):
         engine.take(command.message)
+    elif isinstance(command, Prefetch):
+        engine.prefetch(command.prefetch)
+    elif isinstance(command, EndPrefetch):
+        engine.end_prefetch(command.number)
     else:
         _apply_to_requests(engine, command)
 
@@ -264,6 +272,7 @@ def _ready(
         prompt_logprobs=facts.prompt_logprobs,
         drafters=drafters,
         max_draft_tokens=config.max_draft_tokens,
+        max_chunk_tokens=config.long_prefill_chunk or config.max_num_batched_tokens,
         num_peer_rows=num_rows,
         peer_row_bytes=row_bytes,
     )

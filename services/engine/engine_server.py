@@ -30,6 +30,7 @@ from .kv_events import KvEventLog
 from .masks import MaskWriter
 from .messages import Add, Ask, Cancel, Command, Idle, Ready, Step
 from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS, STEP_TOKENS
+from .prefetches import OpenPrefetches
 from .rates import Rates
 from .requests import Limits
 from .session import EngineSession
@@ -61,6 +62,7 @@ class EngineServer:
         )
         self.keys: Iterator[int] = itertools.count(1)
         self.fence = AttemptFence()
+        self.prefetches = OpenPrefetches(core.send, pulls=ready.num_peer_rows > 0)
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
@@ -156,6 +158,7 @@ class EngineServer:
             role=self._role,
             num_used_disk_bytes=disk.num_bytes if disk is not None else 0,
             num_total_disk_bytes=disk.max_bytes if disk is not None else 0,
+            max_chunk_tokens=self._ready.max_chunk_tokens,
         )
 
     @property
@@ -212,6 +215,7 @@ class EngineServer:
         """
         self.is_draining = True
         self.load_changed.set()
+        self.prefetches.end()
         num_streams = sum(session.num_streams for session in self._sessions)
         seconds_per_token = self._rates.itl(max(self.totals.num_running, 1))
         most_tokens = seconds / seconds_per_token if seconds_per_token else math.inf

@@ -16,6 +16,7 @@ from headwater.engine_core.kv.peer_link import (
     PullEnd,
     PullRequest,
 )
+from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.ring import RingEnd
@@ -68,6 +69,14 @@ class Ask(msgspec.Struct, tag="ask", array_like=True):
     keys: list[int]
 
 
+class Prefetch(msgspec.Struct, tag="prefetch", array_like=True):
+    prefetch: NewPrefetch
+
+
+class EndPrefetch(msgspec.Struct, tag="end_prefetch", array_like=True):
+    number: int
+
+
 class BlocksPulled(msgspec.Struct, tag="pulled", array_like=True):
     message: Pulled
 
@@ -92,9 +101,10 @@ class CopiedLease(msgspec.Struct, tag="copied_lease", array_like=True):
     message: LeaseCopied
 
 
+OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
 OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
-Command = OfRequests | FromPeers
+Command = OfRequests | OfPrefetches | FromPeers
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -128,6 +138,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     """Those that requests may ask for."""
     max_draft_tokens: int = 0
     """Drafted tokens of a request in a step at most; the mask table has a place for each."""
+    max_chunk_tokens: int = 0
+    """The most tokens of a prompt that one step computes."""
     num_peer_rows: int = 0
     """Rows of the memory through which blocks go from and to other engines; 0: none do."""
     peer_row_bytes: int = 0

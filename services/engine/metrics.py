@@ -162,6 +162,9 @@ class EngineCollector(Collector):
         if (peers := load.peers) is None:
             return
         yield self._counter("kv_pulled_tokens", "Tokens pulled from other engines", peers.num_pulled)
+        yield self._counter(
+            "kv_prefetched_tokens", "Pulled tokens that came before their request did", peers.num_prefetched
+        )
         yield self._counter("kv_lent_tokens", "Tokens copied for other engines", peers.num_lent)
         yield self._counter(
             "kv_pulled_directly_tokens", "Pulled tokens that were copied out of another KV cache", peers.num_direct

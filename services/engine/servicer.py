@@ -14,6 +14,7 @@ from headwater.proto import engine_pb2_grpc, events_pb2
 
 from ..runtime.errors import BadRequest
 from ..runtime.role import ROLES
+from ..runtime.tasks import owned_task
 from .engine_server import EngineServer
 from .replica import Replica
 
@@ -76,5 +77,19 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         structlog.get_logger().info("role changed", role=request.role, before=before)
         return pb.SetRoleReply(before=before)
 
+    async def Prefetch(self, requests: AsyncIterator[pb.PrefetchRequest], context: Context) -> pb.PrefetchReply:
+        async for request in requests:
+            if request.epoch != self._replica.epoch:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "another incarnation is meant")
+            async with owned_task(_read_to_the_end(requests)) as is_left:
+                await self._server.prefetches.run(request, is_left)
+            break
+        return pb.PrefetchReply()
+
     async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
         return self._replica.describe(self._server.load(), self._server.without).to_pb()
+
+
+async def _read_to_the_end(requests: AsyncIterator[pb.PrefetchRequest]) -> None:
+    async for _ in requests:
+        pass

@@ -125,13 +125,15 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(details)
-        if handler is None or (handler.request_streaming and not handler.response_streaming):
+        if handler is None:
             return handler
         serializers = {
             "request_deserializer": handler.request_deserializer,
             "response_serializer": handler.response_serializer,
         }
         method = str(details.method)
+        if handler.request_streaming and not handler.response_streaming:
+            return grpc.stream_unary_rpc_method_handler(_guard_unary(handler.stream_unary, method), **serializers)
         if handler.request_streaming:
             guarded = _guard_stream(handler.stream_stream, method, self._reader_patience)
             return grpc.stream_stream_rpc_method_handler(guarded, **serializers)

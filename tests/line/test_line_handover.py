@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -22,11 +23,18 @@ from tests.line.conftest import MODEL, Line
 
 PREFILL, DECODE = "engine-0", "engine-1"
 PROMPT = "Tell me of the river, its birds, its boats and the long nights at its mouth. " * 40
-PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0005"}
+PACE = {
+    "HEADWATER_SIMULATED_STEP_SECONDS": "0.01",
+    "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.001",
+    "HEADWATER_MAX_NUM_BATCHED_TOKENS": "256",
+    "HEADWATER_MAX_NUM_SEQS": "32",
+}
+CHUNK, LONG = 256, 3
+"""Tokens of a step at most, and how often the prompt stands in a long one."""
 MAX_TOKENS = 48
 LOOKS = 8
 """At the gateways, until each of them was met with."""
-LENGTH_SECONDS = 0.6
+LENGTH_SECONDS = 1.2
 """Of an answer, from its dispatch to its last token, over which deaths are spread."""
 
 
@@ -120,6 +128,8 @@ def busy(line: Line) -> Iterator[None]:
         # Until every gateway has heard of it.
         time.sleep(1.0)
         yield
+    line.wait_for(lambda: figure(line, DECODE, "num_requests_running") == 0, 30, "what ran does not end")
+    time.sleep(0.5)
 
 
 @pytest.mark.slow
@@ -141,6 +151,35 @@ def test_a_prompt_is_computed_at_one_engine_and_its_answer_at_another(line: Line
     alone = ask(line, 0)
     assert [each["decision"]["replica_id"] for each in explained(line, alone)["attempts"]] == [DECODE]
     assert tokens(alone) == tokens(answer)
+
+
+@pytest.mark.slow
+def test_blocks_are_pulled_beside_the_prefill_of_later_chunks(line: Line) -> None:
+    settle(line)
+    before = figure(line, DECODE, "kv_prefetched_tokens_total")
+    body = body_of(90) | {"prompt": f"90 {PROMPT * LONG}", "max_tokens": 4, "stream": True}
+    with busy(line), line.client.stream("POST", "/v1/completions", json=body) as reply:
+        events = (each for each in reply.iter_lines() if each.startswith("data:"))
+        line.wait_for(lambda: figure(line, DECODE, "kv_prefetched_tokens_total") > before, 60, "nothing is pulled")
+        # The prompt is still computed: no request is at the decode engine, and no token with the client.
+        pulled_early = figure(line, DECODE, "kv_prefetched_tokens_total") - before
+        asked = json.loads(next(events).removeprefix("data:"))
+        at_first_token = figure(line, DECODE, "kv_prefetched_tokens_total") - before
+        told = [json.loads(each.removeprefix("data:")) for each in events if "[DONE]" not in each]
+    ids = [token for each in [asked, *told] for choice in each["choices"] for token in choice.get("token_ids") or []]
+    found = explained(line, asked)
+    assert [each["decision"]["replica_id"] for each in found["attempts"]] == [PREFILL, DECODE]
+    assert found["attempts"][0]["decision"]["successor"] == DECODE
+    num_tokens = found["prompt_tokens"]
+    assert num_tokens > 3 * CHUNK
+    assert pulled_early < num_tokens - CHUNK
+    print(f"{pulled_early:.0f} of {num_tokens} tokens were there early, {at_first_token:.0f} at the first token")
+    # The last chunk is missing, and a step of the decode engine brings one block on this executor.
+    assert at_first_token > num_tokens / 2
+    assert figure(line, DECODE, "kv_prefetched_tokens_total") - before > num_tokens - CHUNK
+    # Token for token what one engine says alone.
+    alone = line.client.post("/v1/completions", json=body | {"stream": False, "cache_salt": "alone"})
+    assert alone.json()["choices"][0]["token_ids"] == ids
 
 
 @pytest.mark.slow

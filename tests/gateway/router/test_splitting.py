@@ -51,6 +51,60 @@ def test_a_long_prompt_is_split_where_answers_run(cluster: Cluster) -> None:
     assert (following.holder.member.replica_id, following.holder.num_tokens) == ("p", NUM_TOKENS)
 
 
+def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cluster: Cluster) -> None:
+    crowded = replace(DECODE, num_running=100)
+    cluster.reports("d", replace(crowded, num_prefill_tokens=4000))
+    cluster.reports("e", crowded)
+    first = choose(cluster, may_hand_over=True)
+    assert first.successor is not None
+    assert first.successor.replica_id == "e"
+    assert first.receipt["successor"] == "e"
+    cluster.reports("d", crowded)
+    dispatched = cluster.router.dispatched(first, "r")
+    following = choose(cluster, may_hand_over=True)
+    assert following.successor is not None
+    assert following.successor.replica_id == "d"
+    cluster.router.finished(dispatched)
+    assert [each.num_expected for each, _ in cluster.router.replicas()] == [0, 0, 0]
+
+
+def test_the_replica_that_has_blocks_already_goes_on(cluster: Cluster) -> None:
+    for name in "de":
+        cluster.reports(name, replace(BUSY, seconds_per_pulled_token=0.0002))
+    cluster.caches("d", PROMPT[:40])
+    decision = choose(cluster, may_hand_over=True)
+    assert decision.replica_id == "p"
+    assert decision.successor is not None
+    assert decision.successor.replica_id == "d"
+
+
+def test_only_the_last_chunk_is_pulled_behind_the_first_token(cluster: Cluster) -> None:
+    def hand_over_seconds() -> float:
+        candidates = choose(cluster, may_hand_over=True).receipt["candidates"]
+        return next(float(each["hand_over_seconds"]) for each in candidates if each["replica_id"] == "p")
+
+    # Computing takes far longer than pulling.
+    pulled = DECODE.seconds_per_pulled_token
+    step = hand_over_seconds() - NUM_TOKENS * pulled
+    assert 0 <= step < 0.1
+    cluster.reports("p", replace(PREFILL, max_chunk_tokens=512))
+    assert hand_over_seconds() == pytest.approx(512 * pulled + step, abs=1e-5)
+    cluster.reports("p", replace(PREFILL, max_chunk_tokens=1 << 20))
+    assert hand_over_seconds() == pytest.approx(NUM_TOKENS * pulled + step, abs=1e-5)
+
+
+def test_nothing_is_pulled_beside_a_prompt_that_need_not_be_computed(cluster: Cluster) -> None:
+    cluster.reports("p", replace(PREFILL, max_chunk_tokens=16))
+    pulled = 0.0002
+    for name in "de":
+        cluster.reports(name, replace(BUSY, seconds_per_pulled_token=pulled))
+    cluster.caches("p", PROMPT)
+    candidates = choose(cluster, may_hand_over=True).receipt["candidates"]
+    [found] = [each for each in candidates if each["replica_id"] == "p"]
+    assert found["own_seconds"] < 0.02
+    assert found["hand_over_seconds"] > NUM_TOKENS * pulled - 0.02
+
+
 def test_it_is_not_where_nothing_runs(cluster: Cluster) -> None:
     for name in "de":
         cluster.reports(name, DECODE)

@@ -265,3 +265,71 @@ def test_too_little_memory_is_refused_at_the_start() -> None:
     assert "kv_peer_memory is 100; allowed: 0, or 512 bytes (2 blocks, twice) and more" in engine.close()
     with pytest.raises(SettingError, match="--kv-peer-memory is -1; allowed: 0 or more bytes"):
         read_settings(EngineSettings, ["--executor=simulated", "--kv-peer-memory=-1"], env={})
+
+
+def prefetch_of(owner: Peer, puller: Peer, prompt_ids: list[int], **fields: Any) -> pb.PrefetchRequest:
+    request = pb.PrefetchRequest(
+        epoch=puller.epoch,
+        holder=owner.holds(len(prompt_ids)),
+        block_hashes=b"".join(block_hashes(bytes(16), prompt_ids, BLOCK_SIZE)),
+        cache_namespace=bytes(16),
+        limit_ms=30_000,
+        chunk_blocks=4,
+    )
+    request.MergeFrom(pb.PrefetchRequest(**fields))
+    return request
+
+
+async def test_blocks_are_prefetched_while_the_other_engine_computes_and_the_request_finds_them() -> None:
+    long = prompt(50, 800)
+    chunks = ("--max-num-batched-tokens=64", "--max-num-seqs=8")
+    async with peer(*chunks) as owner, peer(*chunks) as puller:
+        call = puller.client.stub.Prefetch()
+        await call.write(prefetch_of(owner, puller, long))
+        asked = asyncio.ensure_future(owner.ask(long))
+        await until(puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] >= 128)
+        assert not asked.done()
+        await asked
+        # At the first token only the last chunks were missing; they come without a request.
+        await until(puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] == 800)
+        call.cancel()
+        start = await puller.ask(long, holder=owner.holds())
+        assert (start.cached_tokens, tiers(start)) == (784, {"peer": 784})
+        assert await puller.metric("kv_pulled_tokens_total") == 800
+        assert await owner.metric("kv_leases") == 0
+
+
+async def test_a_prefetch_ends_with_its_call_and_a_wrong_one_is_refused() -> None:
+    async with peer() as owner, peer() as puller:
+        for fields, code in (
+            ({"epoch": 5}, grpc.StatusCode.FAILED_PRECONDITION),
+            ({"block_hashes": b"short"}, grpc.StatusCode.INVALID_ARGUMENT),
+            ({"cache_namespace": b"short"}, grpc.StatusCode.INVALID_ARGUMENT),
+        ):
+            call = puller.client.stub.Prefetch()
+            await call.write(prefetch_of(owner, puller, ASKED[0], **fields))
+            assert await call.code() == code
+        call = puller.client.stub.Prefetch()
+        await call.write(prefetch_of(owner, puller, ASKED[0]))
+        # Its end is heard before the prompt is computed: nothing is pulled any more.
+        await asyncio.sleep(0.2)
+        await call.done_writing()
+        await call
+        await owner.ask(ASKED[0])
+        await asyncio.sleep(1.5)
+        assert await puller.metric("kv_pulled_tokens_total") == 0
+
+
+async def test_a_prefetch_whose_holder_dies_leaves_nothing_behind() -> None:
+    long = prompt(51, 800)
+    async with peer("--max-num-batched-tokens=64", "--max-num-seqs=8") as owner, peer() as puller:
+        call = puller.client.stub.Prefetch()
+        await call.write(prefetch_of(owner, puller, long))
+        asked = asyncio.ensure_future(owner.client.send(add(1, long)))
+        await until(puller.engine, lambda figures: figures["headwater_kv_prefetched_tokens_total"] >= 64)
+        os.kill(owner.engine.process.pid, signal.SIGKILL)
+        await asked
+        await until(puller.engine, lambda figures: figures["headwater_kv_cache_usage_perc"] == 0)
+        start = await puller.ask(long, holder=owner.holds())
+        assert start.cached_tokens >= 64
+        call.cancel()

@@ -1,0 +1,68 @@
+"""Prefetches at engines: a call each, which lasts until its request goes on elsewhere or ends.
+
+Advice throughout: an engine that is away, leaves or knows no prefetches changes nothing for the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import grpc
+import structlog
+
+from headwater.proto import engine_pb2_grpc
+from headwater.proto.engine_pb2 import PrefetchRequest
+from headwater.services.runtime.call_proof import Impostor, StageChannel
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.tasks import end, log_failure
+
+
+class Prefetches:
+    """A channel to each engine that was asked, until the engine leaves."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, StageChannel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextlib.contextmanager
+    def running(self, address: str, request: PrefetchRequest) -> Iterator[None]:
+        """A prefetch for the length of a scope."""
+        task = self._own(self._call(address, request))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    def leave(self, address: str) -> None:
+        """The engine is no longer a member. Its prefetches end with the channel."""
+        if (channel := self._channels.pop(address, None)) is not None:
+            self._own(channel.close())
+
+    async def close(self) -> None:
+        for address in list(self._channels):
+            self.leave(address)
+        await end(*self._tasks)
+
+    def _own(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
+        return task
+
+    async def _call(self, address: str, request: PrefetchRequest) -> None:
+        if (channel := self._channels.get(address)) is None:
+            channel = self._channels[address] = open_channel(address)
+        stub: engine_pb2_grpc.EngineAsyncStub = engine_pb2_grpc.EngineStub(channel)
+        call = stub.Prefetch()
+        try:
+            await channel.proven(call)
+            await call.write(request)
+            await call
+        except (grpc.aio.AioRpcError, Impostor) as failure:
+            structlog.get_logger().debug("prefetch ended early", engine=address, problem=str(failure))
+        finally:
+            call.cancel()
