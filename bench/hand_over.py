@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -186,7 +188,22 @@ def measured_mixes(
             for mix in mixes:
                 if mix not in rates:
                     rates[mix] = LOAD * capacity(cluster, mix, seconds, workers)
-                yield {"engines": name, "mix": mix.name, **under_load(cluster, mix, rates[mix], seconds, workers)}
+                before = counters(cluster)
+                figures = under_load(cluster, mix, rates[mix], seconds, workers)
+                moved = {each: int(value - before[each]) for each, value in counters(cluster).items()}
+                yield {"engines": name, "mix": mix.name, **figures, **moved}
+
+
+def counters(cluster: ClusterRecord) -> dict[str, float]:
+    """Tokens that engines pulled so far, those of them that they prefetched, and those that they copied directly."""
+    found = dict.fromkeys(("pulled", "prefetched", "pulled_directly"), 0.0)
+    for stage in cluster.stages:
+        if stage.name.startswith("engine"):
+            with urllib.request.urlopen(f"http://{stage.addresses['metrics']}/metrics") as response:
+                text = response.read().decode()
+            for name in found:
+                found[name] += sum(map(float, re.findall(rf"^headwater_kv_{name}_tokens_total\S* (\S+)$", text, re.M)))
+    return found
 
 
 def capacity(cluster: ClusterRecord, mix: Mix, seconds: float, workers: int) -> float:
