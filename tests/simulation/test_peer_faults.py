@@ -42,6 +42,7 @@ def check_seeds(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", long_but(range(0, 2000, 500), 0))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500))
