@@ -35,7 +35,9 @@ def rows(m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.
     return torch.randn(m, k, generator=generator, device=generator.device).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=LONG_INTERPRETED), torch.float32], ids=str
+)
 @pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(
