@@ -318,9 +318,9 @@ def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
     ("form", "activation_dtype", "told"),
     [
         ("int-quantized W8A8", "model", "activations in int8; they stay in float32"),
-        ("int-quantized W8A8", "auto", ""),
+        pytest.param("int-quantized W8A8", "auto", "", marks=pytest.mark.long),
         ("fp8, blocks", "auto", "activations in fp8; they stay in float32"),
-        ("gptq of 8 bits", "model", ""),
+        pytest.param("gptq of 8 bits", "model", "", marks=pytest.mark.long),
     ],
 )
 def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(

@@ -196,7 +196,7 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
         (2048, 96, torch.float8_e4m3fn, True, False),
         pytest.param(8192, 3, torch.bfloat16, False, False, marks=pytest.mark.long),
         pytest.param(8192, 96, torch.bfloat16, True, True, marks=pytest.mark.long),
-        (8192, 3, torch.bfloat16, True, True),
+        pytest.param(8192, 3, torch.bfloat16, True, True, marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(

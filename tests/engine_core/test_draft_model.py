@@ -105,7 +105,7 @@ def adaptive(small: SmallEngine, pass_seconds: float = 0.01) -> ModelSpeculator:
     return ModelSpeculator([ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512)
 
 
-@pytest.mark.parametrize("kind", long_but(SAMPLINGS, "log probabilities", "seeded"))
+@pytest.mark.parametrize("kind", long_but(SAMPLINGS, "log probabilities"))
 def test_answers_and_log_probabilities_are_those_without_a_draft_model(
     twin: SmallEngine, stranger: SmallEngine, kind: str
 ) -> None:

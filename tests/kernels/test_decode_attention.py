@@ -12,7 +12,7 @@ BOUND = 5e-3
 SMALL = [1, 64, 511, 512, 513, 1100]
 LARGE = [1, 3, 511, 512, 513, 1024, 1025, 4097, 30_000, 700, 64, 65, 31, 32, 33, 95, 97, 129]
 """As many as a GPU computes another way than a single row, or the many below."""
-HEADS = [pytest.param(4, 2, 64, id="group-2"), pytest.param(3, 1, 128, id="group-3")]
+HEADS = [pytest.param(4, 2, 64, id="group-2"), pytest.param(3, 1, 128, id="group-3", marks=LONG_INTERPRETED)]
 GPU_HEADS = [
     pytest.param(32, 8, 128, id="qwen3-8b", marks=GPU),
     pytest.param(16, 8, 128, id="qwen3-0.6b", marks=GPU),

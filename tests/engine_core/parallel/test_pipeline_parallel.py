@@ -51,6 +51,7 @@ def test_other_families_answer_to_the_bit_as_one_process(family: str, dtype: str
         assert told(two.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
 
 
+@pytest.mark.long
 def test_shards_of_stages_answer_as_transformers(qwen3: tuple[Any, Path]) -> None:
     model, folder = qwen3
     with engine_of(folder, tensor_parallel_size=2, pipeline_parallel_size=2) as four:

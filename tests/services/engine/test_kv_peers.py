@@ -218,6 +218,7 @@ async def test_another_key_is_lent_nothing() -> None:
         assert len(frames[0].before.block_hashes) == 2
 
 
+@pytest.mark.long
 async def test_leases_end_within_five_seconds_of_a_silent_puller() -> None:
     """It asks for more than is sent while it reads nothing, and says nothing more."""
     async with peer("--kv-peer-memory=4194304", "--block-size=128", "--max-model-len=4096") as owner:
