@@ -78,7 +78,8 @@ def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(dem
     readings, _ = read_together(demo_line, SHORT, deaths)
     for kind, reading in readings.items():
         assert reading.answer == expected[kind], f"{kind} when {deaths}"
-    assert any(has_moved(demo_line, reading) for reading in readings.values() if reading.times)
+    if "engine-0" in {victim for victim, _ in deaths.values()}:
+        assert any(has_moved(demo_line, reading) for reading in readings.values() if reading.times)
 
 
 @pytest.fixture(scope="module")
