@@ -34,7 +34,7 @@ def measured(*args: str) -> accuracy.Accuracy:
     return accuracy.Accuracy(**row)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_8_bit_activations_of_the_demo_model_stay_within_their_limits() -> None:
     """Measured over 600 tokens, 2026-11-23: top-1 95 %, KL 0.004. Nothing but activations differs."""
     found = measured("--dtype=float32")
@@ -45,7 +45,7 @@ def test_8_bit_activations_of_the_demo_model_stay_within_their_limits() -> None:
     assert found.kl_mean < found.kl_p99 < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_wrong_scale_in_one_layer_shows(folder: Path, tmp_path: Path) -> None:
     """One of its tiles is scaled by two, in the file that is served."""
     options = accuracy.ExecutorOptions(model_folder=folder, max_model_len=64, activation_dtype="model")
@@ -75,6 +75,7 @@ def test_a_model_whose_weights_are_not_packed_is_refused(tmp_path: Path) -> None
         accuracy.measure(dense, "dense", [[1, 2, 3]])
 
 
+@pytest.mark.long
 def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     dense, found = convert(tmp_path / "hf", tmp_path / "ours"), {}

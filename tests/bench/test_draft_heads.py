@@ -88,6 +88,7 @@ def spoken_by(teacher: DecoderTwin, num_texts: int) -> list[Text]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
 def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(kind: str, chatting: Path) -> None:
     before, after = qualities(kind, chatting, spoken_by(model_twin(chatting), 64))
@@ -98,7 +99,11 @@ def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(kind: str
 
 @pytest.mark.parametrize(
     ("kind", "more"),
-    [("eagle", ()), ("eagle3", ("--draft-vocab", "100", "--kv-heads", "3")), ("medusa", ("--heads", "2"))],
+    [
+        pytest.param("eagle", (), marks=pytest.mark.long),
+        ("eagle3", ("--draft-vocab", "100", "--kv-heads", "3")),
+        pytest.param("medusa", ("--heads", "2"), marks=pytest.mark.long),
+    ],
 )
 def test_the_command_writes_heads_that_fit_their_model(
     kind: str, more: tuple[str, ...], chatting: Path, tmp_path: Path

@@ -18,6 +18,7 @@ from headwater.services.models.draft_model import check_draft_model
 from headwater.services.models.manifest import ModelManifest
 from tests.chatting_model import make_chatting_model
 from tests.engine_core.small_models import FAMILIES, convert, random_checkpoint
+from tests.long_values import long_but
 
 FAMILIES_OF_THE_DECODER = [name for name in FAMILIES if not name.startswith("gemma3")]
 
@@ -31,7 +32,7 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chatting_model(tmp_path_factory.mktemp("chatting"))
 
 
-@pytest.mark.parametrize("family", FAMILIES_OF_THE_DECODER)
+@pytest.mark.parametrize("family", long_but(FAMILIES_OF_THE_DECODER, FAMILIES_OF_THE_DECODER[0]))
 def test_the_twin_computes_the_logits_that_transformers_computes(family: str, tmp_path: Path) -> None:
     model = random_checkpoint(family, tmp_path / "hf")
     twin = twin_of(convert(tmp_path / "hf", tmp_path / "ours"))
@@ -56,6 +57,7 @@ def texts(num_texts: int, seed: int = 2) -> list[Text]:
     return [Text(torch.randint(3, 250, (length,), generator=generator).tolist(), 5) for length in lengths]
 
 
+@pytest.mark.long
 def test_tuning_brings_a_student_nearer_to_its_teacher_on_texts_that_it_has_not_seen(chatting: Path) -> None:
     teacher, learned = twin_of(chatting), texts(128)
     tensors = {name: tensor.clone() for name, tensor in teacher.tensors.items() if not name.startswith("layers.2.")}

@@ -86,6 +86,7 @@ def test_the_program_tells_each_engine_and_what_it_has_no_answer_for() -> None:
     assert len(json.loads(late.stdout.splitlines()[-1])["missing"]) == 4
 
 
+@pytest.mark.long
 def test_an_unknown_shape_is_refused_by_name() -> None:
     done = subprocess.run([*COMMAND, "--shape=round"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -99,7 +99,11 @@ def named(results: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [("-n", "1", "--dist", "worksteal"), ("-p", "no:xdist")], ids=["xdist", "alone"])
+@pytest.mark.parametrize(
+    "workers",
+    [pytest.param(("-n", "1", "--dist", "worksteal"), marks=pytest.mark.long), ("-p", "no:xdist")],
+    ids=["xdist", "alone"],
+)
 def test_each_test_has_a_verdict_of_its_own(folder: Path, workers: tuple[str, ...]) -> None:
     verdicts = run(folder, *workers)
     assert not verdicts.green
@@ -142,6 +146,7 @@ def test_a_file_that_cannot_be_collected_is_a_failure_with_its_error(folder: Pat
     assert verdicts.failures == {"test_other.py": "ModuleNotFoundError: No module named 'no_such_module'"}
 
 
+@pytest.mark.long
 def test_what_there_was_no_time_for_is_not_green(folder: Path) -> None:
     (folder / "test_module.py").write_text(
         "import pytest, time\npytestmark = pytest.mark.gpu\ndef test_a(): pass\ndef test_b(): time.sleep(600)\n"
@@ -169,10 +174,10 @@ def test_a_failure_that_was_not_run_again_stays_one() -> None:
 @pytest.mark.parametrize(
     ("by_group", "num_workers"),
     [
-        pytest.param(False, "1", id="load-1"),
+        pytest.param(False, "1", id="load-1", marks=pytest.mark.long),
         pytest.param(False, "2", id="load-2", marks=pytest.mark.long),
         pytest.param(True, "1", id="by group-1", marks=pytest.mark.long),
-        pytest.param(True, "2", id="by group-2"),
+        pytest.param(True, "2", id="by group-2", marks=pytest.mark.long),
     ],
 )
 def test_plain_pytest_loses_no_result_to_a_ruined_worker(folder: Path, by_group: bool, num_workers: str) -> None:

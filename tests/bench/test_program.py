@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from headwater.bench.program import BENCHMARKS
 
 
@@ -20,6 +22,7 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
         assert "run_program(" in source.read_text() or "program_name()" in source.read_text(), module
 
 
+@pytest.mark.long
 def test_a_setting_that_cannot_be_used_is_one_line() -> None:
     command = [sys.executable, "-m", "headwater.bench", "offline", "--workload=O4", "--device=cpu", "--dry-run"]
     done = subprocess.run([*command, "--load-format=none"], stderr=subprocess.PIPE, text=True, check=False, timeout=120)

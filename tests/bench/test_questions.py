@@ -35,6 +35,7 @@ def asked(text: TextModel, say: Sayer, count: int) -> list[str]:
     return [prompt[len(HEAD) : -len(TAIL)] for prompt in prompts]
 
 
+@pytest.mark.long
 def test_every_second_question_begins_with_given_words(text: TextModel) -> None:
     say = Sayer(text, ended=(0, 1))
     expected = [" no. 0?", " no. 1?", f"{OPENINGS[0]} no. 0?", f"{OPENINGS[1]} no. 1?"]

@@ -19,6 +19,7 @@ from headwater.bench.plot import check_plot
 from headwater.bench.serve import drive
 from headwater.bench.sse_client import Outcome, SseConnection
 from headwater.bench.stub_server import StubConnection
+from tests.long_values import long_but
 
 SHAPE = Shape(prompt_len=8, output_len=5, vocab_size=100, model="stub")
 
@@ -95,7 +96,7 @@ def test_words_instead_of_ids_ask_for_nothing_that_openai_does_not_know() -> Non
     assert len(body["prompt"].split()) == 8
 
 
-@pytest.mark.parametrize("suffix", ["png", "html"])
+@pytest.mark.parametrize("suffix", long_but(("png", "html"), "png"))
 async def test_a_run_leaves_its_figures_and_a_plot(stub_url: str, tmp_path: Path, suffix: str) -> None:
     plot, output = tmp_path / f"plot.{suffix}", tmp_path / "run.json"
     command = [sys.executable, "-m", "headwater.bench.serve", f"--base-url={stub_url}/v1", "--num-requests=8", "--json"]

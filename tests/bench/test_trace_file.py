@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater.bench.trace_file import TraceError
+from tests.long_values import long_but
 from tests.simulation.routing_traces import conversation
 
 TRACE = {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
@@ -55,14 +56,14 @@ def refused(name: str, path: Path) -> str:
     return said.removeprefix(of_whom).strip()
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", long_but(COMMANDS, "replay"))
 def test_a_file_without_requests_ends_the_command(name: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text("\n \n")
     assert refused(name, path) == f": there are no {'receipts' if name == 'replay' else 'requests'} in it"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", long_but(COMMANDS, "policies"))
 def test_a_line_that_is_no_request_is_named(name: str, tmp_path: Path) -> None:
     good, bad, problem = BROKEN[name]
     path = tmp_path / "requests.jsonl"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -13,6 +13,8 @@ from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS, TOO_FEW
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
+ONE_IN, OFFSET = 6, 4
+"""Cells of a CPU that `make test` runs, by the sum of row and column."""
 NEAR = 1e-4
 """Natural logarithms, in float32."""
 
@@ -37,6 +39,12 @@ class Cell:
     @property
     def needs(self) -> Fields:
         return {**self.first.needs, **self.second.needs}
+
+    @property
+    def is_in_ci(self) -> bool:
+        """Whether `make test` runs it on a CPU: every refusal does, and of the others one in `ONE_IN`, such that each
+        capability meets at least four others. `make test-long` runs the others."""
+        return self.refused is not None or self.refused_on_cpu is not None or sum(self.place) % ONE_IN == OFFSET
 
     @property
     def is_above_engine(self) -> bool:
@@ -93,6 +101,13 @@ def _cells() -> Iterator[Cell]:
 
 
 CELLS = {cell.name: cell for cell in _cells()}
+
+
+def on_a_cpu(cells: dict[str, Cell]) -> list[Any]:
+    """The cells as parameters. Those that `make test` leaves out are marked."""
+    return [
+        pytest.param(cell, id=name, marks=() if cell.is_in_ci else pytest.mark.long) for name, cell in cells.items()
+    ]
 
 
 class World(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.combinations.cells import CELLS, Cell
+from tests.combinations.cells import CELLS, Cell, on_a_cpu
 from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import (
     RANDOM_ON_CPU,
@@ -33,7 +33,7 @@ def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield Systems(stack, folder, folder, RANDOM_ON_CPU)
 
 
-@pytest.mark.parametrize("cell", CELLS_OF_A_CLUSTER.values(), ids=CELLS_OF_A_CLUSTER)
+@pytest.mark.parametrize("cell", on_a_cpu(CELLS_OF_A_CLUSTER))
 def test_tokens_are_as_promised_or_the_pair_is_refused_by_name(
     cell: Cell, systems: Systems, run_cell: CellRunner
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.combinations.cells import CELLS, Cell
+from tests.combinations.cells import CELLS, Cell, on_a_cpu
 from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import ENGINE_VOCAB_SIZE, RANDOM_ON_CPU, Systems, write_config
 
@@ -28,7 +28,7 @@ def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
         yield Systems(stack, folder, folder, RANDOM_ON_CPU)
 
 
-@pytest.mark.parametrize("cell", CELLS_OF_AN_ENGINE.values(), ids=CELLS_OF_AN_ENGINE)
+@pytest.mark.parametrize("cell", on_a_cpu(CELLS_OF_AN_ENGINE))
 def test_tokens_are_as_promised_or_the_pair_is_refused_by_name(
     cell: Cell, systems: Systems, run_cell: CellRunner
 ) -> None:

@@ -317,6 +317,7 @@ def peers(rules: list[Object], end: str) -> set[str]:
     return {each.get("headwater/stage") or each["app.kubernetes.io/component"] for each in labels}
 
 
+@pytest.mark.long
 def test_an_upgrade_keeps_what_was_drawn_and_a_rotation_draws_passwords() -> None:
     def secrets(objects: list[Object]) -> dict[str, dict[str, str]]:
         return {name: decoded(each) for name, each in of_kind(objects, "Secret").items()}

@@ -187,6 +187,7 @@ async def run(
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
 
+@pytest.mark.long
 async def test_the_first_request_from_zero_starts_an_engine_and_is_answered(run: Run) -> None:
     await run.until_zero()
     starts = run.scaler.num_starts
@@ -224,6 +225,7 @@ async def cycles(run: Run, count: int) -> None:
     assert run.killed() == []
 
 
+@pytest.mark.long
 async def test_no_request_is_lost_while_engines_go_to_zero_and_come_back(run: Run) -> None:
     await cycles(run, 5)
     assert run.num_answers >= 5 * 4
@@ -236,6 +238,7 @@ async def test_no_request_is_lost_in_fifty_cycles(run: Run) -> None:
     await cycles(run, 50)
 
 
+@pytest.mark.long
 async def test_every_stage_is_replaced_under_streams_that_do_not_notice(run: Run, installs: list[list[Object]]) -> None:
     async with run.load(16):
         await run.until(lambda: len(run.cluster.ready_pods(ENGINES)) == 2)
@@ -247,6 +250,7 @@ async def test_every_stage_is_replaced_under_streams_that_do_not_notice(run: Run
     assert run.killed() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("has_servers", [False, True], ids=["without servers", "with NATS and Valkey"])
 async def test_a_node_is_drained_under_streams_that_do_not_notice(run: Run, has_servers: bool) -> None:
     async with run.load(16):
@@ -261,6 +265,7 @@ async def test_a_node_is_drained_under_streams_that_do_not_notice(run: Run, has_
     assert run.killed() == []
 
 
+@pytest.mark.long
 async def test_a_pod_that_loads_for_longer_than_live_probes_allow_is_not_killed(
     tmp_path: Path, kept: dict[str, Any]
 ) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +20,7 @@ def locked(layer: str) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in found}
 
 
+@pytest.mark.long
 def test_each_image_has_a_bill_of_its_locked_releases_with_hashes(tmp_path: Path) -> None:
     command = [ROOT / "deploy/sbom.sh", sys.executable, tmp_path]
     subprocess.run(command, check=True, capture_output=True, timeout=120)

@@ -18,6 +18,8 @@ from tests.line.conftest import Line
 LANGUAGES = ("sh", "python")
 ADMIN_KEY = "admin-key-of-the-house"
 DEPLOYMENTS = ("deployment", "administrators")
+IN_CI = "deployment"
+"""The deployment whose blocks `make test` runs; `make test-long` runs the others."""
 RUNNABLE = [block for page in PAGES for block in blocks_of(page) if block.mark == "run"]
 SECONDS = 120
 # The simulated model comes to no end by itself: answers end with the context.
@@ -76,7 +78,10 @@ def adapted(code: str, rest: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", RUNNABLE, ids=lambda block: block.name)
+@pytest.mark.parametrize(
+    "block",
+    [pytest.param(block, id=block.name, marks=() if block.told == IN_CI else pytest.mark.long) for block in RUNNABLE],
+)
 def test_a_block_that_is_run_does_what_it_says(block: Block, folder: Path, request: pytest.FixtureRequest) -> None:
     line: Line = request.getfixturevalue(block.told)
     code = adapted(block.code, line.record.rest)

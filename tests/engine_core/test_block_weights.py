@@ -27,6 +27,7 @@ from headwater.kernels.block_formats import Q4_1, Q6_K, Q8_0, pack
 from tests.engine_core.small_models import SmallEngine, convert, expanded, greedy, random_checkpoint
 from tests.engine_core.test_weights import write_gguf
 from tests.kernels.random_blocks import random_rows
+from tests.long_values import long_but
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 """Which the `gguf` package writes."""
@@ -70,8 +71,8 @@ def test_a_file_stays_packed_with_its_embedding_and_head_and_is_no_larger(kind: 
     assert sum(tensor.n_bytes for tensor in tensors) < size < 1.03 * (tmp_path / "model.gguf").stat().st_size
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "bfloat16"))
+@pytest.mark.parametrize("kind", long_but(("Q4_1", "Q5_0", "Q8_0"), "Q4_1", "Q8_0"))
 def test_with_activations_of_the_model_a_file_answers_as_its_weights_expanded_to_the_bit(
     kind: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -82,7 +83,7 @@ def test_with_activations_of_the_model_a_file_answers_as_its_weights_expanded_to
     assert answers(folder, activation_dtype="model") == answers(tmp_path / "expanded")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(KINDS, "Q4_0"))
 def test_with_activations_in_8_bits_answers_are_close_and_not_the_same(kind: str, tmp_path: Path) -> None:
     """Random weights make logits of tens, so the log probabilities of a prompt differ by a tenth or two."""
     folder, prompt = write(tmp_path, kind), list(range(3, 203))

@@ -22,6 +22,7 @@ from headwater.engine_core.weights.dummy import dummy
 from tests.engine_core.byte_checkpoint import BYTE_FORMS, FP8, FP8_TOKENS, Form, compressed, scheme
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 PROMPTS = [[5, 6, 7], list(range(3, 60)), [9]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -35,6 +36,14 @@ KINDS_OF_FORMS = {
     "fp8": {"f8a8"},
     "float": {"f8a8"},
 }
+A_FORM_OF_EACH_KIND = (
+    "fp8, blocks",
+    "fp8, one scale",
+    "gptq of 8 bits, not symmetric, in act order",
+    "pack-quantized, 4 bits",
+    "pack-quantized, mixed by layer",
+    "int-quantized W8A8",
+)
 """Kinds of the layers of forms whose names have these words; of the others `int8`."""
 
 
@@ -69,8 +78,8 @@ def change(folder: Path, **tensors: torch.Tensor | None) -> None:
     save_file(kept, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("form", BYTE_FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", long_but(BYTE_FORMS, *A_FORM_OF_EACH_KIND))
+@pytest.mark.parametrize("dtype", long_but(DTYPES, "float32"))
 def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
     form: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -106,7 +115,7 @@ def test_a_matrix_of_blocks_is_what_transformers_makes_of_it(form: str, tmp_path
     assert torch.equal(down.weight, theirs)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm2", "gemma3"])
+@pytest.mark.parametrize("family", long_but(("qwen2", "qwen3", "smollm2", "gemma3"), "gemma3"))
 def test_families_with_biases_norms_and_tied_heads_are_served(family: str, tmp_path: Path) -> None:
     write(tmp_path, "fp8, blocks", family=family)
     packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))
@@ -289,6 +298,7 @@ def random_path(tmp_path: Path, form: Form) -> Path:
     return tmp_path / "hf"
 
 
+@pytest.mark.long
 def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
     from headwater.engine_core.executors.build import build_executor  # noqa: PLC0415 (as an engine builds it)
 
@@ -308,9 +318,9 @@ def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
     ("form", "activation_dtype", "told"),
     [
         ("int-quantized W8A8", "model", "activations in int8; they stay in float32"),
-        ("int-quantized W8A8", "auto", ""),
+        pytest.param("int-quantized W8A8", "auto", "", marks=pytest.mark.long),
         ("fp8, blocks", "auto", "activations in fp8; they stay in float32"),
-        ("gptq of 8 bits", "model", ""),
+        pytest.param("gptq of 8 bits", "model", "", marks=pytest.mark.long),
     ],
 )
 def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(

@@ -192,11 +192,11 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
 @pytest.mark.parametrize(
     ("budget", "max_num_seqs", "kv_dtype", "drafts", "library_differs"),
     [
-        (8192, 96, torch.bfloat16, True, False),
+        pytest.param(8192, 96, torch.bfloat16, True, False, marks=pytest.mark.long),
         (2048, 96, torch.float8_e4m3fn, True, False),
-        (8192, 3, torch.bfloat16, False, False),
-        (8192, 96, torch.bfloat16, True, True),
-        (8192, 3, torch.bfloat16, True, True),
+        pytest.param(8192, 3, torch.bfloat16, False, False, marks=pytest.mark.long),
+        pytest.param(8192, 96, torch.bfloat16, True, True, marks=pytest.mark.long),
+        pytest.param(8192, 3, torch.bfloat16, True, True, marks=pytest.mark.long),
     ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(

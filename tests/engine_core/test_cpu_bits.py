@@ -24,6 +24,7 @@ from headwater.kernels.row_stable_linear import (
     row_stable_linear,
 )
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(3, 512, int(n)).tolist() for n in RNG.integers(1, 400, 64)]
@@ -31,7 +32,11 @@ PROMPTS = [RNG.integers(3, 512, int(n)).tolist() for n in RNG.integers(1, 400, 6
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen3", "float32"), ("qwen3", "bfloat16"), ("gemma3 whose last layer has a window", "bfloat16")],
+    params=[
+        pytest.param(("qwen3", "float32"), marks=pytest.mark.long),
+        pytest.param(("qwen3", "bfloat16"), marks=pytest.mark.long),
+        ("gemma3 whose last layer has a window", "bfloat16"),
+    ],
     ids=["qwen3-float32", "qwen3-bfloat16", "gemma3-bfloat16"],
 )
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -55,10 +60,10 @@ def any_kind(i: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    "step", [pytest.param(1, id="all", marks=pytest.mark.long), pytest.param(4, id="every fourth")]
+    "step", [pytest.param(1, id="all", marks=pytest.mark.long), pytest.param(8, id="every eighth")]
 )
 def test_64_streams_at_once_are_each_what_they_are_alone(folder: Path, step: int) -> None:
-    """Every fourth has a row of every kind among it, and prompts of all lengths."""
+    """Every eighth has a row of every kind among it, and prompts of all lengths."""
     samplings = [any_kind(i) for i in range(len(PROMPTS))]
     together, alone = SmallEngine(folder, num_blocks=4000), SmallEngine(folder)
     batched = together.tokens(PROMPTS, *samplings)
@@ -72,7 +77,7 @@ def whole(folder: Path) -> list[list[int]]:
     return SmallEngine(folder, num_blocks=4000, max_num_batched_tokens=2048).tokens(PROMPTS[:16], greedy(8))
 
 
-@pytest.mark.parametrize("chunk", [64, 65, pytest.param(91, marks=pytest.mark.long)])
+@pytest.mark.parametrize("chunk", long_but((64, 65, 91), 65))
 def test_chunks_change_nothing(folder: Path, whole: list[list[int]], chunk: int) -> None:
     assert SmallEngine(folder, max_num_batched_tokens=chunk).tokens(PROMPTS[:16], greedy(8)) == whole
 
@@ -93,7 +98,7 @@ def test_cached_prefixes_change_nothing(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [(96, 64), (512, 1536), (1000, 576)], ids=str)
+@pytest.mark.parametrize("shape", long_but(((96, 64), (512, 1536), (1000, 576)), (96, 64), (1000, 576)), ids=str)
 @pytest.mark.parametrize("library", [PLAIN, PACKED], ids=["plain", "packed"])
 def test_a_product_gives_a_row_the_same_bits_in_any_company(
     shape: tuple[int, int], dtype: torch.dtype, library: Library

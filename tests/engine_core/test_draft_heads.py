@@ -27,6 +27,7 @@ from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engi
 from tests.engine_core.published_heads import CONFIGS, LAYER, NUM_DRAFT_TOKENS, Tensors, publish, random_heads
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.engine_core.test_draft_model import LENGTHS, LONG, MAX_DRAFTS, PROMPTS, PausingSpeculator, WholeDrafts
+from tests.long_values import long_but
 
 SMALL = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "max_model_len": 256}
 KINDS = ("medusa", "eagle", "eagle3")
@@ -96,7 +97,7 @@ def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]
     return answer[:length]
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", long_but(CONFIGS, *KINDS))
 def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
     model: Any, folder: Path, tmp_path: Path, kind: str
 ) -> None:
@@ -121,7 +122,7 @@ def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_
 
 
 @pytest.mark.parametrize("num_steps", [1, CATCH_UP + 3])
-@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("kind", long_but(("eagle", "eagle3"), "eagle3"))
 def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
     model: Any, folder: Path, tmp_path: Path, kind: str, num_steps: int
 ) -> None:
@@ -138,7 +139,7 @@ def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
 
 
 @pytest.mark.parametrize("way", ["one", pytest.param("both", marks=LONG)])
-@pytest.mark.parametrize("kind", SAMPLINGS)
+@pytest.mark.parametrize("kind", long_but(SAMPLINGS, "penalties"))
 def test_answers_and_log_probabilities_are_those_without_heads(
     engines: dict[str, SmallEngine], kind: str, way: str
 ) -> None:
@@ -155,6 +156,7 @@ def test_answers_and_log_probabilities_are_those_without_heads(
             assert load.num_draft_tokens > 0
 
 
+@pytest.mark.long
 def test_allowed_ids_that_heads_do_not_guess_among_change_no_token(engines: dict[str, SmallEngine]) -> None:
     ids = random_heads("eagle3")["d2t"] + torch.arange(NUM_DRAFT_TOKENS)
     others = tuple(sorted(set(range(512)) - set(ids.tolist())))[:20]
@@ -168,7 +170,7 @@ def test_allowed_ids_that_heads_do_not_guess_among_change_no_token(engines: dict
             assert load.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("num_examples", [5, pytest.param(30, marks=LONG)])
+@pytest.mark.parametrize("num_examples", [2, pytest.param(30, marks=LONG)])
 def test_no_token_differs_whatever_requests_ask_and_whoever_is_preempted(
     engines: dict[str, SmallEngine], num_examples: int
 ) -> None:
@@ -200,7 +202,7 @@ def check_drawn_requests(engines: dict[str, SmallEngine], data: st.DataObject) -
     assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in plain] * 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", long_but(KINDS, "eagle3"))
 def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, tmp_path: Path, kind: str) -> None:
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}

@@ -27,6 +27,7 @@ from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
 from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 LONG = pytest.mark.long
 MAX_DRAFTS = 5
@@ -104,7 +105,7 @@ def adaptive(small: SmallEngine, pass_seconds: float = 0.01) -> ModelSpeculator:
     return ModelSpeculator([ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512)
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
+@pytest.mark.parametrize("kind", long_but(SAMPLINGS, "log probabilities"))
 def test_answers_and_log_probabilities_are_those_without_a_draft_model(
     twin: SmallEngine, stranger: SmallEngine, kind: str
 ) -> None:
@@ -171,7 +172,7 @@ class PausingSpeculator(WholeDrafts):
         return super().lengths(rows, most, total) if self.num_left < 0 else np.zeros_like(most)
 
 
-@pytest.mark.parametrize("num_steps", [1, CATCH_UP - 1, CATCH_UP, 2 * CATCH_UP + 3])
+@pytest.mark.parametrize("num_steps", long_but((1, CATCH_UP - 1, CATCH_UP, 2 * CATCH_UP + 3), 1, CATCH_UP))
 def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(twin: SmallEngine, num_steps: int) -> None:
     samplings, speculator = [greedy(60)], PausingSpeculator(num_steps).beside(twin.config)
     plain, _ = answers_of_a_new_engine(twin, PROMPTS[:3], samplings)
@@ -206,7 +207,7 @@ def num_acceptable(length: int) -> int:
     return num_accepted
 
 
-@pytest.mark.parametrize("kind", ["penalties", *(pytest.param(kind, marks=LONG) for kind in ("greedy", "seeded"))])
+@pytest.mark.parametrize("kind", long_but(("penalties", "greedy", "seeded"), "greedy"))
 def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, other: Path, kind: str) -> None:
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS[kind])]
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
@@ -138,7 +138,7 @@ def test_nor_does_it_in_many_more_rounds_with_such_sources(
     check_lies(config, late_polls, mask_delay, rounds, liars)
 
 
-@settings(SOME, max_examples=20)
+@SOME
 @given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
 def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns: list[tuple[NewRequest, bool]]) -> None:
     """Some are the next turn of the chat before them."""

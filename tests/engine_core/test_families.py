@@ -16,11 +16,15 @@ from tests.engine_core.small_models import (
     random_checkpoint,
     reference_greedy,
 )
+from tests.long_values import long_but
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 300)]
 
+A_FAMILY_OF_EACH_MECHANISM = ("llama3 with scaled rope", "smollm2", "qwen2", "qwen3", "gemma3")
+"""Scaled positions, a head that is the embedding, biases, norms of queries and keys, windows."""
 
-@pytest.mark.parametrize("family", FAMILIES)
+
+@pytest.mark.parametrize("family", long_but(FAMILIES, *A_FAMILY_OF_EACH_MECHANISM))
 def test_greedy_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     model = random_checkpoint(family, tmp_path / "hf")
     engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))

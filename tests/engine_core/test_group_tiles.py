@@ -33,6 +33,7 @@ from tests.engine_core.byte_checkpoint import (
 )
 from tests.engine_core.packed_checkpoint import FORMS, Form, write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 ALL_FORMS = FORMS | BYTE_FORMS
 PACKED = [name for name in ALL_FORMS if not name.startswith(("fp8", "fbgemm", "float"))]
@@ -79,8 +80,8 @@ def test_layers_stay_packed_and_their_products_are_close_to_those_of_the_weights
         assert 1e-4 < error < 0.02
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["gptq in act order", "gptq of 8 bits", W8A8])
+@pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "bfloat16"))
+@pytest.mark.parametrize("name", long_but(("gptq in act order", "gptq of 8 bits", W8A8), "gptq in act order", W8A8))
 def test_answers_are_close_to_those_of_the_weights_expanded_and_not_the_same(
     name: str, dtype: str, tmp_path: Path
 ) -> None:

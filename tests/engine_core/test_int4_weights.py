@@ -24,6 +24,7 @@ from headwater.engine_core.weights.dummy import dummy
 from headwater.kernels.int4_layout import Int4Weight, expand
 from tests.engine_core.packed_checkpoint import FORMS, PackedMatrix, awq_tensors, gptq_tensors, write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 PROMPTS = [[5, 6, 7], list(range(3, 60)), [9]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -58,8 +59,8 @@ def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
     save_file(tensors if tensor is None else tensors | {name: tensor.contiguous()}, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", long_but(FORMS, "gptq", "gptq in act order", "awq"))
+@pytest.mark.parametrize("dtype", long_but(DTYPES, "float32"))
 def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
     form: str, dtype: str, tmp_path: Path
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
     assert answers(packed) == answers(expanded)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm2", "gemma3"])
+@pytest.mark.parametrize("family", long_but(("qwen2", "qwen3", "smollm2", "gemma3"), "gemma3"))
 def test_families_with_biases_norms_and_tied_heads_are_served_packed(family: str, tmp_path: Path) -> None:
     write(tmp_path, "gptq in act order", family=family)
     packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))

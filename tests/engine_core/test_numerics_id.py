@@ -138,7 +138,7 @@ print(json.dumps([*ids, announced()]))
 """Prints the ids that engines announce, the last of them after a change of the sampler."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_engine_announces_the_id_of_the_sources_that_it_runs(tmp_path: Path) -> None:
     for room in ROOMS:
         shutil.copytree(

@@ -20,6 +20,7 @@ from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights import model_file
 from tests.engine_core.packed_checkpoint import AWQ_COLUMNS
 from tests.engine_core.small_models import SmallEngine, convert, greedy
+from tests.long_values import long_but
 
 FILES = Path(__file__).parent / "public_files"
 EXPECTED: dict[str, Any] = json.loads((FILES / "expected.json").read_text())
@@ -35,6 +36,14 @@ KINDS = {
     "llmcompressor-fp8-static-kv": {"f8a8"},
 }
 """Of the layers; FP8 where a name says so, else four bits."""
+IN_CI = (
+    "auto-round-awq",
+    "auto-round-gptq-8",
+    "llmcompressor-fp8-dynamic",
+    "llmcompressor-mixed",
+    "llmcompressor-w8a8-smoothquant",
+)
+"""A file of each kind of layers and of each method."""
 MOST = 0.003
 """By which a perplexity may differ from an oracle's."""
 ROUNDED_BY_OTHERS = {"llmcompressor-fp8-static-kv": 0.005}
@@ -118,7 +127,7 @@ def per_input(of_groups: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return of_groups.repeat_interleave(like.shape[1] // of_groups.shape[1], 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(NAMES, *IN_CI))
 def test_a_file_has_the_perplexity_that_others_find(name: str, tmp_path: Path) -> None:
     """Of weights alone: transformers rounds activations where a file says so."""
     ours, plain = served(name, tmp_path / "ours", activation_dtype="model"), read_plainly(name)
@@ -130,7 +139,7 @@ def test_a_file_has_the_perplexity_that_others_find(name: str, tmp_path: Path) -
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_but(NAMES, *IN_CI))
 def test_a_file_is_served_on_a_cpu_with_about_the_same_perplexity(name: str, tmp_path: Path) -> None:
     """With activations in 8 bits where its weights are integers."""
     ours = served(name, tmp_path / "ours")

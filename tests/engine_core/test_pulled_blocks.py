@@ -28,7 +28,7 @@ def same(answer: Answer, other: Answer) -> bool:
     return (answer.token_ids, answer.logprobs) == (other.token_ids, other.logprobs)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp(request.param)
     random_checkpoint("qwen3", home / "hf")

@@ -111,6 +111,7 @@ def test_a_layer_whose_inputs_make_no_groups_stays_as_it_is() -> None:
     assert round_int8(torch.randn(16, 48)) is None
 
 
+@pytest.mark.long
 def test_kinds_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     ids = set()

@@ -166,6 +166,7 @@ for size in map(int, sys.argv[2:]):
 """Prints how many KiB of the weights' pages the first rank of so many has read, each in a process of its own."""
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_rank_reads_the_pages_of_its_part_alone(tmp_path: Path) -> None:
     """Outputs and rows of tokens; a share of the inputs lies on every row's pages."""

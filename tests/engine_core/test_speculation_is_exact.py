@@ -23,6 +23,7 @@ from tests.engine_core.many_requests import check_equality
 from tests.engine_core.oracle_speculator import VOCAB_SIZE, answers_of_a_new_engine, new_engine
 from tests.engine_core.published_heads import CONFIGS, publish, random_heads
 from tests.engine_core.small_models import Answer, SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 MAX_DRAFTS = 7
 MAX_SEQS = 32
@@ -60,7 +61,7 @@ def modelled(folder: Path, tmp_path: Path) -> Iterator[SmallEngine]:
     engine.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_draft_model_changes_none_of_many_requests(roomy: SmallEngine, modelled: SmallEngine) -> None:
     load = check_equality(roomy, modelled, 40, has_draft_model=True)
     assert 200 < load.num_accepted_tokens < load.num_draft_tokens
@@ -69,7 +70,7 @@ def test_a_draft_model_changes_none_of_many_requests(roomy: SmallEngine, modelle
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", long_but(("medusa", "eagle", "eagle3"), "eagle3"))
 def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngine, tmp_path: Path, kind: str) -> None:
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
     options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
@@ -126,7 +127,7 @@ class Acceptances:
     """Of each guess, by the model."""
 
 
-@pytest.fixture(scope="module", params=["likeliest token", "third likeliest token"])
+@pytest.fixture(scope="module", params=long_but(("likeliest token", "third likeliest token"), "third likeliest token"))
 def guessed(request: pytest.FixtureRequest, roomy: SmallEngine) -> Acceptances:
     place = {"likeliest token": 0, "third likeliest token": 2}[request.param]
     after, _ = answers_of_a_new_engine(

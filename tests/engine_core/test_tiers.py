@@ -16,15 +16,17 @@ from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.executors.memory_swapper import MemorySwapper
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import Answer, SmallEngine, convert, greedy, random_checkpoint
+from tests.long_values import long_but
 
 RNG = np.random.default_rng(5)
 PROMPTS = [RNG.integers(3, 512, 120).tolist() for _ in range(4)]
 NUM_CACHED = 112
 SAMPLING = SamplingParams(temperature=0.8, seed=3, max_tokens=10, num_logprobs=2)
+NUM_MIXED = 24
 FEW_BLOCKS = {"num_blocks": 18, "max_model_len": 256}
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=long_but(("float32", "bfloat16"), "float32"))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp(request.param)
     random_checkpoint("qwen3", home / "hf")
@@ -151,10 +153,12 @@ class Mixed:
 def mixed(folder: Path) -> Mixed:
     rng = np.random.default_rng(8)
     lead = rng.integers(3, 512, 40).tolist()
-    prompts = [[*lead[: rng.integers(0, 41)], *rng.integers(3, 512, rng.integers(1, 90)).tolist()] for _ in range(64)]
+    prompts = [
+        [*lead[: rng.integers(0, 41)], *rng.integers(3, 512, rng.integers(1, 90)).tolist()] for _ in range(NUM_MIXED)
+    ]
     samplings = [
         SamplingParams(temperature=0.8 * (i % 2), seed=i, max_tokens=16 + i % 50, presence_penalty=0.3 * (i % 3 == 0))
-        for i in range(64)
+        for i in range(NUM_MIXED)
     ]
     alone = SmallEngine(folder, max_model_len=224)
     known = [alone.tokens([prompt], sampling)[0] for prompt, sampling in zip(prompts, samplings, strict=True)]

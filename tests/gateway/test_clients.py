@@ -28,7 +28,7 @@ def told(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, 
     return result
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_langchain_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
     said = told(sys.executable, str(CLIENTS / "langchain_client.py"), f"{thinker.rest}/v1", THINKER)
     assert said["streamed"] == said["whole"]
@@ -42,7 +42,7 @@ def test_langchain_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> Non
     assert said["same"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
     said = told(sys.executable, str(CLIENTS / "litellm_client.py"), f"{thinker.rest}/v1", THINKER)
     assert said["streamed"] == said["whole"]

@@ -1,7 +1,9 @@
-"""Compares products with block weights with their twin, for formats that between them have all parts; run with another
-processor's features."""
+"""Compares products with block weights with their twin, for the first so many of the formats that between them have all
+parts; run with another processor's features."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -14,7 +16,7 @@ from tests.kernels.random_blocks import random_rows
 FORMATS = (Q4_0, Q5_1, Q8_0, Q5_K, Q6_K)
 
 if __name__ == "__main__":
-    for format in FORMATS:
+    for format in FORMATS[: int(sys.argv[1])]:
         weight = pack(random_rows(format, 37, 768), format)
         x = torch.randn(11, 768, generator=torch.Generator().manual_seed(3))
         for num_rows in (1, 3, 11):

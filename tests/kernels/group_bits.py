@@ -1,6 +1,9 @@
-"""Compares products with weights in groups with their twin; run with another processor's features."""
+"""Compares products with weights in the first so many formats of groups with their twin; run with another processor's
+features."""
 
 from __future__ import annotations
+
+import sys
 
 import torch
 
@@ -10,7 +13,7 @@ from headwater.kernels.group_tiles import GROUP_FORMATS
 from tests.kernels.random_groups import random_groups
 
 if __name__ == "__main__":
-    for number, format in enumerate(GROUP_FORMATS):
+    for number, format in enumerate(GROUP_FORMATS[: int(sys.argv[1])]):
         weight, _ = random_groups(format, 37, 256, 128, rounds_tokens=number % 2 == 1)
         x = torch.randn(11, 256, generator=torch.Generator().manual_seed(3))
         for num_rows in (1, 3, 11):

@@ -22,6 +22,8 @@ POISON = 300.0
 
 GPU = pytest.mark.gpu
 LONG = pytest.mark.long
+LONG_INTERPRETED = () if torch.cuda.is_available() else LONG
+"""Marks of parameters that `make test` does not interpret. On a GPU they take no time."""
 IN_CI = {(16, True), (64, False)}
 """(block size, fp8) that `make test` interprets; `make test-long` has the others, a GPU all."""
 

@@ -5,14 +5,14 @@ import torch
 
 from headwater.kernels.decode_attention import decode_attention_twin
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from tests.kernels.paging import GPU, LONG, PagedBatch, decode, formats, relative_error, same_bits
+from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, PagedBatch, decode, formats, relative_error, same_bits
 
 BOUND = 5e-3
 """Weights are rounded to bfloat16 before they meet the values, and so is the output: 2 to 4e-3."""
 SMALL = [1, 64, 511, 512, 513, 1100]
 LARGE = [1, 3, 511, 512, 513, 1024, 1025, 4097, 30_000, 700, 64, 65, 31, 32, 33, 95, 97, 129]
 """As many as a GPU computes another way than a single row, or the many below."""
-HEADS = [pytest.param(4, 2, 64, id="group-2"), pytest.param(3, 1, 128, id="group-3")]
+HEADS = [pytest.param(4, 2, 64, id="group-2"), pytest.param(3, 1, 128, id="group-3", marks=LONG_INTERPRETED)]
 GPU_HEADS = [
     pytest.param(32, 8, 128, id="qwen3-8b", marks=GPU),
     pytest.param(16, 8, 128, id="qwen3-0.6b", marks=GPU),
@@ -20,9 +20,9 @@ GPU_HEADS = [
     pytest.param(28, 4, 128, id="group-7", marks=GPU),
 ]
 WINDOWED = [
-    pytest.param(4, 1, 256, 512, id="gemma3-270m"),
+    pytest.param(4, 1, 256, 512, id="gemma3-270m", marks=LONG_INTERPRETED),
     pytest.param(4, 2, 64, 100, id="less-than-a-tile"),
-    pytest.param(4, 2, 64, 1, id="itself"),
+    pytest.param(4, 2, 64, 1, id="itself", marks=LONG_INTERPRETED),
     pytest.param(8, 4, 256, 1024, id="gemma3-4b", marks=GPU),
     pytest.param(32, 16, 128, 1024, id="gemma3-27b", marks=GPU),
 ]
@@ -34,7 +34,8 @@ def lengths(device: torch.device) -> list[int]:
 
 @pytest.mark.parametrize(("block_size", "fp8"), formats(16, 32, 64, 128))
 @pytest.mark.parametrize(
-    ("num_q", "num_kv", "head_dim"), [HEADS[0], pytest.param(4, 1, 256, id="gemma3-270m"), *GPU_HEADS]
+    ("num_q", "num_kv", "head_dim"),
+    [HEADS[0], pytest.param(4, 1, 256, id="gemma3-270m", marks=LONG_INTERPRETED), *GPU_HEADS],
 )
 def test_decode_attention_agrees_with_float64(
     num_q: int, num_kv: int, head_dim: int, block_size: int, fp8: bool, generator: torch.Generator
@@ -65,7 +66,7 @@ def test_programs_that_draw_many_items_give_the_bits_of_few_in_every_layer(
 ) -> None:
     on_gpu = generator.device.type == "cuda"
     seq_lens = torch.randint(
-        1, 3000 if on_gpu else 600, (90 if on_gpu else 6,), generator=generator, device=generator.device
+        1, 3000 if on_gpu else 600, (90 if on_gpu else 3,), generator=generator, device=generator.device
     )
     batch = PagedBatch(seq_lens.tolist(), num_q, num_kv, head_dim, 64, generator, fp8=fp8)
     q = batch.queries(len(seq_lens))
@@ -100,7 +101,7 @@ def test_a_window_hides_all_keys_before_it_from_a_few_rows_and_from_many(
         assert same_bits(decode(batch, q, [i], **options)[0], out[i]), batch.seq_lens[i]
 
 
-@pytest.mark.parametrize("num_rows", [1, 5])
+@pytest.mark.parametrize("num_rows", [1, pytest.param(5, marks=LONG_INTERPRETED)])
 def test_a_window_reads_no_tile_that_lies_wholly_before_it(num_rows: int, generator: torch.Generator) -> None:
     """Not even numbers that are none are met there, which would leave no number of a row."""
     batch = PagedBatch([900] * num_rows, 2, 1, 64, 64, generator)

@@ -12,7 +12,7 @@ import torch
 
 from headwater.kernels.cpu.edit_logits import edit_row
 from headwater.kernels.edit_logits import Edits, edit_logits, edit_twin
-from tests.kernels.paging import GPU, POISON
+from tests.kernels.paging import GPU, LONG_INTERPRETED, POISON
 
 PROMPT = [4, 9, 9, 31, 7]
 OUTPUTS = [12, 9, 12, 12, 5, 40]
@@ -114,7 +114,9 @@ def test_a_cpu_edits_the_positions_of_a_row_together_with_the_same_bits(kind: st
     assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
 
 
-@pytest.mark.parametrize("vocab_size", [1000, 49_152, pytest.param(151_936, marks=GPU)])
+@pytest.mark.parametrize(
+    "vocab_size", [1000, pytest.param(49_152, marks=LONG_INTERPRETED), pytest.param(151_936, marks=GPU)]
+)
 def test_rows_of_every_kind_stand_side_by_side(vocab_size: int, generator: torch.Generator) -> None:
     rng = np.random.default_rng(vocab_size)
     far = {"biases": {vocab_size - 1: 2.0, 4096 % vocab_size: -1.0}, "allowed_ids": (vocab_size - 1, 1)}

@@ -184,6 +184,7 @@ def test_products_of_our_own_never_reach_the_library(
     assert relative_error(linear_silu_mul(x, weight, is_own=True), silu_mul_twin(product)) < 6e-3
 
 
+@pytest.mark.long
 def test_only_the_warning_that_a_setting_is_experimental_is_left_out() -> None:
     program = """
 import os, sys, torch

@@ -30,7 +30,7 @@ def programs() -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(programs: Any) -> None:
     """A barrier orders reads among threads only: the copy engine overwrote what was still being read."""
     assert len(programs["rings"]) == 4

@@ -6,7 +6,7 @@ import torch
 from headwater.kernels.gemm import configure_blas, linear, linear_twin
 from headwater.kernels.int4_gemm import MOST_ROWS, TILES, Int4Tiles, choose, expanded, int4_gemm, int4_linear
 from headwater.kernels.int4_layout import Int4Weight, expand, pack
-from tests.kernels.paging import GPU, LONG, POISON, relative_error
+from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
 from tests.kernels.test_int4_layout import random_weight
 
 ROWS = (1, 2, 8, 16, 17, 64, 100, 200, MOST_ROWS, 400, 1024)
@@ -35,10 +35,15 @@ def rows(m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.
     return torch.randn(m, k, generator=generator, device=generator.device).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=LONG_INTERPRETED), torch.float32], ids=str
+)
 @pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize(("n", "k", "group_size"), [(40, 128, 32), (33, 256, 64), (70, 256, 128), (64, 96, -1)])
+@pytest.mark.parametrize(
+    ("n", "k", "group_size"),
+    [pytest.param(40, 128, 32, marks=LONG), (33, 256, 64), pytest.param(70, 256, 128, marks=LONG), (64, 96, -1)],
+)
 def test_an_expanded_matrix_has_the_bits_of_its_specification(
     n: int,
     k: int,
@@ -57,7 +62,7 @@ def test_an_expanded_matrix_has_the_bits_of_its_specification(
 @pytest.mark.parametrize(
     ("m", "n", "k", "group_size"),
     [
-        (1, 96, 256, 64),
+        pytest.param(1, 96, 256, 64, marks=LONG_INTERPRETED),
         (3, 70, 576, 32),
         pytest.param(13, 64, 160, 32, marks=LONG),
         pytest.param(40, 72, 512, 128, marks=LONG),

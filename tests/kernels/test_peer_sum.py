@@ -12,11 +12,17 @@ from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS, Way, peer_sum, peer_sum_add_rms_norm, peer_sum_twin
 from headwater.kernels.rms_norm import add_rms_norm
 from headwater.kernels.sample import Candidates
-from tests.kernels.paging import GPU, relative_error
+from tests.kernels.paging import GPU, LONG_INTERPRETED, relative_error
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 
 SLOT_BYTES = slot_bytes_of(GROUP_ROWS * 4096 * 4)
-SHAPES = [(1, 64), (5, 576), (3, 1000), pytest.param(700, 4096, marks=GPU), pytest.param(64, 1023, marks=GPU)]
+SHAPES = [
+    pytest.param(1, 64, marks=LONG_INTERPRETED),
+    pytest.param(5, 576, marks=LONG_INTERPRETED),
+    (3, 1000),
+    pytest.param(700, 4096, marks=GPU),
+    pytest.param(64, 1023, marks=GPU),
+]
 WAYS = [
     (way, dtype)
     for way in Way

@@ -55,6 +55,7 @@ def test_on_a_tie_the_smaller_id_wins(device: torch.device) -> None:
     assert drawn(logits, draws).tolist() == [7, 5000]
 
 
+@pytest.mark.long
 def test_tokens_come_as_often_as_their_probability(device: torch.device) -> None:
     rows = 2000 if device.type == "cuda" else 160
     probabilities = torch.tensor([0.5, 0.25, 0.125, 0.125], device=device)

@@ -5,7 +5,7 @@ import torch
 
 from headwater.kernels.decode_attention import decode_attention_twin
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from tests.kernels.paging import GPU, PagedBatch, decode, formats, relative_error, same_bits
+from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, PagedBatch, decode, formats, relative_error, same_bits
 
 
 def batch_of(kind: str, block_size: int, generator: torch.Generator, *, fp8: bool = False) -> PagedBatch:
@@ -22,7 +22,14 @@ def batch_of(kind: str, block_size: int, generator: torch.Generator, *, fp8: boo
 KINDS = ["small", pytest.param("large", marks=GPU)]
 
 
-@pytest.mark.parametrize(("block_size", "fp8"), formats(16, 64, 128))
+@pytest.mark.parametrize(
+    ("block_size", "fp8"),
+    [
+        pytest.param(16, False, id="16-bf16", marks=LONG),
+        pytest.param(16, True, id="16-fp8", marks=LONG_INTERPRETED),
+        *formats(64, 128),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_sharing_changes_no_bit(kind: str, block_size: int, fp8: bool, generator: torch.Generator) -> None:
     batch = batch_of(kind, block_size, generator, fp8=fp8)

@@ -122,6 +122,7 @@ def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: 
     assert {each["draining"] for each in simulated_line.loads().values()} == {False}
 
 
+@pytest.mark.long
 def test_a_stage_that_is_started_by_hand_joins_with_its_role_s_file(simulated_line: Line) -> None:
     flags = ("--executor=simulated", "--served-model-name=another", "--replica-id=by-hand", "--metrics-port=-1")
     known = simulated_line.loads()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import MODEL, Line
 
 PROMPTS = [f"{word} " * 200 for word in ("river", "hill", "sea")]
 
 
+@pytest.mark.long
 def test_prefixes_on_a_disk_are_found_when_the_whole_cluster_was_restarted(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir()

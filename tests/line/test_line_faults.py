@@ -127,7 +127,7 @@ def replicas_of(line: Any, request_id: str) -> list[str]:
     return [attempt["decision"]["replica_id"] for attempt in prompt["attempts"]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_with_one_of_each_stage_all_may_die_and_answers_and_requests_wait_for_those_that_follow(
     start_line: Any,
 ) -> None:

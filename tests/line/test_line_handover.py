@@ -182,7 +182,7 @@ def test_blocks_are_pulled_beside_the_prefill_of_later_chunks(line: Line) -> Non
     assert alone.json()["choices"][0]["token_ids"] == ids
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_roles_change_at_once_and_without_draining(line: Line) -> None:
     settle(line)
     with busy(line):

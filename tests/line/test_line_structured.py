@@ -144,7 +144,7 @@ def test_grpc_takes_the_same(simulated_line: Any) -> None:
     assert "uses the keyword 'uniqueItems' at the top level" in caught.value.details()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_demo_model_answers_to_schemas_with_the_official_client(demo_line: Any) -> None:
     def ask(idx: int) -> str:
         reply = client.chat.completions.create(

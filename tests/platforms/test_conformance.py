@@ -69,6 +69,7 @@ def failing(platform: type, *parts: str, **more: Any) -> dict[str, Line]:
     return {line.operation: line for line in lines if not line.passed}
 
 
+@pytest.mark.long
 def test_twins_row_by_row_pass_the_whole_suite() -> None:
     assert failing(RowByRow, "rows", "attention", "sampling") == {}
 
@@ -122,6 +123,7 @@ class SeesTheNext(RowByRow):
         return super().attention(q, kv_cache, plan, **options)
 
 
+@pytest.mark.long
 def test_a_chunk_that_sees_a_key_too_many_fails_where_there_are_chunks() -> None:
     failed = failing(SeesTheNext, "attention")
     assert failed.keys() == {"attention_chunk", "attention_mixed", "attention_chunk_window"}
@@ -138,6 +140,7 @@ class SeesAllKeys(RowByRow):
         return super().attention(*inputs, **options)
 
 
+@pytest.mark.long
 def test_a_window_that_is_not_kept_fails_in_its_own_lines() -> None:
     assert failing(SeesAllKeys, "attention").keys() == {"attention_decode_window", "attention_chunk_window"}
 

@@ -103,6 +103,7 @@ def test_the_command_lists_what_is_installed(plain_site: Path) -> None:
     assert {"name": "plain", "distribution": "headwater-platform-plain", "version": "0.1.0"} in json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_the_check_of_some_parts_says_what_it_left_out(plain_site: Path) -> None:
     done = check(plain_site, "plain", "--no-model", "--dtype", "bfloat16", "--part", "sampling")
     assert done.returncode == 0, done.stderr

@@ -49,6 +49,7 @@ def check_seeds(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500))
@@ -335,9 +336,12 @@ def test_a_planted_fault_is_caught(
     assert any(map(breaks, range(MOST_SEEDS)))
 
 
-def test_blocks_that_are_overwritten_under_a_lease_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_seeds", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_blocks_that_are_overwritten_under_a_lease_are_not_used(
+    num_seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unpin(monkeypatch)
-    assert not any(map(breaks, range(200)))
+    assert not any(map(breaks, range(num_seeds)))
 
 
 def breaks(seed: int) -> bool:

@@ -21,6 +21,7 @@ def outcome(policy: str, seed: int = 0, stages: tuple[tuple[int, int], ...] = SH
     return run_virtually(replay(ladder(seed, stages), policy, "ladder", hardware), seed)
 
 
+@pytest.mark.long
 def test_our_policy_finds_as_much_cached_as_any_and_answers_as_soon() -> None:
     ours = outcome(OURS)
     # The others are many times worse, and take many times longer for it.

@@ -42,6 +42,7 @@ def check_seeds(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(first: int) -> None:
     seen = check_seeds(range(first, first + 500))

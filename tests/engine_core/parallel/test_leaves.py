@@ -18,6 +18,7 @@ from tests.engine_core import test_block_weights, test_int4_weights
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS, check_scores
 from tests.engine_core.small_models import Answer, convert, greedy
+from tests.long_values import long_but
 
 SCORED = [replace(each, num_logprobs=3, num_prompt_logprobs=1) for each in SAMPLINGS]
 
@@ -26,7 +27,7 @@ def bits_of(answers: list[Answer]) -> list[tuple[object, ...]]:
     return [(each.token_ids, each.logprobs, each.prompt_logprobs) for each in answers]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "bfloat16"))
 def test_any_number_of_ranks_gives_the_same_bits(dtype: str, tmp_path: Path) -> None:
     model, folder = folder_of(QWEN3, tmp_path, dtype)
     found = {}

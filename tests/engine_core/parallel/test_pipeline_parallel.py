@@ -18,6 +18,7 @@ from headwater.engine_core.shards import Stage, stages
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS, check_scores
 from tests.engine_core.small_models import Answer, greedy, reference_greedy
+from tests.long_values import long_but
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def told(answers: list[Answer]) -> list[tuple[Any, ...]]:
     return [(each.token_ids, each.logprobs, each.prompt_logprobs) for each in answers]
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", long_but((2, 3), 3))
 def test_stages_answer_to_the_bit_as_one_process(size: int, qwen3: tuple[Any, Path]) -> None:
     scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
     with engine_of(qwen3[1]) as one, engine_of(qwen3[1], pipeline_parallel_size=size) as several:
@@ -41,8 +42,8 @@ def test_stages_answer_to_the_bit_as_one_process(size: int, qwen3: tuple[Any, Pa
         assert told(several.answer(many, *lengths)) == told(one.answer(many, *lengths))
 
 
-@pytest.mark.parametrize("family", ["smollm2", "gemma3 of 4 and 2 heads"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", long_but(("smollm2", "gemma3 of 4 and 2 heads"), "gemma3 of 4 and 2 heads"))
+@pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "bfloat16"))
 def test_other_families_answer_to_the_bit_as_one_process(family: str, dtype: str, tmp_path: Path) -> None:
     _, folder = folder_of(family, tmp_path, dtype)
     scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
@@ -50,6 +51,7 @@ def test_other_families_answer_to_the_bit_as_one_process(family: str, dtype: str
         assert told(two.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
 
 
+@pytest.mark.long
 def test_shards_of_stages_answer_as_transformers(qwen3: tuple[Any, Path]) -> None:
     model, folder = qwen3
     with engine_of(folder, tensor_parallel_size=2, pipeline_parallel_size=2) as four:

@@ -18,6 +18,7 @@ from headwater.engine_core.executors.multi import MultiExecutor
 from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.small_models import Answer, SmallEngine, greedy
+from tests.long_values import long_but
 
 RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(3, 512, 100).tolist() for _ in range(4)]
@@ -47,7 +48,7 @@ def same(one: Answer, other: Answer) -> bool:
     return (one.token_ids, one.logprobs) == (other.token_ids, other.logprobs)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("layout", long_but(LAYOUTS, (2, 2)), ids=str)
 def test_blocks_of_ranks_come_back_from_the_disk_and_outlive_the_engine(
     layout: tuple[int, int], qwen3: Path, tmp_path: Path
 ) -> None:
@@ -64,6 +65,7 @@ def test_blocks_of_ranks_come_back_from_the_disk_and_outlive_the_engine(
             assert engine.engine.load().hits_by_tier == {"disk": (4 * life + 1) * NUM_CACHED}
 
 
+@pytest.mark.long
 def test_engines_of_any_size_share_blocks_under_tree_numerics(qwen3: Path, tmp_path: Path) -> None:
     """Each engine computes a prompt, and finds those that engines of other sizes have computed."""
     layouts = [(1, 1), *LAYOUTS]
@@ -78,6 +80,7 @@ def test_engines_of_any_size_share_blocks_under_tree_numerics(qwen3: Path, tmp_p
                 assert answer.cached_tokens == (NUM_CACHED if known < number else 0)
 
 
+@pytest.mark.long
 def test_preempted_requests_go_on_from_the_disk_with_the_same_tokens(qwen3: Path, tmp_path: Path) -> None:
     prompts = [RNG.integers(3, 512, 60).tolist() for _ in range(6)]
     layout = {"tensor_parallel_size": 2, "max_model_len": 256}

@@ -24,6 +24,7 @@ from tests.engine_core.demo_reference import demo_reference
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.small_models import Answer, convert, greedy, reference_greedy
 from tests.engine_core.test_demo_model import TEXTS
+from tests.long_values import long_but
 from tests.polling import holds_within
 
 PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 300)]
@@ -54,7 +55,7 @@ def check_scores(model: Any, prompt: list[int], answer: Answer) -> None:
     assert [entry.logprob for entry in answer.prompt_logprobs] == pytest.approx(scored, abs=1e-3)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", long_but((2, 4), 4))
 def test_greedy_tokens_and_log_probabilities_are_those_of_transformers(size: int, qwen3: tuple[Any, Path]) -> None:
     model, folder = qwen3
     with engine_of(folder, tensor_parallel_size=size) as engine:
@@ -82,7 +83,7 @@ def test_an_answer_has_the_same_bits_whatever_is_computed_beside_it(qwen3: tuple
             assert beside.logprobs == alone.logprobs
 
 
-@pytest.mark.parametrize("family", ["qwen2", "smollm2", "gemma3 of 4 and 2 heads"])
+@pytest.mark.parametrize("family", long_but(("qwen2", "smollm2", "gemma3 of 4 and 2 heads"), "gemma3 of 4 and 2 heads"))
 def test_every_family_answers_as_transformers(family: str, tmp_path: Path) -> None:
     model, folder = folder_of(family, tmp_path)
     with engine_of(folder, tensor_parallel_size=2) as engine:
@@ -92,7 +93,7 @@ def test_every_family_answers_as_transformers(family: str, tmp_path: Path) -> No
         check_scores(model, prompt, answer)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", long_but(("float32", "bfloat16"), "float32"))
 def test_packed_weights_answer_nearly_as_in_one_process(dtype: str, tmp_path: Path) -> None:
     """Activations are rounded to eight bits beside block formats: log probabilities are near, not equal."""
     for name in ("blocks", "int4"):
@@ -109,6 +110,7 @@ def test_packed_weights_answer_nearly_as_in_one_process(dtype: str, tmp_path: Pa
             assert np.abs(np.array(a) - np.array(b)).mean() < (0.02 if dtype == "float32" else 0.2)
 
 
+@pytest.mark.long
 def test_the_demo_model_answers_in_three_ranks_as_transformers() -> None:
     folder = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="float32", device="cpu")
     tokenizer, reference = load_text_model(folder, DEMO_NAME, ServingChoices()).tokenizer, demo_reference()

@@ -113,7 +113,7 @@ def has_ipv6() -> bool:
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 here")
-@pytest.mark.parametrize("host", ["::1", "::"])
+@pytest.mark.parametrize("host", [pytest.param("::1", marks=pytest.mark.long), "::"])
 def test_stages_and_gateways_on_ipv6_are_probed_under_tls(
     folder: Path, signed: Maker, text_folder: Path, host: str
 ) -> None:

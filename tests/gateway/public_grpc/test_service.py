@@ -228,6 +228,7 @@ def proto_root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_javascript_client_built_from_the_proto_files_alone_chats(
     gateway: Gateway, js_folder: Path, proto_root: Path
 ) -> None:

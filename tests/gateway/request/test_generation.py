@@ -82,7 +82,7 @@ def test_two_hundred_streams_that_are_left_leave_nothing(gateway: Gateway, behin
     assert gateway.metric("headwater_num_requests_waiting") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_slow_reader_stalls_only_itself_and_misses_nothing(gateway: Gateway) -> None:
     """NOTE: the answer's events take far more than a kernel holds for a socket and their credit allows on top."""
     # One token an event: what was answered once is drafted the next time, several tokens at once.

@@ -43,6 +43,7 @@ def test_a_stream_whose_grammar_explodes_late_ends_with_the_same_error(thinker: 
     assert '"code":"invalid_grammar"' in lines[-1]
 
 
+@pytest.mark.long
 def test_over_grpc_a_grammar_that_explodes_late_is_an_invalid_argument(thinker: Gateway) -> None:
     sampling = common_pb2.Sampling(max_tokens=1000, temperature=0)
     sampling.structured_output.grammar = LATE

@@ -172,7 +172,9 @@ def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_
             assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole
 
 
-@pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])
+@pytest.mark.parametrize(
+    "is_resumable", [False, pytest.param(True, marks=pytest.mark.long)], ids=["plain", "resumable"]
+)
 def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
     impatient: Gateway, behind: Behind, is_resumable: bool
 ) -> None:

@@ -49,7 +49,7 @@ def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [1.0, 0.0])
+@pytest.mark.parametrize("share", [1.0, pytest.param(0.0, marks=pytest.mark.long)])
 async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
     share: float,
     behind: Behind,

@@ -117,6 +117,7 @@ def at_once(ask: Callable[[int], int], count: int) -> list[int]:
         return list(pool.map(ask, range(count)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scale", SCALES)
 def test_as_many_requests_and_tokens_a_minute_are_used_as_there_are(gateways: list[Gateway], scale: int) -> None:
     by_request = Customer(gateways, requests_per_minute=15 * scale)

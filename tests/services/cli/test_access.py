@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from redis.asyncio import Redis
 
 from headwater.services.runtime.bus import Bus
@@ -62,6 +63,7 @@ async def test_the_servers_let_in_who_reads_the_files_and_nobody_else(free_dir: 
                 await server.stop()
 
 
+@pytest.mark.long
 def test_what_is_there_is_kept_and_passwords_are_renewed_without_the_token(tmp_path: Path) -> None:
     access(tmp_path)
     first = contents(tmp_path)

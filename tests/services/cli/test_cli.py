@@ -13,6 +13,7 @@ import pytest
 
 from headwater.services.cli import __main__ as cli
 from headwater.services.stack.settings import StackSettings
+from tests.long_values import long_but
 
 
 def headwater(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -111,7 +112,13 @@ def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path)
     assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in done.stderr
 
 
-@pytest.mark.parametrize("args", [("serve", "processor", "--help"), ("bench", "--help"), ("bench", "serve", "--help")])
+@pytest.mark.parametrize(
+    "args",
+    long_but(
+        (("serve", "processor", "--help"), ("bench", "--help"), ("bench", "serve", "--help")),
+        ("serve", "processor", "--help"),
+    ),
+)
 def test_a_stage_and_a_benchmark_show_their_own_flags(args: tuple[str, ...]) -> None:
     done = headwater(*args)
     assert done.returncode == 0, done.stderr

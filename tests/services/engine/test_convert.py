@@ -82,7 +82,7 @@ def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(che
     assert list((tmp_path / "cache" / "bare").glob("[!.]*")) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_weights_are_rounded_into_a_folder_of_their_own_that_says_what_it_cost(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -101,7 +101,7 @@ def test_weights_are_rounded_into_a_folder_of_their_own_that_says_what_it_cost(
         pull(str(checkpoint), **asked, quantization="awq")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_pull_prints_what_rounding_cost(checkpoint: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headwater.services.cli", "pull", str(checkpoint), "--quantization=int4"]
     done = subprocess.run(

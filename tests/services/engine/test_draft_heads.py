@@ -34,6 +34,7 @@ def heads(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish(tmp_path_factory.mktemp("heads"), config, tensors, pickled=True)
 
 
+@pytest.mark.long
 async def test_an_engine_answers_the_same_with_heads_which_requests_name(folder: Path, heads: Path) -> None:
     """Random heads seldom pay, so they are asked for a token in so many steps at least."""
     max_tokens, told, drafted = 3 * PROBE_STEPS, [], []

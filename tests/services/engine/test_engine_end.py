@@ -36,7 +36,7 @@ async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_t
         assert "headwater engine: the engine core ended with status -9" in engine.close()
 
 
-@pytest.mark.parametrize("how", ["killed", "supervisor lost"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("supervisor lost", marks=pytest.mark.long)])
 async def test_nothing_outlives_a_door(how: str) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
     with engine_process(start=launched) as engine:

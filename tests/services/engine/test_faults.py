@@ -16,9 +16,12 @@ from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command
 from headwater.services.engine.settings import EngineSettings
+from tests.long_values import long_but
 
 
-@pytest.mark.parametrize("task", ["engine_server.EngineServer.sweep", "masks.MaskWriter.run"])
+@pytest.mark.parametrize(
+    "task", long_but(("engine_server.EngineServer.sweep", "masks.MaskWriter.run"), "engine_server.EngineServer.sweep")
+)
 async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
     monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:

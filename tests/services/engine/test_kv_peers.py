@@ -22,6 +22,7 @@ from headwater.services.runtime import cluster_key
 from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.cluster_key import make_token_file, read_cluster_key
 from headwater.services.runtime.settings import SettingError, read_settings
+from tests.long_values import long_but
 from tests.services.engine.engine_process import (
     VOCAB_SIZE,
     Client,
@@ -101,7 +102,7 @@ async def test_requests_of_one_prompt_pull_it_once() -> None:
         assert await owner.metric("kv_lent_tokens_total") == NUM_CACHED
 
 
-@pytest.mark.parametrize("tier", ["host", "disk"])
+@pytest.mark.parametrize("tier", long_but(("host", "disk"), "disk"))
 async def test_an_engine_lends_what_left_its_cache_for_another_tier(tier: str, tmp_path: Path) -> None:
     behind = "--kv-swap-memory=1000000" if tier == "host" else f"--kv-disk-dir={tmp_path}"
     async with peer("--num-blocks=21", "--max-model-len=300", behind) as owner, peer("--max-model-len=300") as puller:
@@ -126,10 +127,10 @@ async def test_only_what_is_there_is_pulled_and_the_rest_is_computed() -> None:
     ("other", "holder"),
     [
         (("--block-size=32",), {}),
-        (("--kv-peer-memory=0",), {}),
-        ((), {"epoch": 5}),
+        pytest.param(("--kv-peer-memory=0",), {}, marks=pytest.mark.long),
+        pytest.param((), {"epoch": 5}, marks=pytest.mark.long),
         ((), {"address": "127.0.0.1:9"}),
-        ((), {"num_tokens": 0}),
+        pytest.param((), {"num_tokens": 0}, marks=pytest.mark.long),
     ],
     ids=["another layout", "an engine that lends nothing", "another incarnation", "nobody there", "no tokens"],
 )
@@ -170,7 +171,7 @@ async def test_pulls_that_are_slower_than_computing_are_not_made() -> None:
         assert (await puller.ask(ASKED[0], holder=owner.holds())).cached_tokens == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", long_but((signal.SIGKILL, signal.SIGSTOP), signal.SIGKILL))
 async def test_when_the_owner_is_gone_or_hangs_the_rest_is_computed(number: signal.Signals) -> None:
     async with peer() as owner, peer() as puller:
         for prompt_ids in ASKED:
@@ -219,6 +220,7 @@ async def test_another_key_is_lent_nothing() -> None:
         assert len(frames[0].before.block_hashes) == 2
 
 
+@pytest.mark.long
 async def test_leases_end_within_five_seconds_of_a_silent_puller() -> None:
     """It asks for more than is sent while it reads nothing, and says nothing more."""
     async with peer("--kv-peer-memory=4194304", "--block-size=128", "--max-model-len=4096") as owner:

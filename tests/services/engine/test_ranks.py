@@ -53,6 +53,7 @@ async def one_more(engine: EngineProcess, choice: int) -> None:
         await client.idle_load()
 
 
+@pytest.mark.long
 async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) -> None:
     told = []
     sampled = Sampling(temperature=0.8, seed=3, max_tokens=40, top_p=0.9)
@@ -108,7 +109,12 @@ async def end_of_core(engine: EngineProcess, strike: Callable[[], None]) -> floa
 
 
 @pytest.mark.parametrize(
-    ("moment", "rank"), [("idle", 1), ("prefill", 0), ("prefill", 1), ("decode", 0), ("decode", 1)]
+    ("moment", "rank"),
+    [
+        ("idle", 1),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("prefill", 0), ("prefill", 1), ("decode", 0))),
+        ("decode", 1),
+    ],
 )
 async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(folder: Path, rank: int, moment: str) -> None:
     with engine_process(f"--model-folder={folder}", *SMALL, *TWO) as engine:

@@ -19,6 +19,7 @@ from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import FixedSpeculator
+from tests.long_values import long_but
 from tests.services.grammars.structured_engine import VOCAB_SIZE, Ask, Told, answers, config, sampling, simulated
 from tests.services.grammars.test_structured_answers import PERSON, check, prompt, schema_grammar, text_of
 
@@ -55,7 +56,7 @@ def drafting(**more: object) -> EngineConfig:
     return config(max_draft_tokens=MAX_DRAFTS, **more)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", long_but((1, 2, 4), 4))
 @pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
 async def test_answers_are_those_without_drafts(
     demo_model: TextModel, compiler: GrammarCompiler, wrong: float, depth: int

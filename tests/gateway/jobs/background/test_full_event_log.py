@@ -59,6 +59,7 @@ def test_a_tenant_that_has_filled_its_share_of_events_stops_nobody_else_s_stream
     assert stream(eve, 400)[-1]["type"] == "response.incomplete"
 
 
+@pytest.mark.long
 def test_streams_that_outgrow_what_their_tenant_may_keep_end_and_say_why(small: Gateway) -> None:
     ada, limit = Customer(small, file_bytes=150_000), 150_000
     ids, kept = [], 0

@@ -112,8 +112,8 @@ def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(client: ope
     ("lines", "faults"),
     [
         (b"", [("empty_file", None, None)]),
-        (b"\n\n", [("empty_file", None, None)]),
-        (b"{}\n", [("invalid_json_line", 1, None)]),
+        pytest.param(b"\n\n", [("empty_file", None, None)], marks=pytest.mark.long),
+        pytest.param(b"{}\n", [("invalid_json_line", 1, None)], marks=pytest.mark.long),
         (b'\n{"custom_id": "\xff"}\n[1]\n', [("invalid_json_line", 2, None), ("invalid_json_line", 3, None)]),
         (as_jsonl([line("a"), line("b"), line("a")]), [("duplicate_custom_id", 3, "custom_id")]),
         (as_jsonl([line("a", url="/v1/chat/completions")]), [("mismatched_endpoint", 1, "url")]),
