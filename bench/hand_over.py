@@ -138,7 +138,7 @@ async def pulled(addresses: Sequence[str], length: int, runs: int) -> dict[str, 
             ):
                 seconds, cached = await caller.first_token(prompt, known)
                 if name == "pulled" and cached.get("peer", 0) < length - 256:
-                    raise typer.BadParameter(f"of {length} tokens were pulled {cached}: is it sooner to compute them?")
+                    raise SystemExit(f"of {length} tokens came {cached}: is it sooner to compute them?")
                 times.setdefault(name, []).append(1000 * seconds)
     # The first of each opens connections.
     middle = {f"{name}_ms": round(median(each[1:]), 2) for name, each in times.items()}

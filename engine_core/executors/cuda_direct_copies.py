@@ -71,6 +71,9 @@ class CudaDirectCopies:
         self._close_due()
         if (opened := self._opened.get(handle)) is None:
             opened = self._opened[handle] = _opened(handle, len(self._planes))
+        num_blocks = min(each for _, each in opened.caches)
+        if max(sources.tolist(), default=0) >= num_blocks:
+            raise OSError(f"block {max(sources.tolist())} is not in a KV cache of {num_blocks} blocks")
         self._protect(self._stream, targets)
         with torch.cuda.stream(self._stream):
             pairs = upload(np.stack([sources, targets]), self._device)

@@ -66,6 +66,8 @@ class SharedCopies:
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> SharedCopy:
         """Maps the memory for as long as it is copied from: a mapping that stays would keep a dead engine's memory."""
         theirs = _opened(handle, self._caches)
+        if max(sources.tolist(), default=0) >= theirs[0].shape[1]:
+            raise OSError(f"block {max(sources.tolist())} is not in a KV cache of {theirs[0].shape[1]} blocks")
         copy = SharedCopy(len(sources))
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             self._lane.submit(partial(self._copy_block, copy, theirs, source, target))
@@ -115,6 +117,8 @@ def _opened(handle: bytes, like: Sequence[UInt8Array]) -> list[UInt8Array]:
         try:
             size = own[:, 0].size * int(described["num_blocks"])
             mapped = mmap.mmap(found, size, prot=mmap.PROT_READ)
+        except ValueError as error:
+            raise OSError(f"{path} has not {described['num_blocks']} blocks") from error
         finally:
             os.close(found)
         caches.append(np.frombuffer(mapped, np.uint8).reshape(len(own), described["num_blocks"], -1))

@@ -139,6 +139,21 @@ def test_memory_that_is_not_the_engines_is_not_opened(change: Callable[[dict[str
             copies.copy(json.dumps(described).encode(), ints([1]), ints([1]))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_block_that_the_other_cache_does_not_have_is_not_read(device: str) -> None:
+    _, copies = own(device)
+    with owner(device) as other, pytest.raises(OSError, match="block 12 is not in a KV cache of 12 blocks"):
+        copies.copy(other.handle, ints([1, 12]), ints([1, 2]))
+
+
+def test_more_blocks_than_the_memory_has_are_not_mapped() -> None:
+    _, copies = own("cpu")
+    with owner("cpu") as other:
+        described = json.loads(other.handle) | {"num_blocks": 1000}
+        with pytest.raises(OSError, match="has not 1000 blocks"):
+            copies.copy(json.dumps(described).encode(), ints([1]), ints([1]))
+
+
 def test_an_engine_that_shares_nothing_has_an_empty_handle() -> None:
     _, copies = own("cpu")
     with pytest.raises(OSError, match="another host"):
