@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,8 +42,6 @@ class _Opened:
     """Address of each piece that was opened."""
     caches: list[tuple[int, int]]
     """Address and number of blocks of each KV cache."""
-    last: CudaDirectCopy | None = field(default=None)
-    """The copy that was launched last."""
 
 
 class CudaDirectCopies:
@@ -56,7 +54,6 @@ class CudaDirectCopies:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._opened: dict[bytes, _Opened] = {}
-        self._closing: list[_Opened] = []
         self.handle = _handle(planes)
         self.seconds_per_block = sum(4 * each[:, 0].numel() for each in planes) / ASSUMED_BYTES_PER_SECOND
 
@@ -68,7 +65,6 @@ class CudaDirectCopies:
                 pull_blocks(planes.data_ptr(), planes.shape[1], planes, block, block)
 
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> CudaDirectCopy:
-        self._close_due()
         if (opened := self._opened.get(handle)) is None:
             opened = self._opened[handle] = _opened(handle, len(self._planes))
         num_blocks = min(each for _, each in opened.caches)
@@ -79,22 +75,13 @@ class CudaDirectCopies:
             pairs = upload(np.stack([sources, targets]), self._device)
             for planes, (address, num_blocks) in zip(self._planes, opened.caches, strict=True):
                 pull_blocks(address, num_blocks, planes, *pairs)
-            opened.last = CudaDirectCopy(self._stream.record_event())
-        return opened.last
+            return CudaDirectCopy(self._stream.record_event())
 
     def close(self, handle: bytes) -> None:
+        """Memory that is mapped stays taken when its engine dies."""
         if (opened := self._opened.pop(handle, None)) is not None:
-            self._closing.append(opened)
-        self._close_due()
-
-    def _close_due(self) -> None:
-        """Memory that is mapped stays taken when its engine dies, so it is given up as soon as nothing reads it."""
-        waiting = [each for each in self._closing if each.last is not None and not each.last.is_done]
-        for opened in self._closing:
-            if opened not in waiting:
-                for base in opened.bases:
-                    close_address(base)
-        self._closing = waiting
+            for base in opened.bases:
+                close_address(base)
 
 
 def _handle(planes: Sequence[torch.Tensor]) -> bytes:

@@ -60,6 +60,8 @@ class DirectPulls:
         """Engines whose memory could not be opened, by address and incarnation."""
         self._handles: dict[tuple[str, int], bytes] = {}
         """What is open, by engine."""
+        self._left: set[tuple[str, int]] = set()
+        """Engines to which there is no session any more, and whose blocks are still being copied."""
 
     def __len__(self) -> int:
         return len(self._pulls)
@@ -101,8 +103,9 @@ class DirectPulls:
     def left(self, holder: Holder) -> None:
         """Lets go of the memory of an engine to which there is no session any more: it may be dead, and its successor
         needs the room."""
-        if (handle := self._handles.pop((holder.address, holder.epoch), None)) is not None:
-            self._copies.close(handle)
+        if (holder.address, holder.epoch) in self._handles:
+            self._left.add((holder.address, holder.epoch))
+            self._close_left()
 
     def cancel(self, ticket: Ticket) -> None:
         """The pull ends once nothing is copied for it."""
@@ -121,7 +124,19 @@ class DirectPulls:
         ended = [pull for pull in self._pulls.values() if pull.has_ended]
         for pull in ended:
             del self._pulls[pull.number]
+        if self._left:
+            self._close_left()
         return [self._end_of(pull) for pull in ended]
+
+    def _close_left(self) -> None:
+        copied_from = {
+            (pull.holder.address, pull.holder.epoch)
+            for pull in self._pulls.values()
+            if pull.copy is not None and not pull.copy.is_done
+        }
+        for engine in self._left - copied_from:
+            self._copies.close(self._handles.pop(engine))
+        self._left &= copied_from
 
     def _end_of(self, pull: _Pull) -> DirectEnd:
         answer, num_usable = pull.answer, 0

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.kv.block_source import Owner, Ticket
+from headwater.engine_core.kv.direct_pulls import DirectPulls
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    PeerLink,
+    Placed,
+    Places,
+    PullCopied,
+    Pulled,
+    PullEnd,
+    PullRequest,
+    ToLink,
+    Wanted,
+)
+from headwater.engine_core.request import Holder
+
+KEY, HASHES = b"k" * 16, [bytes([i]) * 16 for i in range(3)]
+HOLDER = Holder(address="a", epoch=1, num_tokens=48)
+CLAIM = Claim(key=KEY, hashes=HASHES, generations=[1, 2, 3])
+PLACED = Placed(pull=1, before=CLAIM, places=Places(handle=b"cache", blocks=[4, 5, 6]))
+
+
+class Copy:
+    is_done = False
+
+
+class Copies:
+    """Copies that end when the test says so."""
+
+    handle, seconds_per_block = b"own", 0.0
+
+    def __init__(self, *, is_reachable: bool = True) -> None:
+        self._is_reachable = is_reachable
+        self.copy_, self.launched, self.closed = Copy(), list[tuple[list[int], list[int]]](), list[bytes]()
+
+    def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> Copy:
+        if not self._is_reachable:
+            raise OSError("the engine is on another host")
+        self.launched.append((sources.tolist(), targets.tolist()))
+        return self.copy_
+
+    def close(self, handle: bytes) -> None:
+        self.closed.append(handle)
+
+
+class Setting:
+    def __init__(self, *, is_reachable: bool = True) -> None:
+        self.said = list[ToLink]()
+        self.copies = Copies(is_reachable=is_reachable)
+        self.pulls = DirectPulls(self.copies, PeerLink(key=KEY, records=None, send=self.said.append))  # type: ignore[arg-type]
+        self.ticket = Ticket(HASHES, [7, 8, 9])
+        self.pulls.pull(1, self.ticket, HOLDER, Wanted(key=KEY, owner=Owner(bytes(16)), parent=b"", hashes=HASHES))
+        assert isinstance(self.said.pop(), PullRequest)
+
+    def answer(self, after: Claim) -> None:
+        self.pulls.pulled(Pulled(pull=1, before=CLAIM, after=after))
+
+
+def test_blocks_are_copied_once_and_used_when_both_claims_name_them() -> None:
+    here = Setting()
+    here.pulls.placed(PLACED)
+    here.pulls.placed(PLACED)
+    assert here.copies.launched == [([4, 5, 6], [7, 8, 9])]
+    assert (here.pulls.poll(), here.said) == ([], [])
+    here.copies.copy_.is_done = True
+    assert here.pulls.poll() == []
+    assert here.said == [PullCopied(pull=1)]
+    here.answer(Claim(key=KEY, hashes=HASHES, generations=[1, 2, 9]))
+    [end] = here.pulls.poll()
+    assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (here.ticket, 2, False, False)
+
+
+def test_a_claim_from_before_the_end_of_the_copy_does_not_count() -> None:
+    here = Setting()
+    here.pulls.placed(PLACED)
+    here.answer(CLAIM)
+    assert here.pulls.poll() == []
+    here.copies.copy_.is_done = True
+    [end] = here.pulls.poll()
+    assert end.num_usable == 0
+
+
+def test_a_cache_that_cannot_be_opened_is_not_tried_again() -> None:
+    here = Setting(is_reachable=False)
+    here.pulls.placed(PLACED)
+    assert here.said == [PullEnd(pull=1)]
+    here.answer(Claim())
+    [end] = here.pulls.poll()
+    assert end.goes_by_records
+    assert not here.pulls.reaches(HOLDER)
+    assert here.pulls.reaches(Holder(address="a", epoch=2, num_tokens=0))
+
+
+def test_a_pull_that_is_given_up_ends_when_nothing_is_written_for_it() -> None:
+    here = Setting()
+    here.pulls.placed(PLACED)
+    here.pulls.cancel(here.ticket)
+    assert here.said == [PullEnd(pull=1)]
+    here.answer(Claim())
+    assert here.pulls.poll() == []
+    here.copies.copy_.is_done = True
+    [end] = here.pulls.poll()
+    assert end.is_cancelled
+
+
+def test_the_memory_of_an_engine_that_left_is_let_go_of_when_nothing_is_copied_from_it() -> None:
+    here = Setting()
+    here.pulls.placed(PLACED)
+    here.pulls.left(HOLDER)
+    assert here.copies.closed == []
+    here.answer(Claim())
+    here.copies.copy_.is_done = True
+    here.pulls.poll()
+    assert here.copies.closed == [b"cache"]
+    here.pulls.left(HOLDER)
+    assert here.copies.closed == [b"cache"]
