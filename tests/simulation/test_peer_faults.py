@@ -154,7 +154,9 @@ def unpin(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(BlockLeases, "_pin_asked", pin_and_let_go)
     patch.setattr(BlockLeases, "_copy_pinned", copy_late)
-    patch.setattr(BlockLeases, "pinned_blocks", property(lambda leases: []))
+    # Those of direct leases are pinned.
+    pinned = property(lambda leases: [] if leases._direct is None else leases._direct.pinned_blocks)
+    patch.setattr(BlockLeases, "pinned_blocks", pinned)
     release = BlockLoads.release
 
     def only_of_rows(
