@@ -216,7 +216,8 @@ class DirectCopies(Protocol):
         one, which no plan lists before they are done. Raises `OSError` where the cache cannot be reached from here."""
 
     def close(self, handle: bytes) -> None:
-        """Lets go of another engine's KV cache, of which nothing is being copied. It may be opened again."""
+        """Lets go of another engine's KV cache, of which nothing is being copied, if it is open. It may be opened
+        again."""
 
 
 class Executor(Protocol):

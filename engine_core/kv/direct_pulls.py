@@ -83,15 +83,17 @@ class DirectPulls:
         if not num_blocks:
             self._link.send(PullEnd(pull=pull.number))
             return
-        sources = np.array(message.places.blocks[:num_blocks], np.int32)
+        blocks = [message.places.blocks[:num_blocks], pull.ticket.blocks[:num_blocks]]
+        sources, targets = np.array(blocks, np.int32)
+        # Also where the copy is refused, the cache may be open by then.
+        self._handles[pull.holder.address, pull.holder.epoch] = message.places.handle
         try:
-            pull.copy = self._copies.copy(message.places.handle, sources, np.array(pull.ticket.blocks[:num_blocks]))
+            pull.copy = self._copies.copy(message.places.handle, sources, targets)
         except OSError as error:
             log.info("blocks of %s come as records: %s", pull.holder.address, error)
             self._unreachable.add((pull.holder.address, pull.holder.epoch))
             self._link.send(PullEnd(pull=pull.number))
             return
-        self._handles[pull.holder.address, pull.holder.epoch] = message.places.handle
         pull.num_copied = num_blocks
 
     def pulled(self, answer: Pulled) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import numpy as np
+
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.kv.block_source import Owner, Ticket
 from headwater.engine_core.kv.direct_pulls import DirectPulls
@@ -39,6 +41,8 @@ class Copies:
     def copy(self, handle: bytes, sources: Int32Array, targets: Int32Array) -> Copy:
         if not self._is_reachable:
             raise OSError("the engine is on another host")
+        # What was compiled for int32 is compiled again for anything else, while steps wait.
+        assert sources.dtype == targets.dtype == np.int32
         self.launched.append((sources.tolist(), targets.tolist()))
         return self.copy_
 
@@ -90,6 +94,8 @@ def test_a_cache_that_cannot_be_opened_is_not_tried_again() -> None:
     here.answer(Claim())
     [end] = here.pulls.poll()
     assert end.goes_by_records
+    here.pulls.left(HOLDER)
+    assert here.copies.closed == [b"cache"]
     assert not here.pulls.reaches(HOLDER)
     assert here.pulls.reaches(Holder(address="a", epoch=2, num_tokens=0))
 
