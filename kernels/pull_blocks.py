@@ -35,8 +35,12 @@ def pull_blocks(
         _pull[grid](address, target, source_blocks, target_blocks, *sizes, BLOCK=BLOCK, num_warps=8)
 
 
-# One kernel for any cache of another engine and any number of blocks: a compilation would hold up the engine's steps.
-@triton.jit(do_not_specialize=["source_plane", "num_tiles"])
+# One kernel for any cache of another engine and any number of blocks, which also decides how the second list of blocks
+# is aligned: a compilation would hold up the engine's steps.
+@triton.jit(
+    do_not_specialize=["source_plane", "num_tiles"],
+    do_not_specialize_on_alignment=["p_source_block", "p_target_block"],
+)
 def _pull(
     address,
     p_target,
