@@ -30,7 +30,7 @@ def pull_blocks(
     num_planes, _, num_words = target.shape
     num_tiles = len(source_blocks) * num_planes * triton.cdiv(num_words, BLOCK)
     if num_tiles:
-        sizes = num_blocks * num_words, *target.stride()[:2], num_words, num_planes, num_tiles
+        sizes = num_blocks, *target.stride()[:2], num_words, num_planes, num_tiles
         grid = (min(num_tiles, num_programs),)
         _pull[grid](address, target, source_blocks, target_blocks, *sizes, BLOCK=BLOCK, num_warps=8)
 
@@ -38,7 +38,7 @@ def pull_blocks(
 # One kernel for any cache of another engine and any number of blocks, which also decides how the second list of blocks
 # is aligned: a compilation would hold up the engine's steps.
 @triton.jit(
-    do_not_specialize=["source_plane", "num_tiles"],
+    do_not_specialize=["num_blocks", "num_tiles"],
     do_not_specialize_on_alignment=["p_source_block", "p_target_block"],
 )
 def _pull(
@@ -46,7 +46,7 @@ def _pull(
     p_target,
     p_source_block,
     p_target_block,
-    source_plane,
+    num_blocks,
     target_plane,
     target_block,
     num_words,
@@ -63,5 +63,6 @@ def _pull(
         i_source = tl.load(p_source_block + i_pair).to(tl.int64)
         i_target = tl.load(p_target_block + i_pair).to(tl.int64)
         inside = o_w < num_words
-        b_words = tl.load(p_source + i_plane * source_plane + i_source * num_words + o_w, mask=inside)
+        # A multiple of the words of a block, of which it is known that they are loaded four at a time.
+        b_words = tl.load(p_source + (i_plane * num_blocks + i_source) * num_words + o_w, mask=inside)
         tl.store(p_target + i_plane * target_plane + i_target * target_block + o_w, b_words, mask=inside)

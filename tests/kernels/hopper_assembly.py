@@ -27,6 +27,7 @@ from headwater.kernels import (
     hopper_w8a8_gemm,
     hopper_w8a8_rows,
     hopper_wide_gemm,
+    pull_blocks,
     rms_norm,
     silu_mul,
     token_rounding,
@@ -221,6 +222,17 @@ def drafts() -> dict[str, str]:
     }
 
 
+def pull() -> str:
+    """The kernel of `pull_blocks` as it is launched for blocks of a multiple of 16 words."""
+    kernel, constants = pull_blocks._pull, {"BLOCK": pull_blocks.BLOCK}
+    pointers = [name for name in kernel.arg_names if name.startswith("p_")]
+    integers = [name for name in kernel.arg_names if name not in (*pointers, *constants, "address")]
+    types = dict.fromkeys(pointers, "*i32") | dict.fromkeys(integers, "i32") | {"address": "i64"}
+    unknown = {each.name for each in kernel.params if each.do_not_specialize} | {"num_planes"}
+    multiples = [name for name in integers if name not in unknown]
+    return str(built(kernel, types, constants, ASTSource, multiples, num_warps=8).asm["ptx"])
+
+
 def main() -> None:
     splits, rows = hopper_decode_splits, hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
@@ -254,6 +266,7 @@ def main() -> None:
                 "drafts": drafts(),
                 "rounded": rounded(),
                 "order of sums": order_of_sums(),
+                "pull": pull(),
             }
         )
     )

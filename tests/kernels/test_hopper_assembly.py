@@ -105,6 +105,13 @@ def test_the_gpus_own_drafts_are_compiled_for_it(programs: Any) -> None:
 
 
 @pytest.mark.slow
+def test_blocks_of_another_engine_are_read_and_written_four_words_at_a_time(programs: Any) -> None:
+    """Reads of single words do not fill the links between GPUs."""
+    moves = re.findall(r"(ld|st)\.global\.v4\.b32", programs["pull"])
+    assert (moves.count("ld"), moves.count("st")) == (4, 4)
+
+
+@pytest.mark.slow
 def test_rows_of_eight_bits_compile_and_are_multiplied_as_they_are(programs: Any) -> None:
     rounded = programs["rounded"]
     assert all("cvt.rn.satfinite.e4m3x2.f32" in rounded[name] for name in ("tokens", "norm", "gate"))
