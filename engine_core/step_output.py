@@ -112,13 +112,13 @@ class PeerUse:
     num_pulled: int = 0
     """Tokens whose keys and values other engines sent."""
     num_prefetched: int = 0
-    """Of these, tokens that came before their request did."""
+    """Pulled tokens that came before their request did."""
     num_lent: int = 0
     """Tokens whose keys and values were copied for other engines."""
     num_lent_from_tiers: int = 0
-    num_direct: int = 0
-    """Of what was pulled, what was copied out of another engine's KV cache."""
     """Those of them that were not in the KV cache, but in host memory or on the disk."""
+    num_direct: int = 0
+    """Pulled tokens whose keys and values were copied out of another engine's KV cache."""
     num_discarded: int = 0
     """Blocks that other engines were thought to hold, and that did not come or were not what was asked for."""
     num_leases: int = 0

@@ -19,7 +19,7 @@ from ..executor import Int32Array
 from .shared_kv import host_id
 
 ASSUMED_BYTES_PER_SECOND = 100e9
-"""Of links between GPUs that others use too."""
+"""Speed of a copy between GPUs before one was measured; other copies use the same links."""
 Protect = Callable[[torch.cuda.Stream, Int32Array], None]
 
 
@@ -58,7 +58,7 @@ class CudaDirectCopies:
         self.seconds_per_block = sum(4 * each[:, 0].numel() for each in planes) / ASSUMED_BYTES_PER_SECOND
 
     def rehearse(self) -> None:
-        """Launches what copies launch: block 0, which is nobody's."""
+        """Copies block 0, which is nobody's, so that the kernel of copies is compiled."""
         with torch.cuda.stream(self._stream):
             block = torch.zeros(1, dtype=torch.int32, device=self._device)
             for planes in self._planes:
@@ -78,7 +78,7 @@ class CudaDirectCopies:
             return CudaDirectCopy(self._stream.record_event())
 
     def close(self, handle: bytes) -> None:
-        """Memory that is mapped stays taken when its engine dies."""
+        """See `DirectCopies`. While the memory of an engine that died is mapped here, its GPU cannot use it again."""
         if (opened := self._opened.pop(handle, None)) is not None:
             for base in opened.bases:
                 close_address(base)

@@ -24,10 +24,10 @@ from ..lanes import Lane, ThreadLane
 from ..ring import anonymous_memory, map_at_least
 
 ASSUMED_BYTES_PER_SECOND = 2e9
-"""Of a copy that shares its memory with steps."""
+"""Speed of a copy before one was measured; steps use the same memory."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PROCESSES = Path("/proc/self/ns/pid")
-"""Names the numbering of processes that this one belongs to: those of two containers differ."""
+"""Names the namespace of process ids that this process is in: those of two containers differ."""
 
 
 class SharedMemory:

@@ -19,8 +19,8 @@ from ..executor import Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
-from .direct_leases import DirectLeases, Release
-from .lending import Lender, Read
+from .direct_leases import DirectLeases
+from .lending import Lender, Read, Release
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 
 

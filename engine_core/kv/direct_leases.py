@@ -11,20 +11,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
 
 from .block_pool import BlockPool
-from .block_source import Owner
-from .lending import Lender
+from .lending import Lender, Release
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink, Places
 
 MOST_PINNED = 0.5
 """Share of the KV cache that leases pin at most; others wait for their turn."""
-
-
-class Release(Protocol):
-    def __call__(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
-        """See `BlockLoads.release`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from .block_source import Owner
+
 Read = Callable[[memoryview], bool]
 """Copies the bytes of one held block. Called beside the step loop. Returns False where they cannot be read; what was
 copied then is anything."""
@@ -23,3 +25,8 @@ class Lender(Protocol):
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
         """Ends one hold of each of these blocks. No read of them may run or follow."""
+
+
+class Release(Protocol):
+    def __call__(self, blocks: Sequence[int], hashes: Sequence[bytes], owner: Owner, parent: bytes = b"") -> None:
+        """See `BlockLoads.release`."""

@@ -66,7 +66,7 @@ class PeerBlocks:
         self._first_hints: dict[Ticket, _Hint] = {}
         """The hint of the first block, for each load that has not ended."""
         self._early: set[Ticket] = set()
-        """Of these, loads whose blocks the holder may still compute."""
+        """Loads whose blocks the holder may still compute."""
         self._pulls: dict[int, Part] = {}
         """By number, those that the link has not answered."""
         self._num_taking = 0

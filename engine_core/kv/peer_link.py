@@ -130,7 +130,7 @@ class Lent:
     before: Claim
     after: Claim
     places: Places | None = None
-    """Of a direct lease: where the blocks are while it lasts. `after` is still to come then."""
+    """Where the blocks of a direct lease are while it lasts; a second `Lent` brings `after`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

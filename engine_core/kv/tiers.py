@@ -13,10 +13,9 @@ from .block_leases import BlockLeases
 from .block_pool import BlockPool
 from .block_record import kv_key
 from .block_source import BlockSource
-from .direct_leases import Release
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
-from .lending import Lender
+from .lending import Lender, Release
 from .peer_blocks import PeerBlocks
 from .peer_link import PeerLink
 from .swapper_parts import SwapperParts

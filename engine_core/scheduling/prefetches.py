@@ -26,8 +26,8 @@ MOST_LOADS = 3
 """Loads of a prefetch on their way, each of a chunk of the holder. It reads what it is asked between two steps, and
 lends a chunk when that one's step has ended."""
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 1.0
-"""Until the holder is asked again where it had nothing more, twice as long each time. A holder that computes chunks
-answers once a step, so that this is shorter than a chunk takes."""
+"""A prefetch waits so long before it asks a holder again that had nothing more, twice as long each time. The first
+pause is shorter than a chunk takes, since a holder that computes chunks answers once a step."""
 MOST_EMPTY_ASKS = 64
 """In succession, after which a prefetch is given up: about a minute."""
 LOOK_SECONDS = 0.005

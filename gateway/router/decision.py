@@ -65,7 +65,7 @@ class Decision:
     """The replica that is expected to go on, where the chosen one computes the prompt and one token. The next attempt
     may still choose another one."""
     max_chunk_tokens: int = 0
-    """Of the prompt that the replica computes in one step at most; 0: unknown."""
+    """Most tokens of a prompt that the replica computes in one step; 0: unknown."""
     actual_cached_tokens: int | None = None
     """Known when the prompt is computed; as is the next."""
     actual_seconds: float | None = None

@@ -13,7 +13,7 @@ from headwater.engine_core.executors.shared_kv import SharedMemory
 from headwater.kernels.copy_blocks import as_planes
 
 SHAPES = ((3, 2, 12, 2, 16, 64), (1, 2, 12, 1, 16, 64))
-"""Of the caches of a model and of what drafts."""
+"""Shapes of the KV caches: that of a model, and that of its draft model."""
 
 
 def contents(seed: int, num_blocks: int = 12) -> list[torch.Tensor]:

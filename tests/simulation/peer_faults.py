@@ -38,7 +38,7 @@ class Outcome:
     num_steps: int
     num_pulled_tokens: int
     num_prefetched_tokens: int
-    """Of these, before their request came."""
+    """Pulled tokens that came before their request did."""
     num_prefetches: int
     num_lent_tokens: int
     num_lent_from_tiers: int

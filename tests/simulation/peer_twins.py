@@ -48,8 +48,8 @@ from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Fault
 BLOCK_BYTES = 8 * BLOCK_SIZE
 KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
 FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half")
-"""Of a direct pull, "torn" and "stale" are what the other engine says of its blocks before they are copied, and
-"foreign" is a place that cannot be opened."""
+"""In a direct pull, "torn" and "stale" change what the other engine claims before the copy, and "foreign" is a cache
+that cannot be opened."""
 
 
 @dataclass(slots=True)
