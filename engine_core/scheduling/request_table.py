@@ -177,8 +177,7 @@ class RequestTable:
     @property
     def num_wasted_slots(self) -> int:
         """KV slots of rows' blocks behind their last known tokens."""
-        rows = np.flatnonzero(self.is_alive)
-        return int((self.capacity[rows] - self.num_known[rows]).sum())
+        return int(np.dot(self.capacity - self.num_known, self.is_alive))
 
     def rank_of(self, row: int) -> Rank:
         request = self.requests[row]

@@ -189,15 +189,18 @@ class StepBuilder:
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
         """Decode rows asked for theirs when they were chunks; those of drafts nobody can know before."""
+        if not table.held.has_grammars:
+            return None
         num_decodes = self.decode_rows.size
         requests = [chunk.request for chunk, held in zip(self.chunks, holds[num_decodes:], strict=True) if held]
         rows = [request.row for request in requests]
         draft_ids: list[list[int]] = [[] for _ in requests]
         if self.num_drafts is not None and self.draft_ids is not None:
-            parts = np.split(self.draft_ids, np.cumsum(self.num_drafts)[:-1])
-            drafted = np.flatnonzero(holds[:num_decodes] & (self.num_drafts > 0)).tolist()
+            ends = np.cumsum(self.num_drafts)
+            drafted = np.flatnonzero(holds[:num_decodes] & (self.num_drafts > 0))
             rows += self.decode_rows[drafted].tolist()
-            draft_ids += [parts[i].tolist() for i in drafted]
+            bounds = zip((ends - self.num_drafts)[drafted].tolist(), ends[drafted].tolist(), strict=True)
+            draft_ids += [self.draft_ids[start:end].tolist() for start, end in bounds]
         if not rows:
             return None
         return MasksWanted(
