@@ -234,15 +234,16 @@ class PeerBlocks:
         found: list[DirectEnd] = self._direct.poll() if self._direct is not None else []
         ends = list[LoadEnd]()
         for end in found:
-            hashes = end.ticket.hashes[: end.num_usable]
-            if end.goes_by_records:
+            hashes, is_early = end.ticket.hashes[: end.num_usable], end.ticket in self._early
+            # An engine that has not computed blocks yet has no records of them either.
+            if end.goes_by_records and not is_early:
                 self._costs_of.pop(end.ticket).end(end.ticket, 0)
                 self._load_records(end.ticket)
             elif end.is_cancelled:
                 ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))
             else:
                 self.num_direct += len(hashes)
-                self.num_discarded += len(end.ticket.hashes) - len(hashes)
+                self.num_discarded += 0 if is_early else len(end.ticket.hashes) - len(hashes)
                 ends.append(LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes))
         return ends
 

@@ -25,10 +25,11 @@ SPARE_SHARE = 4
 MOST_LOADS = 3
 """Loads of a prefetch on their way, each of a chunk of the holder. It reads what it is asked between two steps, and
 lends a chunk when that one's step has ended."""
-MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 1.0
-"""A prefetch waits so long before it asks a holder again that had nothing more, twice as long each time. The first
-pause is shorter than a chunk takes, since a holder that computes chunks answers once a step."""
-MOST_EMPTY_ASKS = 64
+MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 0.05
+"""A prefetch waits so long before it asks a holder again that had nothing more, twice as long each time. A prompt may
+wait for its turn for long and is then computed in a few such pauses: longer ones would sleep through it. Nor are they
+longer than a large model takes for a chunk, since a holder that computes chunks answers once a step."""
+MOST_EMPTY_ASKS = 1200
 """In succession, after which a prefetch is given up: about a minute."""
 LOOK_SECONDS = 0.005
 """Between two looks of an idle engine at what is on its way. What the holder sends wakes it at once."""

@@ -47,7 +47,7 @@ class DirectLink:
         if not config.num_peer_blocks:
             return None
         records = np.zeros((config.num_peer_blocks, HEADER_LEN + block_bytes_of(executor)), np.uint8)
-        self._links[address] = PeerLink(key=key, records=records, send=partial(self._send, address))
+        self._links[address] = PeerLink(key=key, records=records, send=lambda message: self.send(address, message))
         return self._links[address]
 
     def join(self, address: str, engine: Engine) -> None:
@@ -60,7 +60,8 @@ class DirectLink:
         for address in {request.holder.address for _, request in self._open.values()}:
             self._engines[address].step()
 
-    def _send(self, sender: str, message: ToLink) -> None:
+    def send(self, sender: str, message: ToLink) -> None:
+        """Takes what an engine says to others."""
         match message:
             case PullRequest():
                 self._due.append(partial(self._ask, sender, message))

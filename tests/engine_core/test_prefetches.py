@@ -13,6 +13,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.block_record import kv_key
+from headwater.engine_core.kv.peer_link import PullRequest, ToLink
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.lanes import Job
 from headwater.engine_core.prefetch import NewPrefetch
@@ -45,8 +46,8 @@ class AtOnce:
 class Pair:
     """Engine `a` computes prompts in chunks of two blocks, engine `b` pulls."""
 
-    def __init__(self, *, num_blocks: int = 100, num_peer_blocks: int = 64) -> None:
-        self.now = 0.0
+    def __init__(self, *, num_blocks: int = 100, num_peer_blocks: int = 64, is_direct: bool = False) -> None:
+        self.now, self._is_direct = 0.0, is_direct
         self.link = DirectLink()
         self.tokens: dict[int, list[int]] = {}
         self.tiers: dict[int, dict[str, int]] = {}
@@ -61,6 +62,7 @@ class Pair:
             max_model_len=(num_blocks - 1) * BLOCK,
             max_num_seqs=4,
             max_num_batched_tokens=CHUNK_BLOCKS * BLOCK,
+            shares_kv_cache=self._is_direct,
         )
         executor = SimulatedExecutor(config, MODEL, SimulatedTiming(), verify_every=1)
         link = self.link.end_of(address, KEY, config, executor)
@@ -240,9 +242,14 @@ def test_an_ended_prefetch_asks_no_more_and_holds_nothing(ended_at: int) -> None
 
 def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more() -> None:
     pair = Pair()
-    asked_at = []
-    send = pair.link._send
-    with patch.object(pair.link, "_send", side_effect=lambda *said: (asked_at.append(pair.now), send(*said))):
+    asked_at, send = list[float](), pair.link.send
+
+    def note(sender: str, message: ToLink) -> None:
+        if sender == "b":
+            asked_at.append(pair.now)
+        send(sender, message)
+
+    with patch.object(pair.link, "send", side_effect=note):
         pair.prefetch(seconds=20.0)
         while len(pair.prefetches):
             sleep = pair.b.idle_seconds
@@ -250,6 +257,9 @@ def test_a_holder_that_has_nothing_is_asked_less_and_less_often_and_then_no_more
             pair.turn(max(sleep, 0.001))
     assert pair.now <= 21.0
     assert not pair.b.has_work()
+    pauses = np.diff(np.unique(asked_at))
+    assert prefetches.MIN_PAUSE_SECONDS - 1e-3 <= pauses[0] < pauses[-1]
+    assert pauses[-1] >= prefetches.MAX_PAUSE_SECONDS - 1e-3
 
 
 def test_a_prefetch_is_given_up_where_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +268,42 @@ def test_a_prefetch_is_given_up_where_nothing_comes(monkeypatch: pytest.MonkeyPa
     pair.prefetch(seconds=1e6)
     pair.until(lambda: not len(pair.prefetches))
     assert pair.now < 20
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_a_prompt_whose_turn_comes_late_is_pulled_while_it_is_computed(is_direct: bool) -> None:
+    pair = Pair(is_direct=is_direct)
+    pair.prefetch()
+    while pair.now < 10.0:
+        pair.turn(0.01)
+    pair.add(pair.a, 1)
+    while 1 not in pair.ended:
+        # Less than the longest pause.
+        pair.turn(0.04)
+    # Half of it at least, before its first token.
+    assert pair.num_cached > PROMPT_BLOCKS / 2
+
+
+def test_blocks_that_are_not_computed_yet_are_not_asked_for_as_records() -> None:
+    pair = Pair(is_direct=True)
+    asked = list[PullRequest]()
+    send = pair.link.send
+
+    def note(sender: str, message: ToLink) -> None:
+        asked.extend([message] if isinstance(message, PullRequest) else [])
+        send(sender, message)
+
+    with patch.object(pair.link, "send", side_effect=note):
+        pair.prefetch()
+        pair.turn()
+        pair.add(pair.a, 1)
+        pair.until(lambda: pair.num_cached == PROMPT_BLOCKS)
+    assert len(asked) > PROMPT_BLOCKS / CHUNK_BLOCKS
+    assert all(each.is_direct for each in asked)
+    load = pair.b.load()
+    assert load.peers is not None
+    assert load.peers.num_direct == PROMPT_BLOCKS * BLOCK
+    assert load.peers.num_discarded == 0
 
 
 def test_a_request_that_waits_for_a_load_which_brings_too_little_pulls_the_rest() -> None:
