@@ -5,6 +5,7 @@ Owns the order of a step and the steps in flight. Knows nothing about text, sess
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -162,6 +163,10 @@ class Engine:
         if self._prefetches is not None:
             self._is_idle = False
             self._prefetches.end(number)
+
+    def bound_prompts(self, num_tokens: int) -> None:
+        """From now on a step computes so many prompt tokens at most; 0: as many as its budget has."""
+        self._scheduler.prefill_budget.max_tokens = num_tokens or sys.maxsize
 
     def take(self, message: FromLink) -> None:
         """What the link to other engines says."""

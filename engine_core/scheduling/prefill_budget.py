@@ -1,7 +1,9 @@
-"""Which part of a step's tokens each tenant that prefills may have: no prompt keeps others out by its length."""
+"""How many of a step's tokens prompts may have, and which part of them each tenant: no prompt keeps others out by its
+length."""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Iterable
 
@@ -13,6 +15,8 @@ class PrefillBudget:
     def __init__(self, shares: TenantShares, max_chunk: int) -> None:
         """`max_chunk`: the most tokens that one request gets a step."""
         self._shares, self._max_chunk = shares, max_chunk
+        self.max_tokens = sys.maxsize
+        """Prompt tokens of a step at most, so that what decodes beside them does not wait for long."""
 
     def parts(self, budget: int, prefilling: Iterable[RequestState], following: RequestState | None) -> dict[str, int]:
         """Tokens by tenant, of those that prefill and of `following`, whose turn is next. Empty where no two share."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -81,9 +82,11 @@ class RequestState:
     @classmethod
     def enter(cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float) -> RequestState:
         is_ranked = config.policy == "priority"
+        tier, virtual_time = (new.tier, new.virtual_time) if is_ranked else (0, 0.0)
         return cls(
             key=new.key,
-            rank=(new.tier, new.virtual_time, arrival) if is_ranked else (0, 0.0, arrival),
+            # Who has read a part of an answer waits for the rest, wherever it was computed.
+            rank=(tier, -math.inf if new.output_ids else virtual_time, arrival),
             sampling=new.sampling,
             choice_index=new.choice_index,
             has_grammar=new.has_grammar,
@@ -102,6 +105,11 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of its answer is known."""
+        return len(self.token_ids) > self.num_prompt_tokens
 
     @property
     def min_tokens(self) -> int:

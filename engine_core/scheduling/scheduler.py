@@ -78,7 +78,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
-        self._prefill_budget = PrefillBudget(self.shares, self._max_chunk)
+        self.prefill_budget = PrefillBudget(self.shares, self._max_chunk)
         self._planned_step = self._retired_step = 0
         self._num_steps = 0
         """Planned so far, draws left out."""
@@ -106,9 +106,14 @@ class Scheduler:
         self._make_room()
         self.forks.begin_step()
         rows, full_rows, is_short = self._decode_rows()
-        step = StepBuilder(self._config.max_num_batched_tokens - rows.size, rows)
+        budget = self._config.max_num_batched_tokens - rows.size
+        step = StepBuilder(budget, min(budget, self.prefill_budget.max_tokens), rows)
         step.grow(full_rows, self.table, self.pool)
-        self._continue_prefills(step)
+        prefilling = sorted(self.prefilling.values(), key=attrgetter("rank"))
+        if not is_short:
+            self._admit(step, begun=True)
+        if prefilling:
+            self._continue_prefills(step, prefilling)
         if not is_short:
             self._admit(step)
         if step.is_empty:
@@ -232,20 +237,16 @@ class Scheduler:
         rows = self._groups.of_turn(self.table.decodable_rows())
         return rows, rows[self.table.num_computed[rows] == self.table.capacity[rows]]
 
-    def _continue_prefills(self, step: StepBuilder) -> None:
-        if not self.prefilling:
-            return
+    def _continue_prefills(self, step: StepBuilder, prefilling: list[RequestState]) -> None:
         following = self.waiting.peek() if self._seats.num_free else None
-        if following is self._yielding.too_large:
-            following = None
-        parts = self._prefill_budget.parts(step.budget, self.prefilling.values(), following)
-        for request in sorted(self.prefilling.values(), key=attrgetter("rank")):
+        following = None if following is self._yielding.too_large else following
+        parts = self.prefill_budget.parts(step.prompt_budget, prefilling, following)
+        for request in prefilling:
             if not self._groups.has_turn(request.row):
                 continue
-            budget = min(step.budget, parts.get(request.tenant, step.budget))
+            budget = min(step.prompt_budget, parts.get(request.tenant, step.prompt_budget))
             if budget > 0:
-                count = self._add_chunk(step, request, budget)
-                parts[request.tenant] = budget - count
+                parts[request.tenant] = budget - self._add_chunk(step, request, budget)
 
     def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
         """The request's next known tokens, as many as the budget allows; how many these are."""
@@ -253,9 +254,8 @@ class Scheduler:
         count = min(request.num_tokens - start, budget, self._max_chunk)
         request.num_computed = end = start + count
         is_last = end == request.num_tokens
-        step.budget -= count
         step.stored += self._cache_full_blocks(request)
-        step.chunks.append(
+        step.add(
             Chunk(
                 request=request,
                 row=request.row,
@@ -283,14 +283,15 @@ class Scheduler:
         self.waiting.leader_advanced(request, num_full)
         return stored
 
-    def _admit(self, step: StepBuilder) -> None:
-        """Seats ready requests in order, until one does not fit. A request gets the blocks of all its known tokens at
-        once, and leaves a block for each running one to grow into."""
+    def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
+        """Seats ready requests in order, until one does not fit; where `begun`, until one has no answer yet. A request
+        gets the blocks of all its known tokens at once, and leaves a block for each running one to grow into."""
         if self._leavers.num_preempted:
             return
-        while step.budget > 0 and self._seats.num_free and self._groups.has_room(len(self.running) + len(self.waiting)):
+        num_seats = len(self.running) + len(self.waiting)
+        while step.prompt_budget > 0 and self._seats.num_free and self._groups.has_room(num_seats):
             request = self.waiting.peek()
-            if request is None or request is self._yielding.too_large:
+            if request is None or request is self._yielding.too_large or (begun and not request.has_begun):
                 return
             if not self.shares.may_take(request.tenant, self._seats.num_free):
                 return
@@ -314,7 +315,7 @@ class Scheduler:
                 continue
             self.waiting.pop(request)
             self._seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
-            self._add_chunk(step, request, step.budget)
+            self._add_chunk(step, request, step.prompt_budget)
 
     def _seat(
         self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock

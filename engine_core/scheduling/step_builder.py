@@ -62,6 +62,8 @@ class StepBuilder:
 
     budget: int
     """Tokens left."""
+    prompt_budget: int
+    """Of these, tokens that chunks may take."""
     decode_rows: Rows
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
@@ -76,6 +78,11 @@ class StepBuilder:
     """Blocks that are copied, from and to."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.budget -= chunk.count
+        self.prompt_budget -= chunk.count
 
     @property
     def is_empty(self) -> bool:

@@ -35,6 +35,7 @@ from .mask_table import map_masks
 from .messages import (
     Add,
     Ask,
+    BoundPrompts,
     Cancel,
     Command,
     Credit,
@@ -127,6 +128,8 @@ def _apply(engine: Engine, command: Command) -> None:
         engine.prefetch(command.prefetch)
     elif isinstance(command, EndPrefetch):
         engine.end_prefetch(command.number)
+    elif isinstance(command, BoundPrompts):
+        engine.bound_prompts(command.num_tokens)
     else:
         _apply_to_requests(engine, command)
 
@@ -273,6 +276,7 @@ def _ready(
         drafters=drafters,
         max_draft_tokens=config.max_draft_tokens,
         max_chunk_tokens=config.long_prefill_chunk or config.max_num_batched_tokens,
+        max_step_tokens=config.max_num_batched_tokens,
         num_peer_rows=num_rows,
         peer_row_bytes=row_bytes,
     )

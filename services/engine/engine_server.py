@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import itertools
 import math
+import sys
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -28,11 +29,12 @@ from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
-from .messages import Add, Ask, Cancel, Command, Idle, Ready, Step
+from .messages import Add, Ask, BoundPrompts, Cancel, Command, Idle, Ready, Step
 from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS, STEP_TOKENS
 from .prefetches import OpenPrefetches
 from .rates import Rates
 from .requests import Limits
+from .role_bound import prompt_bound
 from .session import EngineSession
 
 _SWEEP_SECONDS = 1.0
@@ -66,7 +68,7 @@ class EngineServer:
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
-        self._role = role
+        self._role, self._prompt_bound = BOTH, 0
         self.num_prompt_tokens = 0
         self.num_finished: Tally[str] = Tally()
         """Streams by the reason of their end."""
@@ -86,6 +88,7 @@ class EngineServer:
         writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
         self.grammars = GrammarQueue(compiler, writer, send=core.send, say=self._say)
         core.connect(self._hear, self._hear_end)
+        self.role = role
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
         """From now on new requests are taken; `publish` gets every batch of KV events."""
@@ -158,7 +161,7 @@ class EngineServer:
             role=self._role,
             num_used_disk_bytes=disk.num_bytes if disk is not None else 0,
             num_total_disk_bytes=disk.max_bytes if disk is not None else 0,
-            max_chunk_tokens=self._ready.max_chunk_tokens,
+            max_chunk_tokens=min(self._ready.max_chunk_tokens, self._prompt_bound or sys.maxsize),
         )
 
     @property
@@ -194,7 +197,10 @@ class EngineServer:
     @role.setter
     def role(self, role: str) -> None:
         """Routing hears of it with the next load message, which is due at once. What runs goes on."""
-        self._role = role
+        self._role, bound = role, prompt_bound(role, self._ready)
+        if bound != self._prompt_bound:
+            self._prompt_bound = bound
+            self._core.send(BoundPrompts(bound))
         self.load_changed.set()
 
     async def sweep(self) -> None:

@@ -77,6 +77,12 @@ class EndPrefetch(msgspec.Struct, tag="end_prefetch", array_like=True):
     number: int
 
 
+class BoundPrompts(msgspec.Struct, tag="bound_prompts", array_like=True):
+    """A step computes so many prompt tokens at most from now on; 0: as many as its budget has."""
+
+    num_tokens: int
+
+
 class BlocksPulled(msgspec.Struct, tag="pulled", array_like=True):
     message: Pulled
 
@@ -104,7 +110,7 @@ class CopiedLease(msgspec.Struct, tag="copied_lease", array_like=True):
 OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
 OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
-Command = OfRequests | OfPrefetches | FromPeers
+Command = OfRequests | OfPrefetches | FromPeers | BoundPrompts
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -140,6 +146,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     """Drafted tokens of a request in a step at most; the mask table has a place for each."""
     max_chunk_tokens: int = 0
     """The most tokens of a prompt that one step computes."""
+    max_step_tokens: int = 0
+    """Tokens that a step computes at most."""
     num_peer_rows: int = 0
     """Rows of the memory through which blocks go from and to other engines; 0: none do."""
     peer_row_bytes: int = 0

@@ -84,6 +84,34 @@ def test_a_prompt_gets_no_more_of_a_step_than_the_chunk_limit() -> None:
     assert [plan.counts.tolist() for plan in bench.executor.plans] == [[24, 20], [1, 24], [1, 12]]
 
 
+def test_an_answer_that_goes_on_does_not_wait_for_prompts(bench: Bench) -> None:
+    """Neither for one that is being computed, nor for those that came before it."""
+    bench.add(1, prompt(400, first=1))
+    bench.steps(1)
+    bench.add(2, prompt(300, first=2))
+    answer = expected_tokens(MODEL, prompt(20), SamplingParams(max_tokens=30, seed=3))
+    bench.engine.add(replace(request(3, prompt(20), max_tokens=30), output_ids=answer[:5]))
+    num_planned = len(bench.executor.plans)
+    bench.steps(2)
+    # The answer's known tokens first, and what is left of the step for the prompt.
+    assert bench.executor.plans[num_planned].counts.tolist() == [25, 64 - 25]
+    bench.run()
+    assert bench.tokens(3) == answer[5:]
+
+
+def test_prompts_get_no_more_of_a_step_than_their_bound(bench: Bench) -> None:
+    bench.engine.bound_prompts(24)
+    bench.add(1, prompt(60))
+    bench.add(2, prompt(20, first=1), max_tokens=50)
+    bench.steps(4)
+    assert [plan.num_tokens for plan in bench.executor.plans][:3] == [24, 24, 24]
+    bench.engine.bound_prompts(0)
+    num_planned = len(bench.executor.plans)
+    bench.add(3, prompt(200, first=2))
+    bench.steps(2)
+    assert max(plan.counts.max() for plan in bench.executor.plans[num_planned:]) >= 60
+
+
 def test_the_next_turn_finds_the_last_one_cached(bench: Bench) -> None:
     bench.add(1, prompt(40), max_tokens=24)
     bench.run()
