@@ -63,11 +63,12 @@ class Engine:
             prefill_seconds=lambda: executor.prefill_seconds,
             copies_blocks=executor.copies_blocks,
         )
-        self._tiers.open_leases(self._scheduler.pool, self._scheduler.loads.release)
         self._prefetches = Prefetches.of(self._tiers.peers, self._scheduler, config, clock)
         self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
+        loads = self._scheduler.loads
+        self._tiers.open_leases(self._scheduler.pool, loads.release, self._in_flight.last_to_compute)
         self._output = StepOutput(step=0)
         self._num_added = 0
         self._rise_at = 0.0

@@ -20,7 +20,7 @@ from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
 from .direct_leases import DirectLeases
-from .lending import Lender, Read, Release
+from .lending import LastToCompute, Lender, Read, Release
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 
 
@@ -51,6 +51,7 @@ class BlockLeases:
         link: PeerLink,
         pool: BlockPool,
         release: Release,
+        last_to_compute: LastToCompute,
         lenders: Sequence[Lender] = (),
         *,
         lane: Lane | None = None,
@@ -59,7 +60,8 @@ class BlockLeases:
         self._lenders = tuple(lenders)
         self._direct: DirectLeases | None = None
         if (copies := swapper.direct_copies) is not None:
-            self._direct = DirectLeases(copies.handle, link, pool, release, lenders)
+            self._direct = DirectLeases(copies.handle, link, pool, release, last_to_compute, lenders)
+        self._last_to_compute = last_to_compute
         self._swapper, self._link, self._pool, self._release = swapper, link, pool, release
         self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
@@ -124,14 +126,13 @@ class BlockLeases:
         if self._direct is not None:
             self._direct.copied(number)
 
-    def advance(self, planned_step: int, retired_step: int) -> bool:
-        """Goes on with every lease. Steps up to `planned_step` were launched, those up to `retired_step` have ended.
-        Returns whether blocks were let go of."""
+    def advance(self, retired_step: int) -> bool:
+        """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of."""
         while self._results:
             self._results.popleft()()
-        self._pin_asked(planned_step)
+        self._pin_asked()
         self._copy_pinned(retired_step)
-        has_released = self._direct is not None and self._direct.advance(planned_step, retired_step)
+        has_released = self._direct is not None and self._direct.advance(retired_step)
         return self._release_copied() or has_released
 
     def _lend_direct(self, request: LeaseRequest) -> None:
@@ -140,7 +141,7 @@ class BlockLeases:
         else:
             self._link.send(Lent(lease=request.lease, rows=[], before=Claim(key=self._link.key), after=Claim()))
 
-    def _pin_asked(self, planned_step: int) -> None:
+    def _pin_asked(self) -> None:
         while self._asked and self._free_slots:
             lease = self._asked.popleft()
             if lease.has_ended:
@@ -156,8 +157,7 @@ class BlockLeases:
             self._pool.share(lease.blocks)
             lease.before = self._claim(lease)
             lease.slots = [self._free_slots.popleft() for _ in lease.hashes]
-            # A block is cached from when its step is planned; its contents are there when that has ended.
-            lease.after_step = planned_step if lease.blocks else 0
+            lease.after_step = self._last_to_compute(lease.hashes)
             self._pinned.append(lease)
 
     def _hold_behind(self, lease: _Lease, hashes: Sequence[bytes]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from .block_pool import BlockPool
-from .lending import Lender, Release
+from .lending import LastToCompute, Lender, Release
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink, Places
 
 MOST_PINNED = 0.5
@@ -35,10 +35,17 @@ class DirectLeases:
     """Leases in the order in which they were asked for."""
 
     def __init__(
-        self, handle: bytes, link: PeerLink, pool: BlockPool, release: Release, lenders: Sequence[Lender]
+        self,
+        handle: bytes,
+        link: PeerLink,
+        pool: BlockPool,
+        release: Release,
+        last_to_compute: LastToCompute,
+        lenders: Sequence[Lender],
     ) -> None:
         """`lenders` hold blocks that are not in the KV cache."""
         self._handle, self._link, self._pool, self._release = handle, link, pool, release
+        self._last_to_compute = last_to_compute
         self._lenders, self._most_pinned = tuple(lenders), max(1, int(MOST_PINNED * len(pool.ref_counts)))
         self._asked: deque[_Lease] = deque()
         self._pinned: dict[int, _Lease] = {}
@@ -83,10 +90,10 @@ class DirectLeases:
             if (lease := leases.pop(number, None)) is not None:
                 self._let_go(lease)
 
-    def advance(self, planned_step: int, retired_step: int) -> bool:
-        """Goes on with every lease. Steps up to `planned_step` were launched, those up to `retired_step` have ended.
-        Returns whether blocks were let go of since the last call."""
-        while self._asked and self._pin(self._asked[0], planned_step):
+    def advance(self, retired_step: int) -> bool:
+        """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of since
+        the last call."""
+        while self._asked and self._pin(self._asked[0]):
             self._asked.popleft()
         for number in [number for number, lease in self._pinned.items() if lease.after_step <= retired_step]:
             lease = self._open[number] = self._pinned.pop(number)
@@ -95,7 +102,7 @@ class DirectLeases:
         has_released, self._has_released = self._has_released, False
         return has_released
 
-    def _pin(self, lease: _Lease, planned_step: int) -> bool:
+    def _pin(self, lease: _Lease) -> bool:
         """Pins the leading blocks that are in the KV cache. Returns whether the lease need not wait for others."""
         wanted = lease.request.wanted
         hashes = wanted.hashes if wanted.key == self._link.key else []
@@ -111,8 +118,7 @@ class DirectLeases:
         lease.blocks, lease.hashes = found[:num_free], list(hashes[: min(len(found), num_free)])
         self._pool.share(lease.blocks)
         lease.before = self._claim(lease)
-        # A block is cached from when its step is planned; its contents are there when that has ended.
-        lease.after_step = planned_step
+        lease.after_step = self._last_to_compute(lease.hashes)
         self._pinned[lease.request.lease] = lease
         return True
 

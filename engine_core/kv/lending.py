@@ -6,7 +6,7 @@ Knows hashes and bytes; knows nothing about leases or links.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from .block_source import Owner
@@ -25,6 +25,10 @@ class Lender(Protocol):
 
     def let_go(self, hashes: Sequence[bytes]) -> None:
         """Ends one hold of each of these blocks. No read of them may run or follow."""
+
+
+LastToCompute = Callable[[Collection[bytes]], int]
+"""Number of the youngest step in flight that computes one of these blocks; 0: none does."""
 
 
 class Release(Protocol):

@@ -8,6 +8,7 @@ one's KV cache instead: see `DirectPulls`. Knows hashes and slots; knows nothing
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -89,11 +90,6 @@ class PeerBlocks:
         come whole."""
 
     @property
-    def num_slots(self) -> int:
-        """Blocks that can be on their way at once."""
-        return len(self._swapper.slots)
-
-    @property
     def has_background_work(self) -> bool:
         """Slots of loads that were given up come back."""
         return self._num_taking > 0
@@ -145,6 +141,11 @@ class PeerBlocks:
         self._early.add(ticket)
         self._start(ticket, _Hint(holder, owner, parent))
         return ticket
+
+    def most_early(self, holder: Holder) -> int:
+        """Blocks of early loads that may be on their way from an engine at once: half of the slots, as the others are
+        for requests that wait. What comes directly needs none."""
+        return sys.maxsize if self._reaches(holder) else max(1, len(self._swapper.slots) // 2)
 
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
         """Other engines ask for what they want: see `BlockLeases`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ..executor import DrawPlan, Executor, StepPlan, StepResult
 from .step_builder import PlannedStep
@@ -40,6 +40,17 @@ class StepsInFlight:
     @property
     def is_oldest_draw(self) -> bool:
         return bool(self._queue) and isinstance(self._queue[0][1].plan, DrawPlan)
+
+    def last_to_compute(self, hashes: Collection[bytes]) -> int:
+        """Number of the youngest step that computes one of these blocks; 0: they are computed. A block is cached from
+        when its step is planned."""
+        wanted = set(hashes)
+        computing = (
+            planned.plan.step
+            for planned in self
+            if any(not wanted.isdisjoint(chain.hashes) for chain in planned.stored)
+        )
+        return max(computing, default=0)
 
     def submit(self, planned: PlannedStep) -> None:
         """Launches the plan on the executor."""

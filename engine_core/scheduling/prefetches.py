@@ -61,8 +61,6 @@ class Prefetches:
         self._waiting, self._running = scheduler.waiting, scheduler.running
         self._block_size, self._clock = block_size, clock
         self._open: dict[int, _Prefetch] = {}
-        self._most_loading = max(1, peers.num_slots // 2)
-        """Blocks on their way at once. The other slots are for requests that wait."""
         self.num_blocks = 0
         """Blocks that came, so far."""
 
@@ -164,7 +162,7 @@ class Prefetches:
         """Asks the holder for the next chunk of what is neither cached nor on its way, as far as there is room."""
         chain = prefetch.chain
         start, num_missing = self._next_missing(chain, prefetch.chunk_blocks)
-        room = min(self._num_spare // SPARE_SHARE, self._most_loading - self.num_loading_blocks)
+        room = min(self._num_spare // SPARE_SHARE, self._peers.most_early(prefetch.holder) - self.num_loading_blocks)
         num_asked = min(num_missing, room)
         if num_asked <= 0:
             self._rest(prefetch)

@@ -168,7 +168,7 @@ class Scheduler:
     def lend(self, leases: BlockLeases) -> bool:
         """Advances the leases of blocks that other engines copy from here, and that stay as they are meanwhile. Whether
         blocks came free, which may be what a request waits for."""
-        if has_released := leases.advance(self._planned_step, self._retired_step):
+        if has_released := leases.advance(self._retired_step):
             self._yielding.note_released()
         return has_released
 

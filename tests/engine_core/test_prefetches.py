@@ -12,9 +12,11 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases, peer_blocks
-from headwater.engine_core.kv.block_record import kv_key
-from headwater.engine_core.kv.peer_link import PullRequest, ToLink
+from headwater.engine_core.kv.block_record import HEADER_LEN, kv_key
+from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.peer_link import LeaseRequest, Lent, PeerLink, PullRequest, ToLink, Wanted
 from headwater.engine_core.kv.prefix_hash import block_hashes
+from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.lanes import Job
 from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder, NewRequest
@@ -324,6 +326,50 @@ def test_a_request_that_waits_for_a_load_which_brings_too_little_pulls_the_rest(
     assert load.peers.num_pulled > CHUNK_BLOCKS * BLOCK
 
 
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_blocks_are_lent_when_their_step_has_ended_whatever_follows_it(is_direct: bool) -> None:
+    config = EngineConfig(
+        block_size=BLOCK,
+        num_blocks=100,
+        num_peer_blocks=64,
+        max_model_len=99 * BLOCK,
+        max_num_seqs=4,
+        max_num_batched_tokens=CHUNK_BLOCKS * BLOCK,
+        async_depth=2,
+        shares_kv_cache=is_direct,
+    )
+    # A step is retired when two more are due.
+    executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=1 << 30))
+    said = list[ToLink]()
+    records = np.zeros((64, HEADER_LEN + block_bytes_of(executor)), np.uint8)
+    engine = Engine(config, executor, peer_link=PeerLink(key=KEY, records=records, send=said.append))
+    engine.add(NewRequest(key=1, prompt_ids=PROMPT, output_ids=[], sampling=SamplingParams(seed=1, max_tokens=3)))
+
+    def ask(lease: int, first: int) -> None:
+        parent = HASHES[first - 1] if first else b""
+        wanted = Wanted(key=KEY, owner=Owner(NAMESPACE, ""), parent=parent, hashes=HASHES[first : first + CHUNK_BLOCKS])
+        engine.take(LeaseRequest(lease=lease, wanted=wanted, is_direct=is_direct))
+
+    def lent() -> list[int]:
+        return [each.lease for each in said if isinstance(each, Lent)]
+
+    # Step 1 ends with the second call, step 2 with the third, and so on.
+    engine.step()
+    engine.step()
+    engine.step()
+    for lease, first in enumerate((0, CHUNK_BLOCKS, 2 * CHUNK_BLOCKS, 3 * CHUNK_BLOCKS), start=1):
+        ask(lease, first)
+    # Step 3 ends with this call, step 4 with the next one. Records are copied until a call later.
+    engine.step()
+    if is_direct:
+        assert lent() == [1, 2, 3]
+    engine.step()
+    assert lent() == [1, 2, 3, 4][: 4 if is_direct else 3]
+    engine.step()
+    engine.step()
+    assert lent() == [1, 2, 3, 4]
+
+
 def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:
     pair = Pair()
     assert pair.b._tiers.peers is not None
@@ -334,16 +380,17 @@ def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:
     assert pair.b._tiers.peers.seconds_per_block == before
 
 
-def test_half_of_the_slots_are_left_for_requests() -> None:
-    pair = Pair(num_peer_blocks=12)
+@pytest.mark.parametrize(("is_direct", "most"), [(False, 3), (True, prefetches.MOST_LOADS * CHUNK_BLOCKS)])
+def test_half_of_the_slots_are_left_for_requests_and_direct_copies_need_none(is_direct: bool, most: int) -> None:
+    pair = Pair(num_peer_blocks=12, is_direct=is_direct)
     pair.add(pair.a, 1)
     pair.until(lambda: 1 in pair.ended)
     pair.prefetch()
-    most = 0
+    seen = 0
     while pair.num_cached < PROMPT_BLOCKS:
         pair.turn()
-        most = max(most, pair.prefetches.num_loading_blocks)
-    assert 0 < most <= 3
+        seen = max(seen, pair.prefetches.num_loading_blocks)
+    assert most - 1 <= seen <= most
 
 
 def test_an_engine_that_pulls_nothing_ignores_prefetches() -> None:

@@ -166,8 +166,15 @@ class Replica:
             held.update(load.held + load.blocks)
         counts = scheduler.pool.ref_counts
         assert [held[block] for block in range(self.config.num_blocks)] == counts, "blocks are not conserved"
-        most = max(1, self.peers.num_slots // 2)
-        assert self.prefetches.num_loading_blocks <= most, "prefetches have more blocks than their share on their way"
+        by_records = [
+            ticket
+            for prefetch in self.prefetches._open.values()
+            for ticket in prefetch.tickets
+            if self.peers._costs_of.get(ticket) is self.peers._costs
+        ]
+        most = max(1, len(self.peers._swapper.slots) // 2)
+        num_loading = sum(len(ticket.blocks) for ticket in by_records)
+        assert num_loading <= most, "prefetches have more blocks than their share on their way"
         for number, tickets in self._ended_prefetches.items():
             left = [] if (prefetch := self.prefetches._open.get(number)) is None else prefetch.tickets
             assert all(ticket in tickets for ticket in left), "a prefetch that was ended goes on"

@@ -44,15 +44,15 @@ def double_free(patch: pytest.MonkeyPatch) -> None:
 
 def lost_wake_up(patch: pytest.MonkeyPatch) -> None:
     """Who waits for blocks that a lease held hears nothing of its end."""
-    patch.setattr(Scheduler, "lend", lambda scheduler, leases: leases.advance(2**31, 2**31) and False)
+    patch.setattr(Scheduler, "lend", lambda scheduler, leases: leases.advance(2**31) and False)
 
 
 def unpin(patch: pytest.MonkeyPatch) -> None:
     """Blocks may be taken for something else while they are copied."""
     pin = DirectLeases._pin
 
-    def pin_and_let_go(leases: DirectLeases, lease: _Lease, planned_step: int) -> bool:
-        is_answered = pin(leases, lease, planned_step)
+    def pin_and_let_go(leases: DirectLeases, lease: _Lease) -> bool:
+        is_answered = pin(leases, lease)
         leases._pool.release(lease.blocks)
         return is_answered
 

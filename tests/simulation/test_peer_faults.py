@@ -140,9 +140,9 @@ def unpinned_and_unchecked(patch: pytest.MonkeyPatch) -> None:
 def unpin(patch: pytest.MonkeyPatch) -> None:
     pin_asked, copy_pinned, turns = BlockLeases._pin_asked, BlockLeases._copy_pinned, count()
 
-    def pin_and_let_go(leases: BlockLeases, planned_step: int) -> None:
+    def pin_and_let_go(leases: BlockLeases) -> None:
         known = set(map(id, leases._pinned))
-        pin_asked(leases, planned_step)
+        pin_asked(leases)
         for lease in leases._pinned:
             if id(lease) not in known:
                 leases._pool.release(lease.blocks)
