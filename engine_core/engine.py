@@ -5,7 +5,7 @@ Owns the order of a step and the steps in flight. Knows nothing about text, sess
 
 from __future__ import annotations
 
-import sys
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -76,6 +76,8 @@ class Engine:
         self._is_idle = True
         # The last step had nothing to do until blocks are loaded from a source.
         self._awaits_blocks = False
+        # The last step had nothing to do until the device is done.
+        self._awaits_device = False
         # The last step might have computed something, had it not been better to wait.
         self._has_held_back = False
 
@@ -83,7 +85,7 @@ class Engine:
         """Schedules and submits a step, retires and settles the oldest in flight when its time has come.
 
         Returns what there is to say, if anything; waits for the executor only when as many steps are in flight as may
-        be or nothing can be planned before results are known.
+        be or nothing can be planned before results are known, and never where other engines may ask for blocks.
         """
         self._promote_waiting()
         if self._prefetches is not None:
@@ -101,15 +103,9 @@ class Engine:
         self._scheduler.loads.launch()
         is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
         self._awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
+        self._awaits_device = len(self._in_flight) > 0 and not (planned or retired or has_settled_loads)
         self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(is_told=is_told)
-
-    def _awaits_copies(self) -> bool:
-        """Whether blocks for another engine will have been copied before the device is done, so that waiting for the
-        device would keep them here."""
-        leases, in_flight = self._tiers.leases, self._in_flight
-        is_copying = leases is not None and leases.is_copying
-        return is_copying and len(in_flight) > 0 and not (in_flight.has_room_for_step or in_flight.is_oldest_ready)
 
     def _is_load_awaited(self) -> bool:
         """Whether a step is due as soon as an open load goes on; loads of prefetches have time."""
@@ -165,9 +161,9 @@ class Engine:
             self._is_idle = False
             self._prefetches.end(number)
 
-    def bound_prompts(self, num_tokens: int) -> None:
-        """From now on a step computes so many prompt tokens at most; 0: as many as its budget has."""
-        self._scheduler.prefill_budget.max_tokens = num_tokens or sys.maxsize
+    def bound_prompts(self, seconds: float) -> None:
+        """From now on a step computes prompts for about so long at most; 0: as many tokens as its budget has."""
+        self._scheduler.prefill_budget.max_seconds = seconds or math.inf
 
     def take(self, message: FromLink) -> None:
         """What the link to other engines says."""
@@ -266,7 +262,7 @@ class Engine:
     @property
     def holds_back(self) -> bool:
         """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
-        if self._awaits_blocks or self._awaits_copies():
+        if self._awaits_blocks or self._awaits_device:
             return True
         if len(self._in_flight) > 1 or not self._holds_back():
             return False
@@ -354,8 +350,11 @@ class Engine:
         return retired
 
     def _is_retirement_due(self, *, has_step: bool) -> bool:
-        if len(self._in_flight) == 0 or self._awaits_copies():
+        if len(self._in_flight) == 0:
             return False
+        if self._tiers.leases is not None:
+            # What other engines ask meanwhile, and what they bring, would wait as long.
+            return self._in_flight.is_oldest_ready
         if len(self._in_flight) == 1 and self._scheduler.held.await_masks:
             # Waiting for the last one would keep the device waiting for masks that come meanwhile.
             return self._in_flight.is_oldest_ready

@@ -85,7 +85,6 @@ class SimulatedExecutor:
         tokens."""
         num_rows, self._block_size = config.num_rows, config.block_size
         self._model, self._timing, self._verify_every = model, timing, verify_every
-        self._step_tokens = config.max_num_batched_tokens
         self._draft_acceptance = draft_acceptance
         self._clock, self._sleep = clock, sleep
         self._in_flight: deque[_InFlight] = deque()
@@ -162,8 +161,7 @@ class SimulatedExecutor:
         return step.polls_left < 0 and step.ready_at <= self._clock()
 
     def warm_up(self) -> float:
-        timing = self._timing
-        return timing.step_seconds + timing.seconds_per_prefill_token * self._step_tokens
+        return 0.0
 
     def prepare(self) -> bool:
         return False

@@ -85,11 +85,6 @@ class BlockLeases:
         return is_busy or (self._direct is not None and self._direct.is_busy)
 
     @property
-    def is_copying(self) -> bool:
-        """Whether copies are being made, which takes milliseconds."""
-        return bool(self._copying or self._num_writing)
-
-    @property
     def num_leases(self) -> int:
         return len(self._leases) + (self._direct.num_leases if self._direct is not None else 0)
 

@@ -3,20 +3,32 @@ length."""
 
 from __future__ import annotations
 
-import sys
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from .request_state import RequestState
 from .tenant_shares import TenantShares, split
 
+MIN_TOKENS = 256
+"""A bounded step has at least so many: with fewer, prompts lose more than what decodes beside them gains."""
+
 
 class PrefillBudget:
-    def __init__(self, shares: TenantShares, max_chunk: int) -> None:
-        """`max_chunk`: the most tokens that one request gets a step."""
-        self._shares, self._max_chunk = shares, max_chunk
-        self.max_tokens = sys.maxsize
-        """Prompt tokens of a step at most, so that what decodes beside them does not wait for long."""
+    def __init__(self, shares: TenantShares, max_chunk: int, prefill_seconds: Callable[[], float]) -> None:
+        """`max_chunk`: the most tokens that one request gets a step; `prefill_seconds` says in which time a prompt
+        token is computed, 0 where it is not known."""
+        self._shares, self._max_chunk, self._prefill_seconds = shares, max_chunk, prefill_seconds
+        self.max_seconds = math.inf
+        """About so long a step computes prompts at most, so that what decodes beside them does not wait for long."""
+
+    def of_step(self, budget: int) -> int:
+        """Prompt tokens that a step with so many tokens left may compute."""
+        if self.max_seconds == math.inf:
+            return budget
+        seconds = self._prefill_seconds()
+        bound = max(MIN_TOKENS, int(self.max_seconds / seconds)) if seconds else MIN_TOKENS
+        return min(budget, bound)
 
     def parts(self, budget: int, prefilling: Iterable[RequestState], following: RequestState | None) -> dict[str, int]:
         """Tokens by tenant, of those that prefill and of `following`, whose turn is next. Empty where no two share."""

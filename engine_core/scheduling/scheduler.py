@@ -78,7 +78,7 @@ class Scheduler:
         self._config = config
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
-        self.prefill_budget = PrefillBudget(self.shares, self._max_chunk)
+        self.prefill_budget = PrefillBudget(self.shares, self._max_chunk, prefill_seconds)
         self._planned_step = self._retired_step = 0
         self._num_steps = 0
         """Planned so far, draws left out."""
@@ -107,7 +107,7 @@ class Scheduler:
         self.forks.begin_step()
         rows, full_rows, is_short = self._decode_rows()
         budget = self._config.max_num_batched_tokens - rows.size
-        step = StepBuilder(budget, min(budget, self.prefill_budget.max_tokens), rows)
+        step = StepBuilder(budget, self.prefill_budget.of_step(budget), rows)
         step.grow(full_rows, self.table, self.pool)
         prefilling = sorted(self.prefilling.values(), key=attrgetter("rank"))
         if not is_short:

@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     """Time from the first token until another replica has the prompt's last blocks and has computed a step, where this
     one computes prompts for others."""
     stall: float = 0.0
-    """Time of this prefill, for each request that decodes meanwhile, where others compute prompts for this one."""
+    """What this prefill costs the requests that decode meanwhile, where others compute prompts for this one."""
 
 
 def pressure(filled: float) -> float:

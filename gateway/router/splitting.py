@@ -19,6 +19,9 @@ from .replica import Replica
 
 MISPLACED = "prefill"
 """Guard of a replica that computes prompts, for an answer that has begun."""
+STALL_WEIGHT = 0.1
+"""Of a second in which a running answer is slower, beside a second of waiting for a first token: a decode engine bounds
+what a step computes of prompts, so the answer's tokens still come sooner than they are read."""
 UNABLE = ("failed", "failing", "draining", "inexact")
 """Guards of candidates that no answer goes on at."""
 
@@ -40,7 +43,7 @@ class Splitting:
         if replica.role == PREFILL:
             return parts._replace(hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates))
         if replica.role == DECODE:
-            return parts._replace(stall=parts.own * replica.load.reported.num_running)
+            return parts._replace(stall=STALL_WEIGHT * parts.own * replica.load.reported.num_running)
         return parts
 
     def _hand_over_seconds(self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates) -> float:

@@ -129,7 +129,7 @@ def _apply(engine: Engine, command: Command) -> None:
     elif isinstance(command, EndPrefetch):
         engine.end_prefetch(command.number)
     elif isinstance(command, BoundPrompts):
-        engine.bound_prompts(command.num_tokens)
+        engine.bound_prompts(command.seconds)
     else:
         _apply_to_requests(engine, command)
 
@@ -276,7 +276,6 @@ def _ready(
         drafters=drafters,
         max_draft_tokens=config.max_draft_tokens,
         max_chunk_tokens=config.long_prefill_chunk or config.max_num_batched_tokens,
-        max_step_tokens=config.max_num_batched_tokens,
         num_peer_rows=num_rows,
         peer_row_bytes=row_bytes,
     )

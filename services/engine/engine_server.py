@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import sys
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from headwater.proto.events_pb2 import KvEventBatch
 
 from ..runtime.errors import Unavailable
 from ..runtime.member import ReplicaLoad
-from ..runtime.role import BOTH
+from ..runtime.role import BOTH, DECODE
 from ..runtime.session.attempt_fence import AttemptFence
 from ..runtime.tracing import NO_TRACING, Tracing
 from .core_client import CoreClient
@@ -34,9 +33,11 @@ from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECOND
 from .prefetches import OpenPrefetches
 from .rates import Rates
 from .requests import Limits
-from .role_bound import prompt_bound
 from .session import EngineSession
 
+PROMPT_SECONDS = 0.015
+"""Of prompts in a step of an engine that goes on with answers which others began. They come at any time, and whoever
+reads them notices a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
 """What the core is given to end what a drain cancels."""
@@ -68,7 +69,7 @@ class EngineServer:
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
-        self._role, self._prompt_bound = BOTH, 0
+        self._role = BOTH
         self.num_prompt_tokens = 0
         self.num_finished: Tally[str] = Tally()
         """Streams by the reason of their end."""
@@ -161,7 +162,7 @@ class EngineServer:
             role=self._role,
             num_used_disk_bytes=disk.num_bytes if disk is not None else 0,
             num_total_disk_bytes=disk.max_bytes if disk is not None else 0,
-            max_chunk_tokens=min(self._ready.max_chunk_tokens, self._prompt_bound or sys.maxsize),
+            max_chunk_tokens=self._ready.max_chunk_tokens,
         )
 
     @property
@@ -197,10 +198,9 @@ class EngineServer:
     @role.setter
     def role(self, role: str) -> None:
         """Routing hears of it with the next load message, which is due at once. What runs goes on."""
-        self._role, bound = role, prompt_bound(role, self._ready)
-        if bound != self._prompt_bound:
-            self._prompt_bound = bound
-            self._core.send(BoundPrompts(bound))
+        if (role == DECODE) != (self._role == DECODE):
+            self._core.send(BoundPrompts(PROMPT_SECONDS if role == DECODE else 0.0))
+        self._role = role
         self.load_changed.set()
 
     async def sweep(self) -> None:

@@ -78,9 +78,9 @@ class EndPrefetch(msgspec.Struct, tag="end_prefetch", array_like=True):
 
 
 class BoundPrompts(msgspec.Struct, tag="bound_prompts", array_like=True):
-    """A step computes so many prompt tokens at most from now on; 0: as many as its budget has."""
+    """A step computes prompts for about so long at most from now on; 0: as many tokens as its budget has."""
 
-    num_tokens: int
+    seconds: float
 
 
 class BlocksPulled(msgspec.Struct, tag="pulled", array_like=True):
@@ -146,8 +146,6 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     """Drafted tokens of a request in a step at most; the mask table has a place for each."""
     max_chunk_tokens: int = 0
     """The most tokens of a prompt that one step computes."""
-    max_step_tokens: int = 0
-    """Tokens that a step computes at most."""
     num_peer_rows: int = 0
     """Rows of the memory through which blocks go from and to other engines; 0: none do."""
     peer_row_bytes: int = 0

@@ -99,17 +99,23 @@ def test_an_answer_that_goes_on_does_not_wait_for_prompts(bench: Bench) -> None:
     assert bench.tokens(3) == answer[5:]
 
 
-def test_prompts_get_no_more_of_a_step_than_their_bound(bench: Bench) -> None:
-    bench.engine.bound_prompts(24)
-    bench.add(1, prompt(60))
-    bench.add(2, prompt(20, first=1), max_tokens=50)
-    bench.steps(4)
-    assert [plan.num_tokens for plan in bench.executor.plans][:3] == [24, 24, 24]
-    bench.engine.bound_prompts(0)
-    num_planned = len(bench.executor.plans)
-    bench.add(3, prompt(200, first=2))
-    bench.steps(2)
-    assert max(plan.counts.max() for plan in bench.executor.plans[num_planned:]) >= 60
+@pytest.mark.parametrize(
+    ("seconds_per_token", "seconds", "counts"),
+    [(0.001, 0.3, [300, 300, 300]), (0.001, 0.02, [256, 256, 256, 132]), (0.0, 0.02, [256, 256, 256, 132])],
+)
+def test_a_step_computes_prompts_for_no_longer_than_it_may(
+    seconds_per_token: float, seconds: float, counts: list[int]
+) -> None:
+    bench = Bench(replace(CONFIG, num_blocks=257, max_model_len=2048, max_num_batched_tokens=1024))
+    bench.executor.prefill_seconds = seconds_per_token
+    bench.engine.bound_prompts(seconds)
+    bench.add(1, prompt(900), max_tokens=1)
+    bench.run()
+    assert [plan.num_tokens for plan in bench.executor.plans] == counts
+    bench.engine.bound_prompts(0.0)
+    bench.add(2, prompt(900, first=1), max_tokens=1)
+    bench.run()
+    assert bench.executor.plans[-1].num_tokens == 900
 
 
 def test_the_next_turn_finds_the_last_one_cached(bench: Bench) -> None:

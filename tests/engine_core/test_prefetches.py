@@ -338,9 +338,8 @@ def test_blocks_are_lent_when_their_step_has_ended_whatever_follows_it(is_direct
         async_depth=2,
         shares_kv_cache=is_direct,
     )
-    # A step is retired when two more are due.
-    executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=1 << 30))
-    said = list[ToLink]()
+    now, said = 0.0, list[ToLink]()
+    executor = SimulatedExecutor(config, MODEL, SimulatedTiming(step_seconds=1.0), clock=lambda: now)
     records = np.zeros((64, HEADER_LEN + block_bytes_of(executor)), np.uint8)
     engine = Engine(config, executor, peer_link=PeerLink(key=KEY, records=records, send=said.append))
     engine.add(NewRequest(key=1, prompt_ids=PROMPT, output_ids=[], sampling=SamplingParams(seed=1, max_tokens=3)))
@@ -353,21 +352,24 @@ def test_blocks_are_lent_when_their_step_has_ended_whatever_follows_it(is_direct
     def lent() -> list[int]:
         return [each.lease for each in said if isinstance(each, Lent)]
 
-    # Step 1 ends with the second call, step 2 with the third, and so on.
-    engine.step()
-    engine.step()
-    engine.step()
-    for lease, first in enumerate((0, CHUNK_BLOCKS, 2 * CHUNK_BLOCKS, 3 * CHUNK_BLOCKS), start=1):
+    def turn(num_calls: int = 3) -> None:
+        for _ in range(num_calls):
+            engine.step()
+
+    turn()
+    now = 1.0
+    turn()
+    # The first step has ended, two others are in flight. Nobody waits for them.
+    for lease, first in enumerate((0, CHUNK_BLOCKS, 2 * CHUNK_BLOCKS), start=1):
         ask(lease, first)
-    # Step 3 ends with this call, step 4 with the next one. Records are copied until a call later.
-    engine.step()
-    if is_direct:
-        assert lent() == [1, 2, 3]
-    engine.step()
-    assert lent() == [1, 2, 3, 4][: 4 if is_direct else 3]
-    engine.step()
-    engine.step()
-    assert lent() == [1, 2, 3, 4]
+    turn()
+    assert lent() == [1]
+    now = 2.0
+    turn()
+    assert lent() == [1, 2]
+    now = 3.0
+    turn()
+    assert lent() == [1, 2, 3]
 
 
 def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:

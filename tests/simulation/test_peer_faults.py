@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import pytest
 
@@ -286,13 +285,7 @@ def prefetch_takes_all(patch: pytest.MonkeyPatch) -> None:
 
 def prefetch_goes_beyond_its_share(patch: pytest.MonkeyPatch) -> None:
     """Prefetches take the slots of requests that wait."""
-    init = Prefetches.__init__
-
-    def init_without_share(self: Prefetches, *parts: Any) -> None:
-        init(self, *parts)
-        self._most_loading = 1 << 20
-
-    patch.setattr(Prefetches, "__init__", init_without_share)
+    patch.setattr(PeerBlocks, "most_early", lambda self, holder: 1 << 20)
 
 
 def prefetch_goes_on(patch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_a_long_prompt_is_split_where_answers_run(cluster: Cluster) -> None:
 
 
 def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cluster: Cluster) -> None:
-    crowded = replace(DECODE, num_running=100)
+    crowded = replace(DECODE, num_running=1000)
     cluster.reports("d", replace(crowded, num_prefill_tokens=4000))
     cluster.reports("e", crowded)
     first = choose(cluster, may_hand_over=True)
@@ -70,7 +70,7 @@ def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cl
 
 def test_the_replica_that_has_blocks_already_goes_on(cluster: Cluster) -> None:
     for name in "de":
-        cluster.reports(name, replace(BUSY, seconds_per_pulled_token=0.0002))
+        cluster.reports(name, replace(BUSY, num_running=80, seconds_per_pulled_token=0.0002))
     cluster.caches("d", PROMPT[:40])
     decision = choose(cluster, may_hand_over=True)
     assert decision.replica_id == "p"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from headwater.engine_core.step_output import EngineLoad
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.messages import Ready
-from headwater.services.engine.role_bound import MIN_TOKENS, prompt_bound
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.runtime.settings import SettingError, read_settings
 from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt
@@ -27,33 +24,17 @@ async def test_a_role_is_told_with_the_load_and_changes_at_once() -> None:
 
 
 async def test_an_engine_that_goes_on_with_answers_computes_prompts_in_small_parts() -> None:
-    with engine_process("--simulated-prefill-seconds=0.0005", "--max-num-batched-tokens=2048") as engine:
+    with engine_process("--role=decode", "--simulated-prefill-seconds=0.0001") as engine:
         async with client_of(engine) as client:
-            assert (await client.load()).max_chunk_tokens == 2048
-            await client.stub.SetRole(pb.SetRoleRequest(role="decode"))
-            assert (await client.load()).max_chunk_tokens == MIN_TOKENS
-            await client.send(add(1, prompt(1, 1000), 5))
-            await client.read_until_finished(1)
-            assert client.tokens[1] == answer(prompt(1, 1000), 5)
-            await client.stub.SetRole(pb.SetRoleRequest(role="both"))
-            assert (await client.load()).max_chunk_tokens == 2048
-
-
-@pytest.mark.parametrize(
-    ("role", "step_seconds", "bound"),
-    [
-        ("decode", 0.053, 768),
-        ("decode", 2.0, MIN_TOKENS),
-        ("decode", 0.0, 0),
-        ("both", 0.053, 0),
-        ("prefill", 0.053, 0),
-    ],
-)
-def test_a_step_of_prompts_takes_no_longer_than_readers_of_answers_may_wait(
-    role: str, step_seconds: float, bound: int
-) -> None:
-    ready = Ready("", "", 0, "", 16, EngineLoad(), 1, 1, 1, longest_step=step_seconds, max_step_tokens=2048)
-    assert prompt_bound(role, ready) == bound
+            num_steps = list[int]()
+            for number, role in enumerate(("both", "decode", "prefill"), start=1):
+                await client.send(add(number, prompt(number, 1000), 5))
+                await client.read_until_finished(number)
+                assert client.tokens[number] == answer(prompt(number, 1000), 5)
+                num_steps.append(client.finishes[number].work.steps)
+                await client.stub.SetRole(pb.SetRoleRequest(role=role))
+            # Four parts, at first; a whole prompt; four again.
+            assert num_steps == [8, 5, 8]
 
 
 async def test_a_stream_to_be_handed_over_ends_behind_its_first_tokens() -> None:
