@@ -16,6 +16,7 @@ from typing import Any
 
 import numba
 from numba import njit
+from numba.core.caching import UserProvidedCacheLocator
 
 
 def compile_function(function: Callable[..., None], signature: Any) -> Callable[..., None]:
@@ -37,6 +38,15 @@ def compiling() -> Iterator[bool]:
         yield True
 
 
+class ByModule(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is not typed
+    """Finds machine code by its function's module. By the module's folder, as numba does it, every other copy of the
+    same sources on a machine would compile them anew."""
+
+    def __init__(self, function: Any, source: str) -> None:
+        super().__init__(function, source)
+        self._cache_path = os.path.join(numba.config.CACHE_DIR, function.__module__)
+
+
 @cache
 def _cache_folder() -> Path | None:
     """Folder in which machine code is kept; None: it is not kept.
@@ -51,6 +61,8 @@ def _cache_folder() -> Path | None:
     folder = base if base.name == name else base / name
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    # Both are set: numba reads its setting, and overwrites it from the environment before it compiles.
+    # Both are set: numba reads its settings, and overwrites them from the environment before it compiles.
     os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
+    locator = f"{__name__}.{ByModule.__name__}"
+    os.environ["NUMBA_CACHE_LOCATOR_CLASSES"] = numba.config.CACHE_LOCATOR_CLASSES = locator
     return folder if os.access(folder, os.W_OK) else None

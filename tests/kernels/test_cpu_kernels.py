@@ -6,6 +6,7 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
+import numba
 import pytest
 import torch
 
@@ -219,6 +220,19 @@ def test_threads_change_no_bit() -> None:
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+def test_code_is_found_again_by_another_copy_of_the_same_sources(tmp_path: Path) -> None:
+    with machine_code.compiling() as is_kept:
+        assert is_kept
+    found = []
+    for copy in ("one", "other"):
+        source = tmp_path / copy / "kernel.py"
+        source.parent.mkdir()
+        source.write_text("def kernel(): pass\n")
+        found.append(machine_code.ByModule(does_nothing, str(source)).get_cache_path())
+    assert found[0] == found[1]
+    assert numba.config.CACHE_LOCATOR_CLASSES == "headwater.kernels.cpu.machine_code.ByModule"
 
 
 def does_nothing(arguments: int) -> None:
