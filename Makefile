@@ -25,7 +25,7 @@ help: ## list the verbs
 up: $(VENV)/.run ## install what is missing and run the whole cluster on this machine (PORT, GRPC_PORT, REPLICAS, MODEL)
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
-test: $(DEV_VENV)/.clients types ## run the tests, but for those marked `long`
+test: $(DEV_VENV)/.dev types ## run the tests, but for those marked `long`
 	$(DEV_BIN)/python -m pytest -n 3 -m "not long and not gpu" -q -rs
 
 test-long: $(DEV_VENV)/.clients types ## run the tests marked `long`
@@ -81,7 +81,7 @@ $(DEV_VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(DEV_VENV)/bin/py
 	PYTHONWARNINGS=ignore $(DEV_BIN)/python $(INSTALL_PROJECT)
 	@touch $@
 
-# The clients that only tests use come on top.
+# The clients that only long tests use come on top.
 $(DEV_VENV)/.clients: $(DEV_VENV)/.dev
 	deploy/install.sh $(DEV_BIN)/python clients
 	@touch $@

@@ -17,17 +17,29 @@ has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 release=torch==2.13.0
 
 locks=(-r "deploy/locks/$layer.txt")
+beside=
 if [[ $layer != front ]] && ! "$python" -c 'import torch' 2>/dev/null; then
   if [[ -n ${TORCH_INDEX:-} ]]; then
     cpu_build --index-url "$TORCH_INDEX" "$release"
   elif [[ $torch == default || $(uname) != Linux ]] || has_gpu; then
     locks+=(-r deploy/locks/torch.txt)
-  elif ! cpu_build "$release+cpu"; then
-    echo "no CPU build of torch is offered here, so its default build is installed (TORCH_INDEX names an index of CPU builds)"
-    locks+=(-r deploy/locks/torch.txt)
+  else
+    # The largest file of all, which none of the others waits for: a second core unpacks it beside them.
+    cpu_build "$release+cpu" &
+    beside=$!
+    trap '[[ -z $beside ]] || kill "$beside" 2>/dev/null' EXIT
   fi
 fi
 locked "${locks[@]}"
+if [[ -n $beside ]]; then
+  is_offered=1
+  wait "$beside" || is_offered=
+  beside=
+  if [[ -z $is_offered ]]; then
+    echo "no CPU build of torch is offered here, so its default build is installed (TORCH_INDEX names an index of CPU builds)"
+    locked -r deploy/locks/torch.txt
+  fi
+fi
 # The library is a build for this platform, and says that it wants Python 3.12, which it does not (pyproject.toml).
 if [[ $layer == dev && $(uname -sm) == "Linux x86_64" ]]; then
   locked --no-deps --ignore-requires-python -r deploy/locks/helm.txt

@@ -35,6 +35,6 @@ def test_what_serves_is_installed_without_what_tests_need() -> None:
     assert f"deploy/install.sh {SERVING}/bin/python up" in told
 
 
-def test_only_tests_bring_the_clients_that_they_run() -> None:
-    assert "bin/python clients" in commands("test")
-    assert "bin/python clients" not in commands("check")
+def test_only_long_tests_bring_the_clients_that_they_run() -> None:
+    assert "bin/python clients" in commands("test-long")
+    assert "bin/python clients" not in commands("test") + commands("check")
