@@ -50,6 +50,7 @@ JS = Path(__file__).parent / "gateway" / "js"
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(ProcessHealth(config))
+    workers.compile_once(config)
 
 
 def pytest_runtest_setup() -> None:

@@ -5,6 +5,10 @@ NOTE: not by `xdist_group`: its plugin writes a group into a name that this pyte
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +64,18 @@ def by_group(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return ByGroup(config, log)
+
+
+def compile_once(config: pytest.Config) -> None:
+    """In a new environment, one process collects the tests before the workers do. Those start together, and each would
+    compile what all of them import, a minute of a core."""
+    is_worker = hasattr(config, "workerinput")
+    spec = importlib.util.find_spec("torch")
+    if is_worker or not config.getoption("numprocesses", None) or spec is None or spec.origin is None:
+        return
+    if not Path(importlib.util.cache_from_source(spec.origin)).exists():
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider"]
+        subprocess.run(command, cwd=config.rootpath, stdout=subprocess.DEVNULL, check=False)
 
 
 def longest_first(items: list[pytest.Item]) -> None:
