@@ -21,11 +21,14 @@ from headwater.engine_core.scheduling import prefetches
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from tests.long_values import long_but
 from tests.simulation.peer_faults import run_seed
 from tests.simulation.peer_twins import FAULTS
 
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
+SEEDS = (range(120), *(range(first, first + 500) for first in range(0, 2000, 500)))
+"""The first ones meet with every fault."""
 
 
 def check_seeds(seeds: range) -> Counter[str]:
@@ -49,9 +52,9 @@ def check_seeds(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 2000, 500))
-def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
-    seen = check_seeds(range(first, first + 500))
+@pytest.mark.parametrize("seeds", long_but(SEEDS, SEEDS[0]), ids=str)
+def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(seeds: range) -> None:
+    seen = check_seeds(seeds)
     met = ("pulled", "prefetched", "lent", "lent from tiers", "direct", "discarded", "preempted", "deaths")
     assert min(seen[name] for name in (*FAULTS, *met)) > 0
 
@@ -321,6 +324,18 @@ PLANTED = [
     prefetch_goes_on,
     early_load_is_kept,
 ]
+SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    leak: 18,
+    stale_hash: 39,
+    let_go_too_early: 244,
+    unread_is_lent: 39,
+    unpinned_and_unchecked: 250,
+    answered_twice: 24,
+    prefetch_keeps_blocks: 25,
+    prefetch_sleeps_on: 35,
+    prefetch_goes_on: 29,
+}
+"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -328,7 +343,7 @@ def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert any(map(breaks, range(MOST_SEEDS)))
+    assert any(map(breaks, [SHOWN_BY.get(plant, 0), *range(MOST_SEEDS)]))
 
 
 @pytest.mark.parametrize("num_seeds", [40, pytest.param(200, marks=pytest.mark.long)])
