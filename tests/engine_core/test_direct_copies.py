@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -50,6 +51,13 @@ def owner(device: str) -> Iterator[Owner]:
         process.communicate()
 
 
+@pytest.fixture(scope="module")
+def lender() -> Iterator[Callable[[str], Owner]]:
+    """The process on a device that tests share which leave it alive."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda device: stack.enter_context(owner(device)))
+
+
 def own(device: str, num_blocks: int = 7) -> tuple[list[torch.Tensor], DirectCopies]:
     """Caches of this process, with another number of blocks, and what copies into them."""
     caches, copies = contents(OWN, num_blocks), None
@@ -77,11 +85,13 @@ def wait(copy: DirectCopy) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_blocks_of_another_process_come_as_they_are_and_others_stay(device: str) -> None:
+def test_blocks_of_another_process_come_as_they_are_and_others_stay(
+    device: str, lender: Callable[[str], Owner]
+) -> None:
     caches, copies = own(device)
-    with owner(device) as other:
-        wait(copies.copy(other.handle, ints([11, 0, 5]), ints([1, 6, 2])))
-        wait(copies.copy(other.handle, ints([3]), ints([4])))
+    other = lender(device)
+    wait(copies.copy(other.handle, ints([11, 0, 5]), ints([1, 6, 2])))
+    wait(copies.copy(other.handle, ints([3]), ints([4])))
     for cache, mine, theirs in zip(caches, contents(OWN, 7), contents(THEIRS), strict=True):
         assert torch.equal(cache[:, :, [1, 6, 2, 4]].cpu(), theirs[:, :, [11, 0, 5, 3]])
         assert torch.equal(cache[:, :, [0, 3, 5]].cpu(), mine[:, :, [0, 3, 5]])
@@ -130,28 +140,28 @@ def other_memory(described: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("change", [elsewhere, ended, other_memory])
-def test_memory_that_is_not_the_engines_is_not_opened(change: Callable[[dict[str, Any]], None]) -> None:
+def test_memory_that_is_not_the_engines_is_not_opened(
+    change: Callable[[dict[str, Any]], None], lender: Callable[[str], Owner]
+) -> None:
     _, copies = own("cpu")
-    with owner("cpu") as other:
-        described = json.loads(other.handle)
-        change(described)
-        with pytest.raises(OSError, match=r"host|not the memory|No such file"):
-            copies.copy(json.dumps(described).encode(), ints([1]), ints([1]))
+    described = json.loads(lender("cpu").handle)
+    change(described)
+    with pytest.raises(OSError, match=r"host|not the memory|No such file"):
+        copies.copy(json.dumps(described).encode(), ints([1]), ints([1]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_block_that_the_other_cache_does_not_have_is_not_read(device: str) -> None:
+def test_a_block_that_the_other_cache_does_not_have_is_not_read(device: str, lender: Callable[[str], Owner]) -> None:
     _, copies = own(device)
-    with owner(device) as other, pytest.raises(OSError, match="block 12 is not in a KV cache of 12 blocks"):
-        copies.copy(other.handle, ints([1, 12]), ints([1, 2]))
+    with pytest.raises(OSError, match="block 12 is not in a KV cache of 12 blocks"):
+        copies.copy(lender(device).handle, ints([1, 12]), ints([1, 2]))
 
 
-def test_more_blocks_than_the_memory_has_are_not_mapped() -> None:
+def test_more_blocks_than_the_memory_has_are_not_mapped(lender: Callable[[str], Owner]) -> None:
     _, copies = own("cpu")
-    with owner("cpu") as other:
-        described = json.loads(other.handle) | {"num_blocks": 1000}
-        with pytest.raises(OSError, match="has not 1000 blocks"):
-            copies.copy(json.dumps(described).encode(), ints([1]), ints([1]))
+    described = json.loads(lender("cpu").handle) | {"num_blocks": 1000}
+    with pytest.raises(OSError, match="has not 1000 blocks"):
+        copies.copy(json.dumps(described).encode(), ints([1]), ints([1]))
 
 
 def test_an_engine_that_shares_nothing_has_an_empty_handle() -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked_cluster import ForkedCluster
+
 MODEL = "smollm2-135m-instruct"
 SMALL = ("--executor=simulated", "--replicas=2")
 
@@ -80,7 +82,7 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
 
 @pytest.mark.slow
 def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_line: Any) -> None:
-    line = start_line(*SMALL)
+    line = start_line(*SMALL, start=ForkedCluster)
     with line.stream("Once upon a time", max_tokens=2000, ignore_eos=True) as events:
         next(events)
         pids, addresses = line.pids(), line.addresses()

@@ -154,7 +154,7 @@ def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_
     with_two_seats: Gateway,
 ) -> None:
     gateway = with_two_seats
-    asked = SAMPLING | {"max_tokens": 1500, "logprobs": None}
+    asked = SAMPLING | {"max_tokens": 1100, "logprobs": None}
     whole = gateway.complete(**asked)["choices"][0]["text"]
     with contextlib.ExitStack() as scope:
         # More than there are seats.

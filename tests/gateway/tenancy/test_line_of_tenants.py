@@ -195,8 +195,8 @@ def test_a_budget_ends_an_answer_in_its_middle_and_not_a_token_later(managed: Ga
 
 def test_a_long_answer_goes_on_while_its_limits_give_more(managed: Gateway) -> None:
     ada = Customer(managed, limits={"tokens_per_minute": 50_000, "budget": 10_000})
-    reply = ada.post(COMPLETIONS, completion_body([7] * 10, max_tokens=2500, ignore_eos=True))
-    assert reply.json()["usage"]["completion_tokens"] == 2500, reply.text
+    reply = ada.post(COMPLETIONS, completion_body([7] * 10, max_tokens=1200, ignore_eos=True))
+    assert reply.json()["usage"]["completion_tokens"] == 1200, reply.text
 
 
 def test_what_a_request_used_is_one_record_and_the_command_line_shows_it(managed: Gateway, tmp_path: Path) -> None:
@@ -288,8 +288,9 @@ def test_metrics_name_tenants_to_administrators_and_on_a_port_of_their_own(
 
 
 def test_a_stream_that_is_resumed_is_charged_once_and_is_its_tenant_s_alone(managed: Gateway) -> None:
-    ada, bob = Customer(managed, limits={"budget": 10_000, "budget_period": "day"}), Customer(managed)
-    body = completion_body([500 + i for i in range(20)], max_tokens=3000, ignore_eos=True, stream=True)
+    ada, bob = Customer(managed, limits={"budget": 5000, "budget_period": "day"}), Customer(managed)
+    # More than a lease.
+    body = completion_body([500 + i for i in range(20)], max_tokens=1200, ignore_eos=True, stream=True)
     body["stream_options"] = {"resumable": True}
     with managed.client.stream("POST", COMPLETIONS, json=body, headers=ada.headers) as stream:
         first = next(line for line in stream.iter_lines() if line.startswith("data: {"))
@@ -300,9 +301,9 @@ def test_a_stream_that_is_resumed_is_charged_once_and_is_its_tenant_s_alone(mana
             assert rest.status_code == 200, rest.read()
             assert list(rest.iter_lines())[-2].endswith("data: [DONE]")
     usage = f"/tenants/{ada.id}/usage"
-    managed.wait_until(lambda: sum(row["output_tokens"] for row in admin(managed, "GET", usage).json()["data"]) >= 3000)
+    managed.wait_until(lambda: sum(row["output_tokens"] for row in admin(managed, "GET", usage).json()["data"]) >= 1200)
     [row] = admin(managed, "GET", usage).json()["data"]
-    assert (row["requests"], row["prompt_tokens"], row["output_tokens"]) == (1, 20, 3000)
-    # What is left of the budget: 6,980 tokens, one of them for an answer.
-    assert ada.post(COMPLETIONS, completion_body([7] * 6980, max_tokens=1)).status_code == 429
-    assert ada.post(COMPLETIONS, completion_body([7] * 6979, max_tokens=1)).status_code == 200
+    assert (row["requests"], row["prompt_tokens"], row["output_tokens"]) == (1, 20, 1200)
+    # What is left of the budget: 3,780 tokens, one of them for an answer.
+    assert ada.post(COMPLETIONS, completion_body([7] * 3780, max_tokens=1)).status_code == 429
+    assert ada.post(COMPLETIONS, completion_body([7] * 3779, max_tokens=1)).status_code == 200
