@@ -68,6 +68,7 @@ def _faulty(folder: Path, tmp_path: Path, options: accuracy.ExecutorOptions) -> 
     return accuracy.replace(options, model_folder=tmp_path)
 
 
+@pytest.mark.long
 def test_a_model_whose_weights_are_not_packed_is_refused(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     dense = convert(tmp_path / "hf", tmp_path / "ours")

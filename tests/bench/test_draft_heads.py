@@ -24,6 +24,7 @@ from tests.chatting_model import make_chatting_model
 from tests.engine_core.heads_twin import HeadsTwin
 from tests.engine_core.published_heads import CONFIGS, random_heads
 from tests.engine_core.small_models import convert, random_checkpoint
+from tests.long_values import long_but
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chatting_model(tmp_path_factory.mktemp("chatting"))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if "biases" not in kind])
+@pytest.mark.parametrize("kind", long_but([kind for kind in CONFIGS if "biases" not in kind], "eagle3", "medusa"))
 @torch.no_grad()
 def test_chains_over_whole_texts_guess_what_a_chain_alone_guesses(kind: str, tmp_path: Path) -> None:
     """Each link of each chain against the twin of the engine's tests, which computes one chain in float64."""
@@ -97,6 +98,7 @@ def test_training_makes_more_guesses_stand_on_texts_that_are_held_back(kind: str
     assert after[0].stands[0] > before[0].stands[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "more"),
     [

@@ -81,6 +81,7 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn(chatting: Path) -> N
     assert found.agreement == 1
 
 
+@pytest.mark.long
 def test_the_command_writes_a_folder_that_fits_its_model(chatting: Path, tmp_path: Path) -> None:
     app = Typer()
     app.command()(main)

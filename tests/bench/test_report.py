@@ -156,6 +156,7 @@ def test_a_report_writes_what_differs(tmp_path: Path) -> None:
     assert write_report(tmp_path) == []
 
 
+@pytest.mark.long
 def test_the_command_says_what_it_lacks() -> None:
     topics = ", ".join(sorted(path.stem for path in RESULTS.glob("*.jsonl")))
     command = [sys.executable, "-m", "headwater.bench.report", "--add=gpu", "--what=a", "--metric=b", "--value=1"]

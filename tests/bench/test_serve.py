@@ -96,6 +96,7 @@ def test_words_instead_of_ids_ask_for_nothing_that_openai_does_not_know() -> Non
     assert len(body["prompt"].split()) == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("suffix", long_but(("png", "html"), "png"))
 async def test_a_run_leaves_its_figures_and_a_plot(stub_url: str, tmp_path: Path, suffix: str) -> None:
     plot, output = tmp_path / f"plot.{suffix}", tmp_path / "run.json"

@@ -56,7 +56,8 @@ def refused(name: str, path: Path) -> str:
     return said.removeprefix(of_whom).strip()
 
 
-@pytest.mark.parametrize("name", long_but(COMMANDS, "replay"))
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.long
 def test_a_file_without_requests_ends_the_command(name: str, tmp_path: Path) -> None:
     path = tmp_path / "requests.jsonl"
     path.write_text("\n \n")
@@ -71,6 +72,7 @@ def test_a_line_that_is_no_request_is_named(name: str, tmp_path: Path) -> None:
     assert refused(name, path) == f", line 3: {problem}"
 
 
+@pytest.mark.long
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert refused("policies", tmp_path / "none") == ": No such file or directory"
     assert refused("replay", tmp_path) == ": Is a directory"

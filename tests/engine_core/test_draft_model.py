@@ -207,7 +207,8 @@ def num_acceptable(length: int) -> int:
     return num_accepted
 
 
-@pytest.mark.parametrize("kind", long_but(("penalties", "greedy", "seeded"), "greedy"))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["penalties", "greedy", "seeded"])
 def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, other: Path, kind: str) -> None:
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS[kind])]
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}

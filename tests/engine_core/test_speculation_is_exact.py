@@ -69,8 +69,8 @@ def test_a_draft_model_changes_none_of_many_requests(roomy: SmallEngine, modelle
     assert load.prefix_hits > 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", long_but(("medusa", "eagle", "eagle3"), "eagle3"))
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
 def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngine, tmp_path: Path, kind: str) -> None:
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
     options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
@@ -84,8 +84,8 @@ def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngi
 
 @pytest.mark.slow
 def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, crowded: SmallEngine) -> None:
-    load = check_equality(roomy, crowded, 100)
-    assert load.num_accepted_tokens > 200
+    load = check_equality(roomy, crowded, 60)
+    assert load.num_accepted_tokens > 100
     assert load.num_preemptions > 0
     assert load.prefix_hits > 0
 

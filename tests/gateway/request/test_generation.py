@@ -70,6 +70,7 @@ def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(gateway: Ga
     gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)
 
 
+@pytest.mark.long
 def test_two_hundred_streams_that_are_left_leave_nothing(gateway: Gateway, behind: Behind) -> None:
     def leave(idx: int) -> None:
         with stream(gateway, prompt=f"Story {idx}") as lines:

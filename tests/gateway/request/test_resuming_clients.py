@@ -104,7 +104,7 @@ def slow(behind: Behind) -> Iterator[Behind]:
         yield Behind(behind.processor, behind.output_processor, (engine.address,))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_answer_goes_on_at_the_terminal_and_on_the_page_when_the_gateway_dies(
     slow: Behind, start_gateway: GatewayStarter, js_folder: Path
 ) -> None:
