@@ -33,6 +33,7 @@ PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL
 """Of engines without a model: slow enough that a test can interfere."""
 KV_CACHE_BYTES = (256 << 20) * (2 if resolve_dtype("auto", "cpu") == "float32" else 1)
 """KV cache of a replica of the demo model: as many blocks whatever number format is the fast one here."""
+DEMO_ENV = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)}
 
 
 def launched(*arguments: str, environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
@@ -209,7 +210,7 @@ def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     of_blocks = [block_activations.KERNEL, *products, look_up]
     for dtype in DTYPES:
         compile_kernels(dtype, lambda done, total: None, of_blocks)
-    env = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)}
-    line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2", "--output-processors=2", env=env)
+    folder = tmp_path_factory.mktemp("demo")
+    line = Line(folder, "--replicas=2", "--output-processors=2", env=DEMO_ENV, start=ForkedCluster)
     yield line
     assert line.stop() == 0, line.log.read_text()

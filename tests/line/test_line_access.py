@@ -33,35 +33,10 @@ from headwater.services.stack.embedded import start_nats
 from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import Line
 
-ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
-
 
 def env_of(line: Line, role: str) -> dict[str, str]:
     text = (line.state_dir / "access" / role / "stage.env").read_text()
     return {name: value.strip("'") for name, _, value in (each.partition("=") for each in text.splitlines())}
-
-
-def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(demo_line: Line) -> None:
-    token, key = ((demo_line.state_dir / name).read_text().strip() for name in ("cluster.token", "master.key"))
-    passwords = {
-        password
-        for role in ROLES
-        for url in (env_of(demo_line, role)["HEADWATER_NATS_URL"], env_of(demo_line, role)["HEADWATER_REDIS_URL"])
-        if (password := urlsplit(url).password)
-    }
-    assert len(passwords) == len(ROLES)
-    shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in demo_line.pids())
-    assert "headwater.services.engine.core_process" in shown
-    logs = "\n".join(path.read_text() for path in (demo_line.state_dir / "logs").iterdir())
-    for secret in {token, key, *passwords}:
-        assert secret not in shown
-        assert secret not in logs + demo_line.log.read_text()
-    kept = [path for path in demo_line.state_dir.rglob("*") if path.is_file()]
-    secret_files = {
-        path for path in kept if any(each.encode() in path.read_bytes() for each in {token, key, *passwords})
-    }
-    assert demo_line.state_dir / "access/nats/nats.conf" in secret_files
-    assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
 
 
 def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:

@@ -7,14 +7,19 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.forked_cluster import ForkedCluster
+from tests.line.conftest import Line
+from tests.line.test_line_access import env_of
 
 MODEL = "smollm2-135m-instruct"
+ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
 SMALL = ("--executor=simulated", "--replicas=2")
 
 
@@ -54,14 +59,51 @@ def files_under(folder: Path, *, but: Path) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and but not in path.parents]
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "tmp").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def deployed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """A line whose processes start as in a deployment, with a home of its own. The last test that uses it ends it."""
+    env = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
+    line = Line(tmp_path_factory.mktemp("deployed"), *SMALL, env=env)
+    yield line
+    line.kill()
+
+
+@pytest.mark.slow
+def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(deployed: Line) -> None:
+    token, key = ((deployed.state_dir / name).read_text().strip() for name in ("cluster.token", "master.key"))
+    passwords = {
+        password
+        for role in ROLES
+        for url in (env_of(deployed, role)["HEADWATER_NATS_URL"], env_of(deployed, role)["HEADWATER_REDIS_URL"])
+        if (password := urlsplit(url).password)
+    }
+    assert len(passwords) == len(ROLES)
+    shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in deployed.pids())
+    assert "headwater.services.engine.core_process" in shown
+    logs = "\n".join(path.read_text() for path in (deployed.state_dir / "logs").iterdir())
+    for secret in {token, key, *passwords}:
+        assert secret not in shown
+        assert secret not in logs + deployed.log.read_text()
+    kept = [path for path in deployed.state_dir.rglob("*") if path.is_file()]
+    secret_files = {
+        path for path in kept if any(each.encode() in path.read_bytes() for each in {token, key, *passwords})
+    }
+    assert deployed.state_dir / "access/nats/nats.conf" in secret_files
+    assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
+
+
 @pytest.mark.slow
 def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_outside_its_folders(
-    start_line: Any, tmp_path: Path
+    deployed: Line, home: Path
 ) -> None:
-    home = tmp_path / "home"
-    for name in ("home", "home/tmp"):
-        (tmp_path / name).mkdir()
-    line = start_line(*SMALL, env={"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"})
+    line = deployed
     pids, addresses = line.pids(), line.addresses()
     shared_memory = shared_memory_of(pids)
     assert len(pids) >= 9, "supervisor, two keepers with their servers, five stages, two engine cores"

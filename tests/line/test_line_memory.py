@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.line.conftest import KV_CACHE_BYTES
+from tests.line.conftest import DEMO_ENV, KV_CACHE_BYTES, Line, LineStarter
 
 BOUND = KV_CACHE_BYTES + (448 << 20)
 """Of a replica's server and core together. Measured beside the cache: 362 MiB of a new cluster (server 91, torch 150,
@@ -31,11 +30,22 @@ def private_bytes_of_weights(pid: int) -> int:
     return dirty
 
 
-@pytest.mark.slow
-def test_a_second_replica_maps_the_weights_of_the_first(demo_line: Any) -> None:
+def replicas_of(line: Line) -> tuple[list[int], list[int]]:
+    """Processes of both, when they have answered."""
     for idx in range(2):
-        demo_line.chat([{"role": "user", "content": f"{idx}: warm up, please."}])
-    first, second = (demo_line.pids_of(name) for name in ("engine-0", "engine-1"))
-    assert sum(map(private_bytes, second)) < BOUND
-    assert sum(map(private_bytes, first)) < BOUND
+        line.chat([{"role": "user", "content": f"{idx}: warm up, please."}])
+    return line.pids_of("engine-0"), line.pids_of("engine-1")
+
+
+@pytest.mark.slow
+def test_a_second_replica_maps_the_weights_of_the_first(demo_line: Line) -> None:
+    first, second = replicas_of(demo_line)
     assert sum(map(private_bytes_of_weights, [*first, *second])) == 0
+
+
+@pytest.mark.long
+def test_a_replica_that_starts_as_in_a_deployment_takes_little_beside_weights_and_cache(
+    start_line: LineStarter,
+) -> None:
+    for replica in replicas_of(start_line("--replicas=2", env=DEMO_ENV)):
+        assert sum(map(private_bytes, replica)) < BOUND
