@@ -22,6 +22,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.step_rows import PARAM_WORDS
 from tests.kernels import interpreter
 from tests.kernels.paging import GPU
+from tests.long_values import long_but
 
 VOCAB_SIZE, HIDDEN, NUM_ROWS, MAX_LEN = 300, 16, 8, 40
 SEEDED = SamplingParams(temperature=0.9, seed=3)
@@ -132,7 +133,7 @@ def positions_of(*spans: tuple[int, int, int]) -> tuple[Int32Array, Int32Array]:
     return np.array(rows, np.int32), np.array(ends, np.int32)
 
 
-@pytest.mark.parametrize("is_masked", [False, True])
+@pytest.mark.parametrize("is_masked", long_but((False, True), True))
 def test_rows_of_every_kind_with_drafts_are_drawn_as_on_a_cpu(rig: Rig, is_masked: bool) -> None:
     rng = np.random.default_rng(5)
     for at in (0, 4):

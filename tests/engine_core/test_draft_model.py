@@ -246,6 +246,7 @@ def test_requests_are_drafted_as_they_ask(twin: SmallEngine, asked: Speculation,
     assert not is_drafted or load.num_draft_tokens <= (asked.max_tokens or MAX_DRAFTS) * load.num_drafts
 
 
+@pytest.mark.long
 def test_drafts_of_a_model_that_guesses_wrong_are_given_up_and_tried_again(stranger: SmallEngine) -> None:
     speculator, length = adaptive(stranger, pass_seconds=0.3), 8 * PROBE_STEPS
     _, load = answers_of_a_new_engine(stranger, PROMPTS[:1], [SamplingParams(max_tokens=length, seed=1)], speculator)

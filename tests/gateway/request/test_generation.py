@@ -173,7 +173,7 @@ def test_what_waited_runs_when_its_turn_comes(behind: Behind, start_gateway: Gat
     assert len(set(texts)) == 1
 
 
-LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1, "seed": 5}
+LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 1, "seed": 5}
 
 
 def text_of(lines: Iterator[str]) -> str:
@@ -239,7 +239,7 @@ def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind
     with started(stage):
         gateway = Gateway(stage)
         gateway.wait_until(gateway.is_ready)
-        with stream(gateway, max_tokens=1500) as lines:
+        with stream(gateway, max_tokens=700) as lines:
             next(lines)
             stage.terminate()
             assert list(lines)[-1] == "data: [DONE]"
