@@ -28,6 +28,7 @@ from redis.asyncio import Redis
 
 from headwater.bench.pytest_health import ProcessHealth
 from headwater.bench.text_folder import demo_text_folder
+from headwater.services.engine.core_variables import COSTS_VARIABLE
 from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.runtime import bus
 from headwater.services.runtime.kept_child import keeper_command
@@ -138,13 +139,24 @@ async def cluster_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, 
 
 
 @pytest.fixture(scope="session")
-def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_costs(run_folder: Path) -> None:
+    """What steps cost while tests keep all cores busy is no measure for the engines of later runs, or of the user."""
+    os.environ[COSTS_VARIABLE] = str(run_folder / "step-costs")
+
+
+@pytest.fixture(scope="session")
+def demo_folder(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's tokenizer and chat template; no weights. The workers of a run share it: it takes seconds to
     read the tokenizer from the model's file."""
-    base = tmp_path_factory.getbasetemp()
-    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    folder = run / "demo-text"
-    with (run / "demo-text.lock").open("w") as lock:
+    folder = run_folder / "demo-text"
+    with (run_folder / "demo-text.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             demo_text_folder(tmp_path_factory.mktemp("demo-text")).rename(folder)

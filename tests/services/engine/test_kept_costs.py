@@ -71,7 +71,8 @@ def test_an_engine_starts_where_its_costs_cannot_be_written(tmp_path: Path) -> N
     assert KeptCosts(tmp_path / "file" / "costs", "key").get("steps", lambda: COSTS) is COSTS
 
 
-def test_costs_lie_beside_the_compiled_kernels(tmp_path: Path) -> None:
+def test_costs_lie_beside_the_compiled_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(COSTS_VARIABLE)
     env = with_kernel_cache(os.environ | {"HEADWATER_CACHE": str(tmp_path)})
     KeptCosts.of_engine(env, SETTINGS, CONFIG, FACTS).get("steps", lambda: COSTS)
     assert env[COSTS_VARIABLE] == str(tmp_path / "kernels/step-costs")
