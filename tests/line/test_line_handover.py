@@ -20,7 +20,6 @@ import pytest
 
 from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import MODEL, Line
-from tests.long_values import long_but
 
 PREFILL, DECODE = "engine-0", "engine-1"
 PROMPT = "Tell me of the river, its birds, its boats and the long nights at its mouth. " * 40
@@ -263,8 +262,8 @@ def pid_of(line: Line, stage: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_points", long_but((1, 20), 1))
-@pytest.mark.parametrize("stage", long_but((PREFILL, DECODE, "output-processor-0", "gateway-0"), PREFILL, DECODE))
+@pytest.mark.parametrize("num_points", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("stage", [PREFILL, DECODE, "output-processor-0", "gateway-0"])
 def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_points: int) -> None:
     """Prompts are computed, pulled and gone on with all the time: a death hits some of them at every point."""
     settle(line)

@@ -21,14 +21,11 @@ from headwater.engine_core.scheduling import prefetches
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
-from tests.long_values import long_but
 from tests.simulation.peer_faults import run_seed
 from tests.simulation.peer_twins import FAULTS
 
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
-SEEDS = (range(120), *(range(first, first + 500) for first in range(0, 2000, 500)))
-"""The first ones meet with every fault."""
 
 
 def check_seeds(seeds: range) -> Counter[str]:
@@ -52,9 +49,9 @@ def check_seeds(seeds: range) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seeds", long_but(SEEDS, SEEDS[0]), ids=str)
-def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(seeds: range) -> None:
-    seen = check_seeds(seeds)
+@pytest.mark.parametrize("first", range(0, 2000, 500))
+def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
+    seen = check_seeds(range(first, first + 500))
     met = ("pulled", "prefetched", "lent", "lent from tiers", "direct", "discarded", "preempted", "deaths")
     assert min(seen[name] for name in (*FAULTS, *met)) > 0
 
