@@ -35,7 +35,7 @@ from .rates import Rates
 from .requests import Limits
 from .session import EngineSession
 
-PROMPT_SECONDS = 0.015
+PROMPT_SECONDS = 0.01
 """Of prompts in a step of an engine that goes on with answers which others began. They come at any time, and whoever
 reads them notices a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
