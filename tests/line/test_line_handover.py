@@ -221,6 +221,8 @@ class Crowd:
         self._line, self._known = line, {number: tokens(ask(line, number)) for number in range(10, 14)}
         self.num_answers = 0
         self.problems: list[str] = []
+        self.pauses: list[float] = []
+        """The longest one between two pieces of each answer, in seconds."""
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in self._known]
 
@@ -242,18 +244,32 @@ class Crowd:
                 self._ask(client, number, turn)
 
     def _ask(self, client: httpx.Client, number: int, turn: int) -> None:
-        body = body_of(number) | {"cache_salt": f"turn-{number}-{turn}"}
+        body = body_of(number) | {"cache_salt": f"turn-{number}-{turn}", "stream": True}
         try:
-            reply = client.post("/v1/completions", json=body)
-            if reply.status_code != 200:
-                self.problems.append(f"{reply.status_code}: {reply.text}")
-            elif reply.json()["choices"][0]["token_ids"] != self._known[number]:
-                self.problems.append(f"other tokens for {number}")
-            else:
-                self.num_answers += 1
+            with client.stream("POST", "/v1/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    self.problems.append(f"{reply.status_code}: {reply.read().decode()}")
+                else:
+                    self._read(number, reply)
         except httpx.TransportError as failure:
             if not self._asks_again:
                 self.problems.append(repr(failure))
+
+    def _read(self, number: int, reply: httpx.Response) -> None:
+        found, read_at = list[int](), list[float]()
+        for event in reply.iter_lines():
+            if event.startswith("data:") and "[DONE]" not in event:
+                piece = json.loads(event.removeprefix("data:"))
+                if "error" in piece:
+                    self.problems.append(str(piece["error"]))
+                    return
+                found += [token for choice in piece["choices"] for token in choice.get("token_ids") or []]
+                read_at.append(time.monotonic())
+        if found != self._known[number]:
+            self.problems.append(f"other tokens for {number}")
+            return
+        self.num_answers += 1
+        self.pauses.append(max(after - before for before, after in itertools.pairwise(read_at)))
 
 
 def pid_of(line: Line, stage: str) -> int:
@@ -278,6 +294,11 @@ def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_point
             line.wait_for(lambda pid=pid: line.pid_of(stage) != pid, 60, f"{stage} is not back")
             settle(line)
     assert crowd.problems == []
+    # Half a second, and the time in which the other engine computes what was known.
+    num_known = explained(line, ask(line, 10))["prompt_tokens"] + MAX_TOKENS
+    limit = 0.5 + num_known * float(PACE["HEADWATER_SIMULATED_PREFILL_SECONDS"])
+    pauses, median = sorted(crowd.pauses), len(crowd.pauses) // 2
+    print(f"{stage}: {len(pauses)} answers, pauses {pauses[median]:.2f} s, at most {pauses[-1]:.2f} ({limit=:.2f})")
 
 
 def proceed(line: Line, crowd: Crowd) -> None:
