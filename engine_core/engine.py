@@ -70,14 +70,13 @@ class Engine:
         loads = self._scheduler.loads
         self._tiers.open_leases(self._scheduler.pool, loads.release, self._in_flight.last_to_compute)
         self._output = StepOutput(step=0)
-        self._num_added = 0
-        self._rise_at = 0.0
+        self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
-        # The last step had nothing to do until blocks are loaded from a source.
-        self._awaits_blocks = False
-        # The last step had nothing to do until the device is done.
-        self._awaits_device = False
+        # The last step had nothing to do until blocks are loaded from a source, or until the device is done.
+        self._awaits_blocks = self._awaits_device = False
+        # Blocks are on their way, from here or to here.
+        self._moves_blocks = False
         # The last step might have computed something, had it not been better to wait.
         self._has_held_back = False
 
@@ -104,6 +103,7 @@ class Engine:
         is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
         self._awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
         self._awaits_device = len(self._in_flight) > 0 and not (planned or retired or has_settled_loads)
+        self._moves_blocks = is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
         self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(is_told=is_told)
 
@@ -262,11 +262,17 @@ class Engine:
     @property
     def holds_back(self) -> bool:
         """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
-        if self._awaits_blocks or self._awaits_device:
+        if self._awaits_blocks:
             return True
-        if len(self._in_flight) > 1 or not self._holds_back():
+        num_steps, held = len(self._in_flight), self._scheduler.held
+        if not self._awaits_device and (num_steps > 1 or not held.hold_back(is_in_flight=num_steps > 0)):
             return False
         return not self._in_flight.is_oldest_ready
+
+    @property
+    def awaits_device_alone(self) -> bool:
+        """Whether the next step would do nothing until the device is done or the engine is told something."""
+        return self._awaits_device and not self._moves_blocks and not self._in_flight.is_oldest_ready
 
     def load(self) -> EngineLoad:
         scheduler, drafts = self._scheduler, self._results.drafts
@@ -335,9 +341,6 @@ class Engine:
         if planned is not None:
             self._output.masks_wanted = planned.masks_wanted
         return planned
-
-    def _holds_back(self) -> bool:
-        return self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
         """The oldest in flight, if it is due; a draw that was launched right behind a step that says nothing need not

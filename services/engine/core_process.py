@@ -90,6 +90,8 @@ def run(
                 is_idle = False
                 if engine.holds_back:
                     commands.wait(PATIENCE_SECONDS)
+                    if engine.awaits_device_alone and not commands.is_readable():
+                        continue
             else:
                 sleep = STORING_SECONDS if engine.has_background_work else engine.idle_seconds
                 if not is_idle or sleep is None:
