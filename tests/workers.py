@@ -16,7 +16,7 @@ import pytest
 ROOMS = ("tests/line/", "tests/gateway/tenancy/", "tests/gateway/")
 """Folders whose tests share what takes longest to start; the first match counts. Each takes at most about a quarter of
 the CPU time of all tests."""
-ALONE = tuple(f"tests/line/test_line_{each}.py" for each in ("elastic", "handover"))
+ALONE = tuple(f"tests/line/test_line_{each}.py" for each in ("elastic", "handover", "ranks"))
 """Files of those folders that share nothing with the others, and take minutes."""
 
 BY_ROW = "tests/combinations/test_cells_of_an_engine_on_gpu.py"

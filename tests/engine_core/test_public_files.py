@@ -40,6 +40,7 @@ IN_CI = (
     "auto-round-awq",
     "auto-round-gptq-8",
     "llmcompressor-fp8-dynamic",
+    "llmcompressor-mixed",
     "llmcompressor-w8a8-smoothquant",
 )
 """A file of each kind of layers and of each method."""

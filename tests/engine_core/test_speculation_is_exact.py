@@ -84,8 +84,8 @@ def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngi
 
 @pytest.mark.slow
 def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, crowded: SmallEngine) -> None:
-    load = check_equality(roomy, crowded, 60)
-    assert load.num_accepted_tokens > 100
+    load = check_equality(roomy, crowded, 100)
+    assert load.num_accepted_tokens > 200
     assert load.num_preemptions > 0
     assert load.prefix_hits > 0
 

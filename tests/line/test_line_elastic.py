@@ -99,7 +99,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing(elastic_line: Line) 
     line.wait_for(lambda: line.metric(WITHOUT) == line.metric("headwater_model_requests") == 0, 30, "it still waits")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic_line: Line) -> None:
     line = elastic_line
 

@@ -60,7 +60,7 @@ class Load:
                 await asyncio.sleep(0.01)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_everything_again(
     start_line: Any, tmp_path: Path
 ) -> None:

@@ -145,7 +145,6 @@ def test_a_window_that_is_not_kept_fails_in_its_own_lines() -> None:
     assert failing(SeesAllKeys, "attention").keys() == {"attention_decode_window", "attention_chunk_window"}
 
 
-@pytest.mark.long
 def test_keys_that_are_stored_elsewhere_fail_in_all_that_reads_them() -> None:
     failed = failing(ForgetsTheBlock, "rows", "attention")
     assert {"attention_decode", "attention_chunk", "store_kv"} <= failed.keys()
