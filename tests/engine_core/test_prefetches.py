@@ -2,136 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.kv import block_leases, peer_blocks
-from headwater.engine_core.kv.block_record import HEADER_LEN, kv_key
-from headwater.engine_core.kv.block_source import Owner
-from headwater.engine_core.kv.peer_link import LeaseRequest, Lent, PeerLink, PullRequest, ToLink, Wanted
-from headwater.engine_core.kv.prefix_hash import block_hashes
-from headwater.engine_core.kv.tiers import block_bytes_of
-from headwater.engine_core.lanes import Job
+from headwater.engine_core.kv.peer_link import PullRequest, ToLink
 from headwater.engine_core.prefetch import NewPrefetch
-from headwater.engine_core.request import Holder, NewRequest
-from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.request import Holder
 from headwater.engine_core.scheduling import prefetches
-from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
-from tests.engine_core.direct_link import DirectLink
-from tests.simulation.tier_faults import MODEL
-
-BLOCK, CHUNK_BLOCKS, PROMPT_BLOCKS = 16, 2, 20
-PROMPT = [3 + i % 50 for i in range(PROMPT_BLOCKS * BLOCK + 5)]
-OTHER = [60 + i % 30 for i in range(PROMPT_BLOCKS * BLOCK + 5)]
-NAMESPACE = bytes(16)
-HASHES = block_hashes(NAMESPACE, np.array(PROMPT, np.int32), BLOCK)
-KEY = kv_key("simulated", BLOCK, 8 * BLOCK)
-
-
-class AtOnce:
-    """A lane whose jobs run where they are submitted."""
-
-    def __init__(self, name: str = "") -> None:
-        pass
-
-    def submit(self, job: Job) -> None:
-        job()
-
-
-class Pair:
-    """Engine `a` computes prompts in chunks of two blocks, engine `b` pulls."""
-
-    def __init__(self, *, num_blocks: int = 100, num_peer_blocks: int = 64, is_direct: bool = False) -> None:
-        self.now, self._is_direct = 0.0, is_direct
-        self.link = DirectLink()
-        self.tokens: dict[int, list[int]] = {}
-        self.tiers: dict[int, dict[str, int]] = {}
-        self.ended: set[int] = set()
-        self.a, self.b = (self._start(each, num_blocks, num_peer_blocks) for each in "ab")
-
-    def _start(self, address: str, num_blocks: int, num_peer_blocks: int) -> Engine:
-        config = EngineConfig(
-            block_size=BLOCK,
-            num_blocks=num_blocks,
-            num_peer_blocks=num_peer_blocks,
-            max_model_len=(num_blocks - 1) * BLOCK,
-            max_num_seqs=4,
-            max_num_batched_tokens=CHUNK_BLOCKS * BLOCK,
-            shares_kv_cache=self._is_direct,
-        )
-        executor = SimulatedExecutor(config, MODEL, SimulatedTiming(), verify_every=1)
-        link = self.link.end_of(address, KEY, config, executor)
-        engine = Engine(config, executor, clock=lambda: self.now, peer_link=link)
-        self.link.join(address, engine)
-        return engine
-
-    @property
-    def prefetches(self) -> Prefetches:
-        assert self.b._prefetches is not None
-        return self.b._prefetches
-
-    @property
-    def num_cached(self) -> int:
-        """Leading blocks of the prompt that `b` has."""
-        found = [self.b._scheduler.pool.find(each) is not None for each in HASHES]
-        return [*found, False].index(False)
-
-    def add(self, engine: Engine, key: int, prompt_ids: list[int] = PROMPT, *, more: int = 3, holder: str = "") -> None:
-        self.tokens[key] = []
-        new = NewRequest(
-            key=key,
-            prompt_ids=prompt_ids,
-            output_ids=[],
-            sampling=SamplingParams(seed=1, max_tokens=more),
-            holder=Holder(address=holder, epoch=1, num_tokens=len(prompt_ids)) if holder else None,
-        )
-        engine.add(new)
-
-    def prefetch(self, number: int = 1, *, holder: str = "a", seconds: float = 60.0) -> None:
-        at = Holder(address=holder, epoch=1, num_tokens=len(PROMPT))
-        new = NewPrefetch(
-            number=number,
-            hashes=HASHES,
-            namespace=NAMESPACE,
-            tenant="",
-            holder=at,
-            chunk_blocks=CHUNK_BLOCKS,
-            seconds=seconds,
-        )
-        self.b.prefetch(new)
-
-    def turn(self, seconds: float = 0.1) -> None:
-        """A step of each engine; what they say to each other arrives between them."""
-        for engine in (self.a, self.b):
-            self._hear(engine.step())
-            # Not `pump`, which steps engines that lend and drops what they say.
-            while self.link._due:
-                self.link._due.popleft()()
-        self._hear(self.b.step())
-        self.now += seconds
-
-    def until(self, is_so: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            if is_so():
-                return
-            self.turn()
-        raise AssertionError("it does not come to that")
-
-    def _hear(self, output: StepOutput | None) -> None:
-        if output is None:
-            return
-        tokens = iter(output.token_ids)
-        for key, count in zip(output.keys, output.num_tokens, strict=True):
-            self.tokens[key] += [next(tokens) for _ in range(count)]
-        self.tiers |= {start.key: start.cached_by_tier for start in output.starts}
-        self.ended |= {finished.key for finished in output.finishes}
+from tests.engine_core.pulling_pair import (
+    BLOCK,
+    CHUNK_BLOCKS,
+    HASHES,
+    NAMESPACE,
+    OTHER,
+    PROMPT_BLOCKS,
+    AtOnce,
+    Pair,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -324,52 +216,6 @@ def test_a_request_that_waits_for_a_load_which_brings_too_little_pulls_the_rest(
     load = pair.b.load()
     assert load.peers is not None
     assert load.peers.num_pulled > CHUNK_BLOCKS * BLOCK
-
-
-@pytest.mark.parametrize("is_direct", [False, True])
-def test_blocks_are_lent_when_their_step_has_ended_whatever_follows_it(is_direct: bool) -> None:
-    config = EngineConfig(
-        block_size=BLOCK,
-        num_blocks=100,
-        num_peer_blocks=64,
-        max_model_len=99 * BLOCK,
-        max_num_seqs=4,
-        max_num_batched_tokens=CHUNK_BLOCKS * BLOCK,
-        async_depth=2,
-        shares_kv_cache=is_direct,
-    )
-    now, said = 0.0, list[ToLink]()
-    executor = SimulatedExecutor(config, MODEL, SimulatedTiming(step_seconds=1.0), clock=lambda: now)
-    records = np.zeros((64, HEADER_LEN + block_bytes_of(executor)), np.uint8)
-    engine = Engine(config, executor, peer_link=PeerLink(key=KEY, records=records, send=said.append))
-    engine.add(NewRequest(key=1, prompt_ids=PROMPT, output_ids=[], sampling=SamplingParams(seed=1, max_tokens=3)))
-
-    def ask(lease: int, first: int) -> None:
-        parent = HASHES[first - 1] if first else b""
-        wanted = Wanted(key=KEY, owner=Owner(NAMESPACE, ""), parent=parent, hashes=HASHES[first : first + CHUNK_BLOCKS])
-        engine.take(LeaseRequest(lease=lease, wanted=wanted, is_direct=is_direct))
-
-    def lent() -> list[int]:
-        return [each.lease for each in said if isinstance(each, Lent)]
-
-    def turn(num_calls: int = 3) -> None:
-        for _ in range(num_calls):
-            engine.step()
-
-    turn()
-    now = 1.0
-    turn()
-    # The first step has ended, two others are in flight. Nobody waits for them.
-    for lease, first in enumerate((0, CHUNK_BLOCKS, 2 * CHUNK_BLOCKS), start=1):
-        ask(lease, first)
-    turn()
-    assert lent() == [1]
-    now = 2.0
-    turn()
-    assert lent() == [1, 2]
-    now = 3.0
-    turn()
-    assert lent() == [1, 2, 3]
 
 
 def test_the_time_of_early_loads_tells_nothing_about_pulls() -> None:
