@@ -356,7 +356,7 @@ class Engine:
         if len(self._in_flight) == 0:
             return False
         if self._tiers.leases is not None:
-            # What other engines ask meanwhile, and what they bring, would wait as long.
+            # While this engine waits for its device, messages of other engines would wait too.
             return self._in_flight.is_oldest_ready
         if len(self._in_flight) == 1 and self._scheduler.held.await_masks:
             # Waiting for the last one would keep the device waiting for masks that come meanwhile.

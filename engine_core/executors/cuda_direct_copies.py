@@ -58,7 +58,7 @@ class CudaDirectCopies:
         self.seconds_per_block = sum(4 * each[:, 0].numel() for each in planes) / ASSUMED_BYTES_PER_SECOND
 
     def rehearse(self) -> None:
-        """Copies block 0, which is nobody's, so that the kernel of copies is compiled."""
+        """Compiles the kernel of copies: copies block 0, which no request has, onto itself."""
         with torch.cuda.stream(self._stream):
             block = torch.zeros(1, dtype=torch.int32, device=self._device)
             for planes in self._planes:

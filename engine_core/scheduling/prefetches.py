@@ -23,12 +23,10 @@ from .scheduler import Scheduler
 SPARE_SHARE = 4
 """One block in so many of those that requests do not need may be on its way."""
 MOST_LOADS = 3
-"""Loads of a prefetch on their way, each of a chunk of the holder. It reads what it is asked between two steps, and
-lends a chunk when that one's step has ended."""
+"""Loads of a prefetch on their way, each of a chunk of the holder, which lends it when that chunk's step has ended."""
 MIN_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.02, 0.05
-"""A prefetch waits so long before it asks a holder again that had nothing more, twice as long each time. A prompt may
-wait for its turn for long and is then computed in a few such pauses: longer ones would sleep through it. Nor are they
-longer than a large model takes for a chunk, since a holder that computes chunks answers once a step."""
+"""Pause before a prefetch asks a holder again that had nothing more, and the longest one: it doubles each time. Longer
+ones would miss the prompt, which may wait long for its turn and is then computed within a few tenths of a second."""
 MOST_EMPTY_ASKS = 1200
 """In succession, after which a prefetch is given up: about a minute."""
 LOOK_SECONDS = 0.005

@@ -85,7 +85,7 @@ class RequestState:
         tier, virtual_time = (new.tier, new.virtual_time) if is_ranked else (0, 0.0)
         return cls(
             key=new.key,
-            # Who has read a part of an answer waits for the rest, wherever it was computed.
+            # Somebody has read the beginning of such an answer and waits for the rest.
             rank=(tier, -math.inf if new.output_ids else virtual_time, arrival),
             sampling=new.sampling,
             choice_index=new.choice_index,

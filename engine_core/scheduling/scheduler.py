@@ -284,8 +284,8 @@ class Scheduler:
         return stored
 
     def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
-        """Seats ready requests in order, until one does not fit; where `begun`, until one has no answer yet. A request
-        gets the blocks of all its known tokens at once, and leaves a block for each running one to grow into."""
+        """Seats ready requests in order, until one does not fit or, if `begun`, has no answer yet. A request gets the
+        blocks of all its known tokens at once, and leaves a block for each running one to grow into."""
         if self._leavers.num_preempted:
             return
         num_seats = len(self.running) + len(self.waiting)

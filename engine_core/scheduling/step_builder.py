@@ -63,7 +63,7 @@ class StepBuilder:
     budget: int
     """Tokens left."""
     prompt_budget: int
-    """Of these, tokens that chunks may take."""
+    """Tokens that chunks of prompts may still take, at most `budget`."""
     decode_rows: Rows
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
@@ -80,6 +80,7 @@ class StepBuilder:
     """Rows, indices and blocks of block-table entries."""
 
     def add(self, chunk: Chunk) -> None:
+        """Takes a chunk of a prompt and its tokens off both budgets."""
         self.chunks.append(chunk)
         self.budget -= chunk.count
         self.prompt_budget -= chunk.count

@@ -20,8 +20,8 @@ from .replica import Replica
 MISPLACED = "prefill"
 """Guard of a replica that computes prompts, for an answer that has begun."""
 STALL_WEIGHT = 0.1
-"""Of a second in which a running answer is slower, beside a second of waiting for a first token: a decode engine bounds
-what a step computes of prompts, so the answer's tokens still come sooner than they are read."""
+"""Seconds of waiting for a first token that weigh as much as one second by which a running answer is delayed. So
+few, because a decode engine bounds the prompts of a step: the answer's tokens still come faster than anyone reads."""
 UNABLE = ("failed", "failing", "draining", "inexact")
 """Guards of candidates that no answer goes on at."""
 

@@ -39,8 +39,8 @@ def compiling() -> Iterator[bool]:
 
 
 class ByModule(UserProvidedCacheLocator):  # type: ignore[misc]  # numba is not typed
-    """Finds machine code by its function's module. By the module's folder, as numba does it, every other copy of the
-    same sources on a machine would compile them anew."""
+    """Keeps the machine code of a function in a folder that is named after its module. numba names the folder after the
+    path of the source file, so that each copy of the same sources on a machine would compile them anew."""
 
     def __init__(self, function: Any, source: str) -> None:
         super().__init__(function, source)

@@ -36,8 +36,8 @@ from .requests import Limits
 from .session import EngineSession
 
 PROMPT_SECONDS = 0.01
-"""Of prompts in a step of an engine that goes on with answers which others began. They come at any time, and whoever
-reads them notices a longer gap between two tokens."""
+"""Time that a step of a decode engine spends on prompts. Answers arrive from other engines at any time, and their
+readers would notice a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
 """What the core is given to end what a drain cancels."""
