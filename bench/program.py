@@ -46,6 +46,10 @@ BENCHMARKS = {
     "speculation": ("speculation", "Replays of recorded answers with speculation off and on: speed and acceptance."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
     "kv-swap": ("kv_swap", "Prompts that a GPU's cache has forgotten: computed again, or back from host memory."),
+    "kv-tiers": (
+        "kv_tiers",
+        "Bandwidth of KV blocks to host memory and a disk, beside that of the bus and the disk.",
+    ),
     "hand-over": ("hand_over", "Blocks that one engine pulls from another, and engines with roles beside none."),
     "peer-sums": ("peer_sums", "Time sums over the memory of several GPUs, beside NCCL."),
     "attention": ("attention_library", "Attention on a GPU beside libraries', at the limit of power."),
