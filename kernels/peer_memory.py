@@ -74,8 +74,8 @@ class OwnMemory:
         # The driver's calls need the context that torch makes with its first tensor.
         torch.cuda.synchronize()
         address = ctypes.c_uint64()
-        _call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
-        _call("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
+        call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+        call_driver("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(size))
         torch.cuda.synchronize()
         self.address = address.value
 
@@ -96,8 +96,8 @@ def handle_of(address: int) -> tuple[bytes, int]:
     """What another process opens the allocation by that an address of this GPU lies in, and how far behind its
     beginning that is. Raises `PeerError` where the driver does not share it."""
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
-    _call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
-    _call("cuIpcGetMemHandle", ctypes.byref(handle), base)
+    call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
+    call_driver("cuIpcGetMemHandle", ctypes.byref(handle), base)
     return bytes(handle), address - base.value
 
 
@@ -105,13 +105,15 @@ def open_address(handle: bytes) -> int:
     """Maps another process's allocation, of this GPU or of one that it reaches, and returns where it begins here.
     Raises `PeerError`."""
     address = ctypes.c_uint64()
-    _call("cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_ACCESS))
+    call_driver(
+        "cuIpcOpenMemHandle_v2", ctypes.byref(address), _Handle.from_buffer_copy(handle), ctypes.c_uint(_LAZY_ACCESS)
+    )
     return address.value
 
 
 def close_address(address: int) -> None:
     """Ends a mapping that nothing reads any more."""
-    _call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+    call_driver("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
 
 def memory_bytes(num_ranks: int, slot_bytes: int) -> int:
@@ -131,7 +133,7 @@ def reaches(own: int, other: int) -> bool:
     if not torch.cuda.can_device_access_peer(own, other):
         return False
     found = ctypes.c_int()
-    _call("cuDeviceGetP2PAttribute", ctypes.byref(found), _NATIVE_ATOMICS, own, other)
+    call_driver("cuDeviceGetP2PAttribute", ctypes.byref(found), _NATIVE_ATOMICS, own, other)
     return bool(found.value)
 
 
@@ -216,7 +218,7 @@ class _Handle(ctypes.Structure):
     _fields_ = (("reserved", ctypes.c_char * HANDLE_BYTES),)
 
 
-def _call(function: str, *arguments: object) -> None:
+def call_driver(function: str, *arguments: object) -> None:
     code = getattr(ctypes.CDLL("libcuda.so.1"), function)(*arguments)
     if code:
         raise PeerError(f"{function} failed with error {code} of the GPU's driver")

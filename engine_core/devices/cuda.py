@@ -42,6 +42,7 @@ capabilities = Capabilities(
     draft_models=True,
     draft_heads=True,
     parallel=True,
+    stages=True,
 )
 
 

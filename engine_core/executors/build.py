@@ -162,6 +162,9 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
         if sizes[name] != 1 and not allows:
             raise ConfigError(name, sizes[name], f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
+    if options.decode_steps > 1 and options.pipeline_parallel_size > 1:
+        allowed = f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages each compute a step"
+        raise ConfigError("decode_steps", options.decode_steps, allowed)
     for name, size in sizes.items():
         for other in ("draft_model", "draft_heads") + (() if flags.rank_slots else ("kv_disk_dir",)):
             if size > 1 and (folder := getattr(options, other)) is not None:

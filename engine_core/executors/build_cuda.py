@@ -16,7 +16,7 @@ from headwater.kernels.compile_ahead import CompileAhead
 from ..config import ConfigError, EngineConfig
 from ..models.model import LayerInputs
 from ..platforms.cuda_packed import has_rounded
-from .cuda import SCORED_AT_ONCE, CudaExecutor
+from .cuda import CudaExecutor
 from .cuda_drafting import (
     Drafting,
     HeadsDrafting,
@@ -24,6 +24,8 @@ from .cuda_drafting import (
     LoadedModel,
     ModelDrafting,
 )
+from .cuda_prompt_scores import SCORED_AT_ONCE
+from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper, staged_blocks
 from .gpu_memory import GB, SPARE_BYTES, Memory, measure
 from .step_shapes import probed_rows
@@ -41,7 +43,7 @@ def build_cuda_executor(
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
-) -> tuple[CudaExecutor, EngineConfig]:
+) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
     would fit."""
     most_rows, block_size = config.max_positions, config.block_size
@@ -58,7 +60,7 @@ def build_cuda_executor(
     with CompileAhead(device) as ahead:
         ahead.note(partial(platform.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
-        memory = measure(decoder, platform, served.planes, config, ahead, inputs)
+        memory = measure(decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head)
         if drafting is not None:
             # One computes after the other.
             memory = replace(memory, step=max(memory.step, drafting.measure(ahead)))
@@ -78,16 +80,9 @@ def build_cuda_executor(
         if swapper is not None and config.shares_kv_cache:
             swapper.copy_directly()
         looks_at_all = drafting is not None and drafting.looks_at_all
-        executor = CudaExecutor(
-            decoder,
-            platform,
-            config,
-            kv_caches,
-            swapper=swapper,
-            looks_at_all=looks_at_all,
-            head_part=served.head_part(platform),
-        )
+        executor = served.executor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
         if drafting is not None:
+            assert isinstance(executor, CudaExecutor)
             executor.draft_by(drafting.make(config, kv_caches[1:]))
         ahead.note(executor.launch_likely)
     # Now that kernels are there, which compiled side by side.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from ..config import EngineConfig
+from headwater.kernels.peer_memory import reaches
+from headwater.kernels.stage_memory import StageMemory
+
+from ..config import ConfigError, EngineConfig
 from ..layers.group import Group
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
@@ -19,8 +23,11 @@ from .build_cuda import build_cuda_executor
 from .build_single import KV_DTYPES, engine_config_of
 from .cuda import CudaExecutor
 from .cuda_drafting import LoadedModel
+from .cuda_stage import CudaStageExecutor
+from .cuda_swapper import CudaSwapper
+from .gpu_stage import GpuStageEnds, open_stage_memory, sizes_of
 from .head_part import HeadPart
-from .rank_devices import shares_a_gpu
+from .rank_devices import local_devices
 from .rank_place import RankPlace, load_rank_weights, rank_model
 
 
@@ -30,59 +37,111 @@ class LoadedRank(LoadedModel):
 
     request: BuildRequest
     place: RankPlace
-    """With a group over peer memory."""
-    group: PeerGroup
+    """With a group over peer memory, where there are several ranks in it."""
+    group: PeerGroup | None
     host: Group
     """The same ranks over host memory."""
+    stages: StageMemory | None
+    """None: there is one stage."""
+
+    @property
+    def has_head(self) -> bool:
+        return self.place.stage.is_last
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
-        if model_class(self.config).adds_products:
+        if self.group is not None and model_class(self.config).adds_products:
             return SummingPlatform.over(self.group, self.config, config)
         return CudaPlatform.of(self.config, config)
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
-        sums = not isinstance(platform, SummingPlatform)
-        return rank_model(self.request, self.place, max_model_len, platform, self.weights, sums_products=sums)
+        is_summing = isinstance(platform, SummingPlatform)
+        ends = None if self.stages is None else GpuStageEnds(self.stages, self.group if is_summing else None)
+        return rank_model(
+            self.request, self.place, max_model_len, platform, self.weights, sums_products=not is_summing, ends=ends
+        )
 
-    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
-        part = self.weights.linears["lm_head"]
-        first = self.place.shard.vocabulary(self.config.vocab_size).start
-        return HeadPart(part, platform.linear(part), first, self.group)
+    def executor(
+        self,
+        decoder: Model,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_caches: Sequence[torch.Tensor],
+        *,
+        swapper: CudaSwapper | None,
+        looks_at_all: bool,
+    ) -> CudaExecutor | CudaStageExecutor:
+        if self.stages is not None and not self.has_head:
+            [kv_cache] = kv_caches
+            return CudaStageExecutor(decoder, platform, config, kv_cache, self.stages)
+        part = None if self.group is None else self._head_part(platform, self.group)
+        return CudaExecutor(
+            decoder,
+            platform,
+            config,
+            kv_caches,
+            swapper=swapper,
+            looks_at_all=looks_at_all,
+            head_part=part,
+            stages=self.stages,
+        )
 
     def agreed(self, number: int) -> int:
-        return int(self.host.join(torch.tensor([[number]])).min())
+        of_stage = int(self.host.join(torch.tensor([[number]])).min())
+        of_all = self.place.links.of_all_stages(of_stage.to_bytes(8, "little"))
+        return min(int.from_bytes(each, "little") for each in of_all)
+
+    def _head_part(self, platform: CudaPlatform, group: PeerGroup) -> HeadPart:
+        part = self.weights.linears["lm_head"]
+        first = self.place.shard.vocabulary(self.config.vocab_size).start
+        return HeadPart(part, platform.linear(part), first, group)
 
 
-def build_cuda_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[CudaExecutor, EngineConfig]:
+def build_cuda_rank(
+    request: BuildRequest, place: RankPlace, progress: Progress
+) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
     """On the GPU that is this process's first. Raises `ConfigError`."""
     device, options, host = torch.device("cuda"), request.options, place.group
-    weights = load_rank_weights(request, place, device, progress)
-    row_bytes = request.model.hidden_size * DTYPES[request.dtype].itemsize
-    group = open_peer_group(host, row_bytes, _devices(options, place))
+    weights, config = load_rank_weights(request, place, device, progress), engine_config_of(request, 0)
+    dtype = DTYPES[request.dtype]
+    _check_reach(options, place)
+    group = None
+    if place.shard.size > 1:
+        group = open_peer_group(host, request.model.hidden_size * dtype.itemsize)
+    stages = None
+    if options.pipeline_parallel_size > 1:
+        sizes = sizes_of(config, request.model.hidden_size, dtype)
+        stages = open_stage_memory(place.stage_index, sizes, place.links.of_all_stages)
     served = LoadedRank(
         place.local_config(request.model),
         weights,
         KV_DTYPES[request.kv_format],
         request,
-        place.over(group),
+        place if group is None else place.over(group),
         group,
         host,
+        stages,
     )
+    # Nobody writes into memory that another rank has not mapped yet.
+    served.agreed(0)
     return build_cuda_executor(
         served,
-        engine_config_of(request, 0),
+        config,
         device,
         draft=None,
         heads=None,
-        kv_cache_memory=options.kv_cache_memory // place.shard.size,
+        kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
     )
 
 
-def _devices(options: ExecutorOptions, place: RankPlace) -> list[int]:
-    """The GPU of each rank, as this process numbers them: its own first, then those of the others in their order."""
-    own, size = place.shard.index, options.layout.num_ranks
-    if shares_a_gpu(os.environ):
-        return [0] * size
-    return [0 if rank == own else rank + (rank < own) for rank in range(size)]
+def _check_reach(options: ExecutorOptions, place: RankPlace) -> None:
+    """Raises `ConfigError` where this rank's GPU does not reach the memory of another's."""
+    layout = options.layout
+    own = place.stage_index * layout.tensor + place.shard.index
+    for rank, device in enumerate(local_devices(os.environ, own, layout.num_ranks)):
+        if not reaches(0, device):
+            pair = f"those of ranks {own} and {rank} do not"
+            name = "tensor_parallel_size" if layout.tensor > 1 else "pipeline_parallel_size"
+            allowed = f"as many GPUs as reach one another's memory with atomic operations (NVLink); {pair}"
+            raise ConfigError(name, getattr(options, name), allowed)

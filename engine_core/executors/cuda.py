@@ -11,6 +11,7 @@ import torch
 
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
+from headwater.kernels.stage_memory import StageMemory
 from headwater.kernels.step_rows import store_tokens, store_tokens_and_advance
 
 from ..config import EngineConfig
@@ -22,20 +23,19 @@ from ..sampling.pooling import Pools
 from ..sampling.verification import NO_TOKEN, drafts_in_place
 from .cuda_guesser import CudaGuesser
 from .cuda_guessers import Drafted, Make
+from .cuda_prompt_scores import CudaPromptScores
 from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
-from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
+from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places
 from .device_table import DeviceTable
 from .draw_buffers import DrawBuffers, held_at
+from .gpu_stage import TokenTeller, parts_of
 from .head_part import HeadPart
 from .in_flight_step import InFlightStep
 from .own_rows import OwnRows
 from .spread import spread_drafts, spread_draw
 from .step_buffers import StepBuffers
 from .step_shapes import StepShape, StepShapes
-
-SCORED_AT_ONCE = 256
-"""Prompt positions whose logits exist at the same time."""
 
 
 class CudaExecutor:
@@ -59,10 +59,11 @@ class CudaExecutor:
         swapper: CudaSwapper | None = None,
         looks_at_all: bool = False,
         head_part: HeadPart | None = None,
+        stages: StageMemory | None = None,
     ) -> None:
         """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has, the
         served model's first. `looks_at_all`: what drafts is shown the hidden states of all tokens. `head_part`: see
-        `DeviceSampler`."""
+        `DeviceSampler`. `stages`: those before this one, which are told what is sampled."""
         self.swapper = swapper
         self._config, device = config, platform.device
         self._device = device
@@ -70,22 +71,23 @@ class CudaExecutor:
         num_rows, num_positions = config.num_rows, config.max_positions
         self._table = DeviceTable(config, device)
         # Written by the device; one part for each step and draw that may be in flight.
-        num_parts = 2 * config.async_depth + 1
+        num_parts = parts_of(config)
         self._shapes = StepShapes(config, platform, looks_at_all=looks_at_all)
         self._buffers = StepBuffers(config, self._shapes.max_tiles, device, num_parts)
         self._planes = [as_planes(each) for each in kv_caches]
         self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
-        self._decoder, self._graphs = decoder, self._model.graphs
+        self._graphs = self._model.graphs
         self._sampler = DeviceSampler(
             decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts, head_part
         )
         self._pools = Pools()
-        self._num_prompt, self._num_prompt_logprobs = np.zeros((2, num_rows), np.int32)
+        self._prompt_scores = CudaPromptScores(decoder, self._table, num_rows)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in_flight: deque[InFlightStep] = deque()
         self._draw_inbox = DrawBuffers(config, decoder.config.vocab_size, device)
         self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
         self._own_rows = OwnRows(config, self._table, self._buffers, num_parts)
+        self._teller = None if stages is None else TokenTeller(stages, self._table)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
@@ -127,6 +129,8 @@ class CudaExecutor:
         self._copy_blocks(np.zeros((1, 2), np.int32))
         if self._guesser is not None:
             self._guesser.launch_likely()
+        if self._teller is not None:
+            self._teller.rehearse()
         if self.swapper is not None:
             self.swapper.rehearse()
 
@@ -153,8 +157,7 @@ class CudaExecutor:
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
-                self._num_prompt[admitted.row] = admitted.num_prompt_tokens
-                self._num_prompt_logprobs[admitted.row] = admitted.sampling.num_prompt_logprobs or 0
+                self._prompt_scores.admit(admitted)
             in_flight = self._in_flight_step(plan.step, spread.output_indices[spread.samples], plan.row_steps)
             if plan.num_drafts is not None and plan.draft_ids is not None:
                 self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
@@ -185,6 +188,9 @@ class CudaExecutor:
             self._draw_inbox.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
             needs = self._sampler.needs(plan.rows)
             self._graphs.run_once((num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs))
+            if self._teller is not None:
+                rows, positions, _ = self._draw_inbox.draws(num_draws)
+                self._teller.tell(rows, positions, self._sampler.tokens[:num_draws])
             if needs.scores:
                 in_flight.scores = self._sampler.scores(plan.step, spread.rows)
             in_flight.done.record(self._stream)
@@ -293,13 +299,23 @@ class CudaExecutor:
     ) -> None:
         """What the plan wants of its hidden states: scores, vectors, rows to hold, tokens."""
         for row in plan.prompt_logprob_rows:
-            self._score_prompt(plan, in_flight, hidden, row)
+            in_flight.prompt_scores[row] = self._prompt_scores.score(plan, hidden, row)
         if plan.pooled_rows:
             in_flight.vectors = self._pools.take(plan, hidden)
         if plan.holds.any():
             self._hold(plan, shape, hidden)
         if len(in_flight.steps):
             self._sample(plan, in_flight, shape, hidden, num_own_rows)
+            if self._teller is not None:
+                self._tell(self._teller, self._shapes.num_rows(len(in_flight.steps)), num_own_rows)
+
+    def _tell(self, teller: TokenTeller, num_draws: int, num_own_rows: int) -> None:
+        """Tells the other stages what was sampled last."""
+        if num_own_rows:
+            teller.tell_ends(self._buffers.steps[0, :num_own_rows])
+        else:
+            rows, positions = self._buffers.draws[:2, :num_draws].unbind()
+            teller.tell(rows, positions, self._sampler.tokens[:num_draws])
 
     def _hold(self, plan: StepPlan, shape: StepShape, hidden: torch.Tensor) -> None:
         """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by side."""
@@ -376,16 +392,3 @@ class CudaExecutor:
 
     def _store(self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor) -> None:
         store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, self._buffers.first_result)
-
-    def _score_prompt(self, plan: StepPlan, in_flight: InFlightStep, hidden: torch.Tensor, row: int) -> None:
-        i = int(np.flatnonzero(plan.rows == row)[0])
-        start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
-        count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
-        # A copy: the row may be another's before the scores are read.
-        next_ids = self._table.token_ids[row, start + 1 : start + 1 + count].clone()
-        num_top = int(self._num_prompt_logprobs[row])
-        parts = []
-        for at in range(0, count, SCORED_AT_ONCE):
-            end = min(at + SCORED_AT_ONCE, count)
-            parts.append(score(self._decoder.logits(hidden[first + at : first + end]), next_ids[at:end], num_top))
-        in_flight.prompt_scores[row] = parts, num_top

@@ -18,10 +18,12 @@ from ..layers.kinds import Weights
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..platforms.cuda import CudaPlatform
+from .cuda import CudaExecutor
 from .cuda_draft_model import guessing_config
 from .cuda_guessers import Make, by_chain, by_model, by_places
+from .cuda_stage import CudaStageExecutor
+from .cuda_swapper import CudaSwapper
 from .gpu_memory import Planes, measure
-from .head_part import HeadPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,23 @@ class LoadedModel:
     def planes(self) -> Planes:
         return Planes(self.config, self.kv_dtype)
 
-    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
-        """What there is of the vocabulary head, if ranks divide it."""
-        return None
+    @property
+    def has_head(self) -> bool:
+        """Whether the vocabulary head is here, or a part of it."""
+        return True
+
+    def executor(
+        self,
+        decoder: Model,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_caches: Sequence[torch.Tensor],
+        *,
+        swapper: CudaSwapper | None,
+        looks_at_all: bool,
+    ) -> CudaExecutor | CudaStageExecutor:
+        """What computes plans with the model."""
+        return CudaExecutor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
 
     def agreed(self, number: int) -> int:
         """The least of the numbers of all ranks; returns when each has come here."""

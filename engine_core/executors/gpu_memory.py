@@ -64,8 +64,10 @@ def measure(
     config: EngineConfig,
     ahead: CompileAhead,
     inputs: LayerInputs | None = None,
+    *,
+    has_head: bool = True,
 ) -> Memory:
-    """Measures the largest step, over a cache of one block; nothing is computed."""
+    """Measures the largest step, over a cache of one block; nothing is computed. `has_head`: logits are made."""
     device, num_tokens = platform.device, min(config.max_num_batched_tokens, config.max_model_len)
     cache = planes.allocate(1, config.block_size, device)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
@@ -84,7 +86,8 @@ def measure(
     def most_allocated() -> int:
         torch.cuda.reset_peak_memory_stats(device)
         hidden = decoder.forward(batch, cache, attention_plan, inputs=inputs)
-        decoder.logits(hidden[: config.max_positions]).float()
+        if has_head:
+            decoder.logits(hidden[: config.max_positions]).float()
         return torch.cuda.max_memory_allocated(device)
 
     step = ahead.note(most_allocated) - before

@@ -111,12 +111,15 @@ class MultiExecutor:
 
 def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
     """Raises `ConfigError` for more ranks than the machine has room for."""
-    most = cast("ParallelDevice", device).max_ranks(options)
-    if options.layout.num_ranks > most:
-        allowed = f"at most {most} ranks on this machine, on the platform {device.name}"
-        if options.pipeline_parallel_size > 1:
-            allowed += f", and pipeline_parallel_size is {options.pipeline_parallel_size}"
-        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
+    most, stages = cast("ParallelDevice", device).max_ranks(options), options.pipeline_parallel_size
+    if options.layout.num_ranks <= most:
+        return
+    allowed = f"at most {most} ranks on this machine, on the platform {device.name}"
+    if options.tensor_parallel_size == 1:
+        raise ConfigError("pipeline_parallel_size", stages, allowed)
+    if stages > 1:
+        allowed += f", and pipeline_parallel_size is {stages}"
+    raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
 
 
 def build_ranks(request: BuildRequest, device: Device, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:

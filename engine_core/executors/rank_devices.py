@@ -26,3 +26,11 @@ def rank_variables(environment: Mapping[str, str], num_gpus: int, rank: int, num
     visible = environment.get(VISIBLE) or ",".join(map(str, range(num_gpus)))
     gpus = visible.split(",")[:num_ranks]
     return {VISIBLE: ",".join([gpus[rank], *gpus[:rank], *gpus[rank + 1 :]])}
+
+
+def local_devices(environment: Mapping[str, str], own: int, num_ranks: int) -> list[int]:
+    """The GPU of each rank, as the process of rank `own` numbers them: its own first, then those of the others in their
+    order."""
+    if shares_a_gpu(environment):
+        return [0] * num_ranks
+    return [0 if rank == own else rank + (rank < own) for rank in range(num_ranks)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -26,7 +26,7 @@ from ..layers.staged import is_of_first_stage, layer_of, local_names, stage_layo
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
-from ..ring import RingWriter, map_at_least
+from ..ring import map_at_least
 from ..sampling.operations import PartSampling
 from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
@@ -36,23 +36,14 @@ from .build_single import KV_DTYPES, block_bytes_of, random_tensors, stored_tens
 from .memory_swapper import BlockPart, MemorySwapper
 from .runner import Runner
 from .single import SingleExecutor
-from .stage_link import ReceivedStream, Receiver, StageEnd
+from .stage_link import StageEnds, StageLinks
 from .stage_runner import LastStageRunner, StageRunner
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageLinks:
-    """What this rank hears from other stages and says to them; all of it is missing where there is one stage."""
-
-    stream_in: Receiver | None = None
-    stream_out: RingWriter | None = None
-    tokens_in: Receiver | None = None
-    tokens_out: Sequence[RingWriter] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
     shard: Shard
+    stage_index: int
     stage: Stage
     group: Group
     """The ranks that divide this rank's layers."""
@@ -213,8 +204,9 @@ def rank_model(
     weights: Weights,
     *,
     sums_products: bool = True,
+    ends: StageEnds | None = None,
 ) -> Model:
-    """The model over this rank's weights. `sums_products`: see `over_group`."""
+    """The model over this rank's weights. `sums_products`: see `over_group`. `ends`: of its stage; None: the links'."""
     local = place.local_config(request.model)
     layout = local_names(model_class(request.model).layout(request.model), place.stage)
     joins = not isinstance(platform.sampling, PartSampling)
@@ -223,12 +215,12 @@ def rank_model(
     how = {"joins_vocabulary": joins, "sums_products": sums_products}
     whole = over_group(weights, layout, platform, place.shard, place.group, **how)
     model = model_class(request.model)(local, whole, platform, max_model_len)
-    if place.stage.is_first:
+    ends = place.links if ends is None else ends
+    if not place.stage.is_first:
+        model.embedding = ends.beginning(local.hidden_size, model.dtype)
+    elif place.shard.size > 1:
         token_ids = place.shard.vocabulary(request.model.vocab_size)
         model.embedding = ShardedEmbedding(model.embedding, token_ids, place.group)
-    else:
-        assert place.links.stream_in is not None
-        model.embedding = ReceivedStream(place.links.stream_in, local.hidden_size, model.dtype)
     if not place.stage.is_last:
-        model.final_norm = StageEnd()
+        model.final_norm = ends.end()
     return model

@@ -22,8 +22,8 @@ from ..platforms import loading as platforms
 from ..ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build import checked
 from .later_results import LaterResults
-from .rank_place import ParallelDevice, RankPlace, StageLinks, stages_of
-from .stage_link import Receiver
+from .rank_place import ParallelDevice, RankPlace, stages_of
+from .stage_link import Receiver, StageLinks
 
 
 class RankProcess:
@@ -60,9 +60,11 @@ class RankProcess:
         try:
             device = platforms.load(options.device).device
             request = checked(options, device.name, device.capabilities)
+            stage_index = options.layout.stage_index(self._start.rank)
             place = RankPlace(
                 shard=self._shard,
-                stage=stages_of(request)[options.layout.stage_index(self._start.rank)],
+                stage_index=stage_index,
+                stage=stages_of(request)[stage_index],
                 group=self._group,
                 links=self._links(),
                 slots=self._start.slots,

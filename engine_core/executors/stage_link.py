@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from ..executor import Int32Array
 from ..layers.embedding import Embedding
+from ..models.model import LastNorm
 from ..ring import RingReader, RingWriter
 
 
@@ -58,6 +61,46 @@ class StageEnd:
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """The sum [T, H], rounded as the norm that adds would round it."""
         return residual + x
+
+
+class StageEnds(Protocol):
+    """What stands at the ends of a stage in the place of what other stages have."""
+
+    def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
+        """Of a stage that is not the first."""
+
+    def end(self) -> LastNorm:
+        """Of a stage that is not the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLinks:
+    """See `StageEnds`. What this rank hears from the same shard of other stages and says to it; all of it is missing
+    where there is one stage."""
+
+    stream_in: Receiver | None = None
+    stream_out: RingWriter | None = None
+    tokens_in: Receiver | None = None
+    tokens_out: Sequence[RingWriter] = ()
+
+    def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
+        assert self.stream_in is not None
+        return ReceivedStream(self.stream_in, hidden_size, dtype)
+
+    def end(self) -> LastNorm:
+        return StageEnd()
+
+    def of_all_stages(self, own: bytes) -> list[bytes]:
+        """What each stage gives, in their order; all give as many bytes. Returns when the last stage has come here.
+        Before the first plan only: it takes the way of streams and tokens. Raises `PeerGone`."""
+        given = own if self.stream_in is None else self.stream_in.receive() + own
+        if self.stream_out is not None:
+            self.stream_out.write(given)
+            assert self.tokens_in is not None
+            given = self.tokens_in.receive()
+        for writer in self.tokens_out:
+            writer.write(given)
+        return [given[at : at + len(own)] for at in range(0, len(given), len(own))]
 
 
 def send_stream(writer: RingWriter, stream: torch.Tensor) -> None:

@@ -79,7 +79,7 @@ def over_group(
     """A shard's weights as a model reads whole ones. `layout` is the whole model's. Unless the vocabulary is joined, a
     rank's logits are those of its own tokens; unless products are summed, the platform sums their parts."""
     linears = dict(weights.linears)
-    for name, part in weights.linears.items():
+    for name, part in weights.linears.items() if shard.size > 1 else ():
         spec = layout[name]
         if isinstance(part, AbsentLinear):
             continue

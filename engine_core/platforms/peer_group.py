@@ -7,11 +7,10 @@ import torch
 
 from headwater.kernels.peer_best import peer_best
 from headwater.kernels.peer_join import peer_join
-from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
+from headwater.kernels.peer_memory import OwnMemory, PeerMemory, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
 from headwater.kernels.sample import Candidates
 
-from ..config import ConfigError
 from ..layers.group import Group
 
 LEAST_SLOT = 16 << 10
@@ -42,15 +41,9 @@ class PeerGroup:
         peer_best(self._memory, candidates, num_stretches, out)
 
 
-def open_peer_group(host: Group, row_bytes: int, devices: list[int]) -> PeerGroup:
-    """The group of the ranks that `host` has, over memory that they allocate now. `row_bytes`: those of the longest row
-    that is summed. `devices`: the GPU of each rank as this process numbers them; its own is 0. Raises `ConfigError`
-    where GPUs do not reach one another's memory."""
-    for rank, device in enumerate(devices):
-        if not reaches(0, device):
-            pair = f"those of ranks {host.index} and {rank} do not"
-            allowed = f"as many GPUs as reach one another's memory with atomic operations (NVLink); {pair}"
-            raise ConfigError("tensor_parallel_size", host.size, allowed)
+def open_peer_group(host: Group, row_bytes: int) -> PeerGroup:
+    """The group of the ranks that `host` has, over memory that they allocate now; their GPUs reach one another's.
+    `row_bytes`: those of the longest row that is summed. Raises `PeerError`."""
     own = OwnMemory(host.size, slot_bytes_of(max(GROUP_ROWS * row_bytes, LEAST_SLOT)))
     handle = own.handle()
     joined = host.join(torch.frombuffer(bytearray(handle), dtype=torch.uint8)[None])

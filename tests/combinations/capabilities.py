@@ -101,6 +101,7 @@ HOST_MEMORY = Capability(
         "pull": Aside(because=MOST_BLOCKS),
         "hand-over": Aside(because=MOST_BLOCKS),
         "tensor parallel": Refused(field="kv_swap_memory", says="allowed: 0 with tensor_parallel_size 2"),
+        "pipeline parallel": Refused(field="kv_swap_memory", says="allowed: 0 with pipeline_parallel_size 2"),
     },
     refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on the platform cpu"),
 )
@@ -118,6 +119,9 @@ DISK = Capability(
         "hand-over": Aside(because=MOST_BLOCKS),
         "tensor parallel": Refused(
             field="kv_disk_dir", says="allowed: none with tensor_parallel_size 2", is_on_gpu=True
+        ),
+        "pipeline parallel": Refused(
+            field="kv_disk_dir", says="allowed: none with pipeline_parallel_size 2", is_on_gpu=True
         ),
     },
 )
@@ -256,6 +260,9 @@ SEVERAL_STEPS = Capability(
         "draft heads": Aside(
             because="rows with drafts take a step at a time, and heads draft for every row", of_all_requests=True
         ),
+        "pipeline parallel": Refused(
+            field="decode_steps", says="allowed: 1 with pipeline_parallel_size 2", is_on_gpu=True
+        ),
     },
 )
 SPECULATION = Capability(
@@ -327,14 +334,12 @@ INT4_WEIGHTS = Capability(
     beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
 )
 
-TOO_FEW_GPUS = Refused(
-    field="tensor_parallel_size", says=f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
-)
+TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
     promise=Promise.NEAR,
     options={"tensor_parallel_size": 2},
-    refused_on_gpu=TOO_FEW_GPUS if torch.cuda.device_count() < 2 else None,
+    refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if torch.cuda.device_count() < 2 else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
@@ -342,7 +347,9 @@ PIPELINE_PARALLEL = Capability(
     name="pipeline parallel",
     promise=Promise.SAME,
     options={"pipeline_parallel_size": 2},
-    refused_on_gpu=Refused(field="pipeline_parallel_size", says="allowed: 1 on the platform cuda"),
+    refused_on_gpu=Refused(field="pipeline_parallel_size", says=TOO_FEW_GPUS)
+    if torch.cuda.device_count() < 2
+    else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )

@@ -1,0 +1,40 @@
+"""Log probabilities of prompts on a GPU, beside the steps that compute them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..executor import AdmittedRow, StepPlan
+from ..models.model import Model
+from .device_sampler import Scores, score
+from .device_table import DeviceTable
+
+SCORED_AT_ONCE = 256
+"""Prompt positions whose logits exist at the same time."""
+
+
+class CudaPromptScores:
+    def __init__(self, decoder: Model, table: DeviceTable, num_rows: int) -> None:
+        self._decoder, self._table = decoder, table
+        self._num_prompt, self._num_top = np.zeros((2, num_rows), np.int32)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        self._num_prompt[admitted.row] = admitted.num_prompt_tokens
+        self._num_top[admitted.row] = admitted.sampling.num_prompt_logprobs or 0
+
+    def score(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> tuple[list[Scores], int]:
+        """Launches what scores the prompt tokens of a table row that the plan computes, from its hidden states [T, H].
+        Returns the scores in parts, and how many of the likeliest tokens are wanted."""
+        i = int(np.flatnonzero(plan.rows == row)[0])
+        start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
+        count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
+        # A copy: the row may be another's before the scores are read.
+        next_ids = self._table.token_ids[row, start + 1 : start + 1 + count].clone()
+        num_top = int(self._num_top[row])
+        parts = []
+        for at in range(0, count, SCORED_AT_ONCE):
+            end = min(at + SCORED_AT_ONCE, count)
+            logits = self._decoder.logits(hidden[first + at : first + end])
+            parts.append(score(logits, next_ids[at:end], num_top))
+        return parts, num_top

@@ -1,0 +1,198 @@
+"""Computes plans on one GPU of which a pipeline stage before the last has layers. It samples nothing: its residual
+stream goes to the next stage, and what is sampled comes from the last one, into this stage's table."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from headwater.kernels.copy_blocks import as_planes, copy_blocks
+from headwater.kernels.device import upload
+from headwater.kernels.stage_memory import StageMemory
+from headwater.kernels.stage_stream import receive_ends, receive_tokens
+
+from ..config import EngineConfig
+from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
+from ..models.model import Model
+from ..platforms.cuda import CudaPlatform
+from .device_model import DeviceModel
+from .device_table import DeviceTable
+from .gpu_stage import MessageNumbers, parts_of
+from .own_rows import OwnRows
+from .runner import NOTHING
+from .spread import spread_drafts, spread_draw
+from .step_buffers import StepBuffers
+from .step_shapes import StepShape, StepShapes
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedTokens:
+    """A message of the last stage that is not received."""
+
+    number: int
+    rows: Int32Array
+    """Of the table, that it tells of."""
+    count: int
+    """Padded, of rows or positions."""
+    are_ends: bool
+
+
+class CudaStageExecutor:
+    """See `Executor`. As `CudaExecutor`, of which it has the parts before sampling. It launches what the last stage
+    launches, shape for shape, since each of its streams is received there."""
+
+    swapper = None
+    copies_blocks = True
+    prefill_seconds = 0.0
+
+    def __init__(
+        self,
+        decoder: Model,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_cache: torch.Tensor,
+        memory: StageMemory,
+    ) -> None:
+        """kv_cache [layers, 2, num_blocks, Hk, block_size, D]."""
+        self._config, self._device = config, platform.device
+        self.can_draft = config.max_draft_tokens > 0
+        parts = parts_of(config)
+        self._table = DeviceTable(config, self._device)
+        # The next stage goes on with all tokens.
+        self._shapes = StepShapes(config, platform, looks_at_all=True)
+        self._buffers = StepBuffers(config, self._shapes.max_tiles, self._device, parts)
+        self._planes = as_planes(kv_cache)
+        self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._buffers, self._shapes)
+        self._own_rows = OwnRows(config, self._table, self._buffers, parts)
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
+        self._done = [torch.cuda.Event(blocking=True) for _ in range(parts)]  # type: ignore[no-untyped-call]  # torch ships it so
+        self._memory, self._numbers, self._most_awaited = memory, MessageNumbers(), parts
+        self._awaited: deque[AwaitedTokens] = deque()
+        # Weights, cache, tables and workspaces are made on the stream that is current here.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._unprepared: deque[Callable[[], object]] = deque(
+            partial(self._model.prepare, shape) for shape in self._shapes.likely()
+        )
+        # Where the last stage rehearses its draws.
+        self._unprepared.insert(self._shapes.num_first, _nothing)
+
+    @torch.inference_mode()
+    def launch_likely(self) -> None:
+        """See `CudaExecutor`."""
+        for shape in self._shapes.for_each_kernel():
+            self._model.try_out(shape)
+            if self.can_draft:
+                self._own_rows.draft(shape, 1)
+        self._copy_blocks(np.zeros((1, 2), np.int32))
+        for are_ends in (False, True):
+            self._receive(AwaitedTokens(1, np.zeros(0, np.int32), 1, are_ends))
+
+    def prepare_first(self) -> None:
+        for _ in range(self._shapes.num_first):
+            self.prepare()
+        torch.cuda.synchronize(self._device)
+
+    @torch.inference_mode()
+    def submit(self, plan: StepPlan) -> int:
+        with torch.cuda.stream(self._stream):
+            self._settle(plan)
+            if plan.copied_blocks.size:
+                self._copy_blocks(plan.copied_blocks)
+            spread = spread_drafts(plan)
+            shape, num_own, num_draws = self._send(plan, spread)
+            if num_own:
+                launch = partial(self._own_rows.draft, shape, num_own)
+                self._model.graphs.run_once((shape, "drafts", num_own), launch)
+            self._model.hidden(shape)
+            self._done[self._part(plan.step)].record(self._stream)
+            self._model.graphs.capture_due()
+        if num_own and num_draws:
+            self._await(plan.rows, num_own, are_ends=True)
+        elif num_draws:
+            self._await(plan.rows[plan.samples], num_draws, are_ends=False)
+        return plan.step
+
+    def draw(self, plan: DrawPlan) -> int:
+        with torch.cuda.stream(self._stream):
+            self._done[self._part(plan.step)].record(self._stream)
+        self._await(plan.rows, self._shapes.num_rows(len(spread_draw(plan).rows)), are_ends=False)
+        return plan.step
+
+    def retire(self, handle: int) -> StepResult:
+        self._done[self._part(handle)].synchronize()
+        return NOTHING
+
+    def is_ready(self, handle: int) -> bool:
+        return bool(self._done[self._part(handle)].query())  # type: ignore[no-untyped-call]  # torch ships it so
+
+    def warm_up(self) -> float:
+        """What is captured has run."""
+        return 0.0
+
+    @torch.inference_mode()
+    def prepare(self) -> bool:
+        """See `CudaExecutor`."""
+        if self._unprepared:
+            with torch.cuda.stream(self._stream):
+                self._unprepared.popleft()()
+        return bool(self._unprepared)
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def _part(self, step: int) -> int:
+        return step % len(self._done)
+
+    def _send(self, whole: StepPlan, plan: StepPlan) -> tuple[StepShape, int, int]:
+        """Tells the device the step, and what it changes in the table. `plan`: the whole one with its drafts spread.
+        Returns its shape and the numbers of rows that the device tells how far they came, and of draws, both padded."""
+        changes = self._table.changes(whole)
+        shape, tiles = self._shapes.of(plan)
+        own = self._own_columns(whole)
+        count = int(plan.samples.sum())
+        num_draws = self._shapes.num_rows(count) if count else 0
+        sent = self._buffers.send(plan, shape, tiles, num_draws, changes, (0, 0), own)
+        if changes.size:
+            self._table.apply(upload(changes, self._device) if sent is None else sent)
+        return shape, 0 if own is None else own.shape[1], num_draws
+
+    def _own_columns(self, plan: StepPlan) -> Int32Array | None:
+        """As in `CudaExecutor`."""
+        is_told = plan.follows is not None or (plan.num_drafts is not None and plan.draft_ids is None)
+        return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
+
+    def _await(self, rows: Int32Array, count: int, *, are_ends: bool) -> None:
+        self._awaited.append(AwaitedTokens(self._numbers.next(), rows, count, are_ends))
+
+    def _settle(self, plan: StepPlan) -> None:
+        """Receives tokens that the plan reads, those of rows that it gives to others, and those of plans that are
+        retired."""
+        here = np.array([*plan.released, *(admitted.row for admitted in plan.admitted), *plan.rows], np.int32)
+        num_needed = max(len(self._awaited) - self._most_awaited, 0)
+        for i, awaited in enumerate(self._awaited):
+            if np.isin(awaited.rows, here).any():
+                num_needed = max(num_needed, i + 1)
+        for _ in range(num_needed):
+            self._receive(self._awaited.popleft())
+
+    def _receive(self, awaited: AwaitedTokens) -> None:
+        """Launches what waits for the message."""
+        table = self._table
+        if awaited.are_ends:
+            receive_ends(self._memory, awaited.number, awaited.count, table.known, table.token_ids)
+        else:
+            receive_tokens(self._memory, awaited.number, awaited.count, table.token_ids)
+
+    def _copy_blocks(self, pairs: Int32Array) -> None:
+        """pairs [C, 2]: from, to."""
+        sources, targets = (upload(np.ascontiguousarray(each), self._device) for each in pairs.T)
+        copy_blocks(self._planes, self._planes, sources, targets)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,106 @@
+"""Memory through which pipeline stages on several GPUs reach one another: a stage writes its residual stream into that
+of the next one, and the last stage the sampled tokens into those of the others.
+
+Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their CUDA IPC handles.
+A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and those that the next
+stage has taken (which other stages add to); streams that were sent and received (this stage's own). Then come two
+slots for streams, which take turns, and slots for messages of tokens. Counts are kept in the memory, so that a graph
+which is replayed goes on where the last launch ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from .peer_memory import MAX_POLLS, call_driver, open_address
+
+NUM_LANES = tl.constexpr(128)
+"""Row r of a stream is always lane r % NUM_LANES's, so that streams of any length may follow one another."""
+HEADER = tl.constexpr(4 * 4 * 128)
+"""Bytes before the slots."""
+NUM_SLOTS = tl.constexpr(2)
+"""Streams that may be on their way: one is read while the next one is written."""
+
+
+LAST_TOKENS = 32
+"""Tokens before the end of a row of which a message may tell: as many as a step with drafts can add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSizes:
+    """What a stage's piece has room for."""
+
+    stream_bytes: int
+    """Of a slot for a stream."""
+    most_rows: int
+    """Rows that a message of tokens may tell of."""
+    most_positions: int
+    """Positions that it may tell of."""
+    num_messages: int
+    """Slots for messages."""
+
+    @property
+    def message_len(self) -> int:
+        """int32 words of a message; the first one is its number."""
+        return 1 + max((2 + LAST_TOKENS) * self.most_rows, 3 * self.most_positions)
+
+    @property
+    def num_bytes(self) -> int:
+        return int(HEADER.value + NUM_SLOTS.value * self.stream_bytes + 4 * self.num_messages * self.message_len)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """The memory of this stage and of those that it writes to."""
+
+    own: int
+    """Address of this stage's piece; as the next ones."""
+    before: int
+    """0: this is the first stage."""
+    behind: int
+    """0: this is the last stage."""
+    others: torch.Tensor
+    """int64 [stages − 1]: of the last stage, the addresses of all others, in their order; else empty."""
+    sizes: StageSizes
+    max_polls: int = MAX_POLLS
+
+    def message_at(self, number: int) -> int:
+        """Bytes from the beginning of a piece to the slot of that message."""
+        first = HEADER.value + NUM_SLOTS.value * self.sizes.stream_bytes
+        return int(first + number % self.sizes.num_messages * 4 * self.sizes.message_len)
+
+
+def allocate_piece(num_bytes: int) -> int:
+    """Address of a piece on the current GPU, zeroed. It lasts until the process ends: others have it mapped. Raises
+    `PeerError`."""
+    # The driver's calls need the context that torch makes with its first tensor.
+    torch.cuda.synchronize()
+    address = ctypes.c_uint64()
+    call_driver("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
+    call_driver("cuMemsetD8_v2", address, ctypes.c_ubyte(0), ctypes.c_size_t(num_bytes))
+    torch.cuda.synchronize()
+    return address.value
+
+
+def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) -> StageMemory:
+    """Maps what stage `index` writes to, by the handles of the pieces of all stages in their order. Raises
+    `PeerError`."""
+    last = len(handles) - 1
+    addresses = {
+        stage: open_address(handles[stage])
+        for stage in range(len(handles))
+        if stage != index and (index == last or stage in (index - 1, index + 1))
+    }
+    others = [addresses[stage] for stage in range(last)] if index == last else []
+    return StageMemory(
+        own=own,
+        before=addresses.get(index - 1, 0),
+        behind=addresses.get(index + 1, 0),
+        others=torch.tensor(others, dtype=torch.int64, device="cuda"),
+        sizes=sizes,
+    )

@@ -1,0 +1,276 @@
+"""The residual stream from one pipeline stage to the next, and sampled tokens from the last stage to the others, over
+memory that GPUs reach (`stage_memory`). Launches only, so that graphs can hold streams.
+
+A launch that receives waits until its counterpart on the other stage has sent, and one that sends a stream until the
+slot that it writes to has been read; both give up after a while, which ends the process. The n-th stream that a lane
+sends is the n-th that it receives: both stages launch the same numbers of rows in the same order.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from .peer_memory import stop_unless_over
+from .stage_memory import HEADER, LAST_TOKENS, NUM_LANES, NUM_SLOTS, StageMemory
+
+MOST_NUMBERS = 1 << 30
+"""Messages of tokens are numbered from 1 and begin again behind so many; 0 is that of an empty slot."""
+
+
+def send_stream(memory: StageMemory, stream: torch.Tensor) -> None:
+    """Sends the stream [T, H] to the next stage."""
+    num_tokens, hidden = stream.shape
+    assert stream.is_contiguous()
+    assert stream.nbytes <= memory.sizes.stream_bytes
+    _send_stream[(min(num_tokens, NUM_LANES.value),)](
+        stream,
+        memory.own,
+        memory.behind,
+        num_tokens,
+        hidden,
+        memory.sizes.stream_bytes,
+        memory.max_polls,
+        BLOCK=triton.next_power_of_2(hidden),
+        ON_GPU=stream.is_cuda,
+    )
+
+
+def receive_stream(memory: StageMemory, stream: torch.Tensor) -> None:
+    """Fills the stream [T, H] with what the stage before has sent."""
+    num_tokens, hidden = stream.shape
+    assert stream.is_contiguous()
+    _receive_stream[(min(num_tokens, NUM_LANES.value),)](
+        stream,
+        memory.own,
+        memory.before,
+        num_tokens,
+        hidden,
+        memory.sizes.stream_bytes,
+        memory.max_polls,
+        BLOCK=triton.next_power_of_2(hidden),
+        ON_GPU=stream.is_cuda,
+    )
+
+
+def send_tokens(
+    memory: StageMemory, number: int, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor
+) -> None:
+    """Tells all other stages message `number`: the token int32 [S] that stands behind each position int32 [S] of rows
+    int32 [S] of the table, negative for padding."""
+    count = len(rows)
+    assert count <= memory.sizes.most_positions
+    _send_tokens[(len(memory.others),)](
+        rows,
+        positions,
+        token_ids,
+        memory.others,
+        memory.message_at(number),
+        number,
+        count,
+        BLOCK=triton.next_power_of_2(memory.sizes.most_positions),
+    )
+
+
+def receive_tokens(memory: StageMemory, number: int, count: int, token_table: torch.Tensor) -> None:
+    """Writes the `count` tokens of message `number`, made by `send_tokens`, to token_table int32 [rows, …]."""
+    _receive_tokens[(1,)](
+        memory.own + memory.message_at(number),
+        number,
+        count,
+        token_table,
+        token_table.stride(0),
+        memory.max_polls,
+        BLOCK=triton.next_power_of_2(memory.sizes.most_positions),
+        ON_GPU=token_table.is_cuda,
+    )
+
+
+def send_ends(
+    memory: StageMemory, number: int, rows: torch.Tensor, known: torch.Tensor, token_table: torch.Tensor
+) -> None:
+    """Tells all other stages message `number`: of each of rows int32 [R] of the table, negative for padding, how many
+    tokens are known (known int32 [rows]), and the last of them in token_table int32 [rows, …]."""
+    count = len(rows)
+    assert count <= memory.sizes.most_rows
+    _send_ends[(len(memory.others),)](
+        rows,
+        known,
+        token_table,
+        token_table.stride(0),
+        memory.others,
+        memory.message_at(number),
+        number,
+        count,
+        LAST=LAST_TOKENS,
+        BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
+    )
+
+
+def receive_ends(memory: StageMemory, number: int, count: int, known: torch.Tensor, token_table: torch.Tensor) -> None:
+    """Writes message `number` of `count` rows, made by `send_ends`, to `known` and `token_table`."""
+    _receive_ends[(1,)](
+        memory.own + memory.message_at(number),
+        number,
+        count,
+        known,
+        token_table,
+        token_table.stride(0),
+        memory.max_polls,
+        LAST=LAST_TOKENS,
+        BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
+        ON_GPU=token_table.is_cuda,
+    )
+
+
+ARRIVED, TAKEN, SENT, RECEIVED = (tl.constexpr(i) for i in range(4))
+
+
+@triton.jit
+def _count(piece, KIND: tl.constexpr, i_lane):
+    """Pointer to a lane's count."""
+    return piece.to(tl.pointer_type(tl.int32)) + KIND * NUM_LANES + i_lane
+
+
+@triton.jit
+def _await(p_count, least, max_polls, ON_GPU: tl.constexpr):
+    """Returns when another stage has counted up to `least`. What it wrote before is there then."""
+    # Differences, which are right when both have wrapped.
+    num_missing = least - tl.atomic_add(p_count, 0, sem="acquire", scope="sys")
+    polls = 0
+    while (num_missing > 0) & (polls < max_polls):
+        num_missing = least - tl.atomic_add(p_count, 0, sem="acquire", scope="sys")
+        polls += 1
+    stop_unless_over(num_missing, ON_GPU)
+    tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["own", "behind", "num_tokens"])
+def _send_stream(
+    p_stream, own, behind, num_tokens, hidden, stream_bytes, max_polls, BLOCK: tl.constexpr, ON_GPU: tl.constexpr
+):
+    i_lane = tl.program_id(0)
+    o_h = tl.arange(0, BLOCK)
+    inside = o_h < hidden
+    p_sent = _count(own, SENT, i_lane)
+    number = tl.load(p_sent) + 1
+    _await(_count(own, TAKEN, i_lane), number - NUM_SLOTS, max_polls, ON_GPU)
+    slot = behind + HEADER + (number & 1).to(tl.int64) * stream_bytes
+    p_slot = slot.to(tl.pointer_type(p_stream.dtype.element_ty))
+    i_row = i_lane.to(tl.int64)
+    while i_row < num_tokens:
+        b_row = tl.load(p_stream + i_row * hidden + o_h, mask=inside, other=0.0)
+        tl.store(p_slot + i_row * hidden + o_h, b_row, mask=inside)
+        i_row += NUM_LANES
+    # What all threads of the block wrote is there before the count says so.
+    tl.debug_barrier()
+    tl.atomic_add(_count(behind, ARRIVED, i_lane), 1, sem="release", scope="sys")
+    tl.store(p_sent, number)
+
+
+@triton.jit(do_not_specialize=["own", "before", "num_tokens"])
+def _receive_stream(
+    p_stream, own, before, num_tokens, hidden, stream_bytes, max_polls, BLOCK: tl.constexpr, ON_GPU: tl.constexpr
+):
+    i_lane = tl.program_id(0)
+    o_h = tl.arange(0, BLOCK)
+    inside = o_h < hidden
+    p_received = _count(own, RECEIVED, i_lane)
+    number = tl.load(p_received) + 1
+    _await(_count(own, ARRIVED, i_lane), number, max_polls, ON_GPU)
+    slot = own + HEADER + (number & 1).to(tl.int64) * stream_bytes
+    p_slot = slot.to(tl.pointer_type(p_stream.dtype.element_ty))
+    i_row = i_lane.to(tl.int64)
+    while i_row < num_tokens:
+        b_row = tl.load(p_slot + i_row * hidden + o_h, mask=inside, other=0.0, cache_modifier=".cg")
+        tl.store(p_stream + i_row * hidden + o_h, b_row, mask=inside)
+        i_row += NUM_LANES
+    tl.debug_barrier()
+    tl.atomic_add(_count(before, TAKEN, i_lane), 1, sem="release", scope="sys")
+    tl.store(p_received, number)
+
+
+@triton.jit(do_not_specialize=["first", "number", "count"])
+def _send_tokens(p_row, p_position, p_token, p_piece, first, number, count, BLOCK: tl.constexpr):
+    p_message = (tl.load(p_piece + tl.program_id(0)) + first).to(tl.pointer_type(tl.int32))
+    o_s = tl.arange(0, BLOCK)
+    inside = o_s < count
+    tl.store(p_message + 1 + o_s, tl.load(p_row + o_s, mask=inside, other=-1), mask=inside)
+    tl.store(p_message + 1 + count + o_s, tl.load(p_position + o_s, mask=inside, other=0), mask=inside)
+    tl.store(p_message + 1 + 2 * count + o_s, tl.load(p_token + o_s, mask=inside, other=0), mask=inside)
+    tl.debug_barrier()
+    tl.atomic_xchg(p_message, number, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["message", "number", "count"])
+def _receive_tokens(
+    message, number, count, p_table, stride_table, max_polls, BLOCK: tl.constexpr, ON_GPU: tl.constexpr
+):
+    p_message = message.to(tl.pointer_type(tl.int32))
+    _await_message(p_message, number, max_polls, ON_GPU)
+    o_s = tl.arange(0, BLOCK)
+    inside = o_s < count
+    b_row = tl.load(p_message + 1 + o_s, mask=inside, other=-1, cache_modifier=".cg")
+    b_position = tl.load(p_message + 1 + count + o_s, mask=inside, other=0, cache_modifier=".cg")
+    b_token = tl.load(p_message + 1 + 2 * count + o_s, mask=inside, other=0, cache_modifier=".cg")
+    tl.store(p_table + b_row.to(tl.int64) * stride_table + b_position + 1, b_token, mask=b_row >= 0)
+
+
+@triton.jit(do_not_specialize=["first", "number", "count"])
+def _send_ends(
+    p_row, p_known, p_table, stride_table, p_piece, first, number, count, LAST: tl.constexpr, BLOCK: tl.constexpr
+):
+    p_message = (tl.load(p_piece + tl.program_id(0)) + first).to(tl.pointer_type(tl.int32))
+    o_r = tl.arange(0, BLOCK)
+    inside = o_r < count
+    b_row = tl.load(p_row + o_r, mask=inside, other=-1)
+    b_known = tl.load(p_known + b_row, mask=b_row >= 0, other=0)
+    tl.store(p_message + 1 + o_r, b_row, mask=inside)
+    tl.store(p_message + 1 + count + o_r, b_known, mask=inside)
+    for i in range(LAST):
+        b_at = b_known - 1 - i
+        is_there = (b_row >= 0) & (b_at >= 0)
+        b_token = tl.load(p_table + b_row.to(tl.int64) * stride_table + b_at, mask=is_there, other=0)
+        tl.store(p_message + 1 + (2 + i) * count + o_r, b_token, mask=inside)
+    tl.debug_barrier()
+    tl.atomic_xchg(p_message, number, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["message", "number", "count"])
+def _receive_ends(
+    message,
+    number,
+    count,
+    p_known,
+    p_table,
+    stride_table,
+    max_polls,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    p_message = message.to(tl.pointer_type(tl.int32))
+    _await_message(p_message, number, max_polls, ON_GPU)
+    o_r = tl.arange(0, BLOCK)
+    inside = o_r < count
+    b_row = tl.load(p_message + 1 + o_r, mask=inside, other=-1, cache_modifier=".cg")
+    b_known = tl.load(p_message + 1 + count + o_r, mask=inside, other=0, cache_modifier=".cg")
+    tl.store(p_known + b_row, b_known, mask=b_row >= 0)
+    for i in range(LAST):
+        b_at = b_known - 1 - i
+        is_there = (b_row >= 0) & (b_at >= 0)
+        b_token = tl.load(p_message + 1 + (2 + i) * count + o_r, mask=inside, other=0, cache_modifier=".cg")
+        tl.store(p_table + b_row.to(tl.int64) * stride_table + b_at, b_token, mask=is_there)
+
+
+@triton.jit
+def _await_message(p_message, number, max_polls, ON_GPU: tl.constexpr):
+    """Returns when the message with that number lies there whole."""
+    polls = 0
+    is_missing = tl.atomic_add(p_message, 0, sem="acquire", scope="sys") != number
+    while is_missing & (polls < max_polls):
+        is_missing = tl.atomic_add(p_message, 0, sem="acquire", scope="sys") != number
+        polls += 1
+    stop_unless_over(is_missing.to(tl.int32), ON_GPU)
+    tl.debug_barrier()
