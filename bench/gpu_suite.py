@@ -36,7 +36,7 @@ from .source_version import source_version
 from .workloads import CLUSTER_LOADS, MODELS, TINY, WORKLOADS
 
 TESTS = ("tests/kernels", "tests/engine_core")
-TESTS_OF_RANKS = ("tests/kernels/test_peer_sum.py", "tests/engine_core/parallel/test_ranks_on_gpu.py")
+TESTS_OF_RANKS = ("tests/kernels/test_peer_sum.py", "tests/kernels/test_stage_stream.py", "tests/engine_core/parallel")
 LARGE = "qwen3-32b"
 """The model that is too large for most single GPUs."""
 SMALL_MODELS = [name for name in MODELS if name != LARGE]

@@ -15,7 +15,7 @@ from tests.services.text.small_tokenizers import byte_level
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant "
 
 
-def make_chatting_model(path: Path, *, num_layers: int = 3, seed: int = 0) -> Path:
+def make_chatting_model(path: Path, *, num_layers: int = 3, seed: int = 0, dtype: str = "float32") -> Path:
     """The model's folder, in `path`."""
     tokenizer = byte_level()
     size = tokenizer.get_vocab_size()
@@ -25,13 +25,13 @@ def make_chatting_model(path: Path, *, num_layers: int = 3, seed: int = 0) -> Pa
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     model.save_pretrained(path / "hf")
-    folder = convert(path / "hf", path / "ours")
+    folder = convert(path / "hf", path / "ours", dtype)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}))
     ModelManifest(
         name="chatting",
         revision="1",
-        dtype="float32",
+        dtype=dtype,
         layout=LAYOUT,
         architecture="LlamaForCausalLM",
         vocab_size=size,

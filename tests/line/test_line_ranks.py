@@ -51,9 +51,7 @@ def pauses(ranked: tuple[Line, int]) -> Iterator[list[float]]:
     """Extra seconds of answers that moved; figures for docs/parallel.md."""
     seconds: list[float] = []
     yield seconds
-    if seconds:
-        p50, p99 = np.percentile(seconds, (50, 99))
-        print(f"{ranked[1]} replicas: {len(seconds)} answers moved, p50 {p50:.2f} s, p99 {p99:.2f} s")
+    print_pauses(seconds, ranked[1])
 
 
 @pytest.mark.timeout(600)
@@ -67,8 +65,14 @@ def pauses(ranked: tuple[Line, int]) -> Iterator[list[float]]:
 def test_answers_go_on_token_for_token_when_a_rank_is_killed(
     ranked: tuple[Line, int], pauses: list[float], rank: int, moment: str
 ) -> None:
-    line, num_replicas = ranked
-    bodies = [body_of(f"{moment} {rank} {i}", sampled) for i, sampled in enumerate(SAMPLED)]
+    pauses += kill_a_rank(*ranked, rank, moment)
+
+
+def kill_a_rank(
+    line: Line, num_replicas: int, rank: int, moment: str, *, num_words: int = 150, max_tokens: int = 240
+) -> list[float]:
+    """Kills one of engine-0 while all engines answer. Returns the extra seconds of the answers that moved."""
+    bodies = [body_of(f"{moment} {rank} {i}", sampled, num_words, max_tokens) for i, sampled in enumerate(SAMPLED)]
     core, before = line.pids_of("engine-0")[1], line.loads()["engine-0"]["address"]
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies]
@@ -92,14 +96,20 @@ def test_answers_go_on_token_for_token_when_a_rank_is_killed(
     assert [reading.answer for reading in disturbed] == [reading.answer for reading in expected]
     moved = [reading for reading in disturbed if num_attempts(line, reading) > 1]
     assert moved
-    pauses += [reading.pause_after(died_at) for reading in moved]
+    return [reading.pause_after(died_at) for reading in moved]
 
 
-def body_of(name: str, sampled: dict[str, Any]) -> dict[str, Any]:
+def print_pauses(seconds: list[float], num_replicas: int) -> None:
+    if seconds:
+        p50, p99 = np.percentile(seconds, (50, 99))
+        print(f"{num_replicas} replicas: {len(seconds)} answers moved, p50 {p50:.2f} s, p99 {p99:.2f} s")
+
+
+def body_of(name: str, sampled: dict[str, Any], num_words: int, max_tokens: int) -> dict[str, Any]:
     """A prompt that no cache knows, and an answer of fixed length."""
     rng = np.random.default_rng(list(name.encode()))
-    prompt = f"{name} " + " ".join(rng.choice(WORDS, 150))
-    return {"model": NAME, "prompt": prompt, "max_tokens": 240, "ignore_eos": True} | sampled
+    prompt = f"{name} " + " ".join(rng.choice(WORDS, num_words))
+    return {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True} | sampled
 
 
 def ranks_of(core: int) -> list[int]:
