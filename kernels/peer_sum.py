@@ -1,8 +1,8 @@
 """Sums of tensors of which each rank has one, over peer memory, with or without the residual add and RMSNorm behind
 them.
 
-A row is one block's item: its ranks' parts are added in float32 in the order of the ranks and rounded once, so a row's
-bits depend neither on the batch nor on its place in it, nor on the way:
+A row is one block's item: its ranks' parts are added in float32, in the order of the ranks or in a tree, and rounded
+once, so a row's bits depend neither on the batch nor on its place in it, nor on the way:
 
 - Flagged: every rank sends its row to all others in words that say when they are there. For few rows.
 - One shot: every rank sends its row to all others.
@@ -47,6 +47,9 @@ sent. 218 µs in place of 254 for 64 MiB; with the norm, whose bytes fill the pa
 2026-11-25)."""
 
 
+TREE_RANKS = (2, 4, 8)
+
+
 class Way(IntEnum):
     FLAGGED = 0
     ONE_SHOT = 1
@@ -58,6 +61,16 @@ def peer_sum(memory: PeerMemory, x: torch.Tensor, *, way: Way | None = None) -> 
     """The sum of the ranks' x [T, H], which all launch. `way` None: by size."""
     out = torch.empty_like(x)
     _launch(memory, x, x, x, 0.0, out, has_norm=False, way=way, dependent=False)
+    return out
+
+
+def peer_tree_sum(memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, *, way: Way | None = None) -> torch.Tensor:
+    """As `peer_sum`, of float32 x [T, H] of 2, 4 or 8 ranks, which are added as `tree_sum` adds them; in the dtype, to
+    which the sum is rounded once."""
+    assert x.dtype == torch.float32
+    assert memory.size in TREE_RANKS
+    out = torch.empty_like(x, dtype=dtype)
+    _launch(memory, x, x, x, 0.0, out, has_norm=False, is_tree=True, way=way, dependent=False)
     return out
 
 
@@ -107,6 +120,7 @@ def _launch(
     out: torch.Tensor,
     *,
     has_norm: bool,
+    is_tree: bool = False,
     way: Way | None,
     dependent: bool,
 ) -> None:
@@ -146,6 +160,7 @@ def _launch(
         WAY=int(Way.ONE_SHOT if way is Way.GROUPED else way),
         GROUP=group,
         HAS_NORM=has_norm,
+        TREE=is_tree,
         DEPENDENT=dependent,
         ON_GPU=x.is_cuda,
         # As in `rms_norm`: the norm has the same bits.
@@ -181,6 +196,7 @@ def _peer_sum(
     WAY: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    TREE: tl.constexpr,
     DEPENDENT: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
@@ -208,7 +224,20 @@ def _peer_sum(
         elif WAY == TWO_SHOTS:
             p_row = p_x + i_first * stride_x
             _reduce_parts(
-                p_row, p_bases, index, i_block, epoch, hidden, width, slot_bytes, max_polls, DTYPE, SIZE, PART, ON_GPU
+                p_row,
+                p_bases,
+                index,
+                i_block,
+                epoch,
+                hidden,
+                width,
+                slot_bytes,
+                max_polls,
+                DTYPE,
+                SIZE,
+                PART,
+                TREE,
+                ON_GPU,
             )
             epoch += 1
             meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
@@ -226,11 +255,13 @@ def _peer_sum(
                     )
                 else:
                     o_here = i_row * stride_slot + o_h
-                    b_sum = _added(b_own, o_here, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE)
+                    b_sum = _added(
+                        b_own, o_here, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE, TREE
+                    )
             if HAS_NORM:
                 p_kept = p_residual + i_token * stride_residual + o_h
                 b_sum = _normed(b_sum, p_kept, b_weight, is_there, hidden, eps)
-            tl.store(p_out + i_token * stride_out + o_h, b_sum, mask=is_there)
+            tl.store(p_out + i_token * stride_out + o_h, b_sum.to(p_out.dtype.element_ty), mask=is_there)
         i_first += step
     tl.store(p_epoch, epoch)
 
@@ -256,15 +287,45 @@ def _send(p_row, o_there, inside, p_bases, index, i_block, epoch, slot_bytes, DT
 
 
 @triton.jit
-def _added(b_own, o_here, inside, p_bases, index, i_block, epoch, slot_bytes, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+def _added(
+    b_own,
+    o_here,
+    inside,
+    p_bases,
+    index,
+    i_block,
+    epoch,
+    slot_bytes,
+    DTYPE: tl.constexpr,
+    SIZE: tl.constexpr,
+    TREE: tl.constexpr,
+):
     """The sum of this rank's row and those that the others have sent."""
     b_total = b_own.to(tl.float32)
+    b_one, b_two = b_total, b_total
     for rank in tl.static_range(SIZE):
         p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE)
         b_part = tl.load(p_here + o_here, mask=inside & (index != rank), other=0.0, cache_modifier=".cg")
         b_part = tl.where(index == rank, b_own, b_part).to(tl.float32)
-        b_total = b_part if rank == 0 else b_total + b_part
+        b_total, b_one, b_two = _add(b_part, b_total, b_one, b_two, rank, TREE)
     return b_total.to(DTYPE)
+
+
+@triton.jit
+def _add(b_part, b_total, b_one, b_two, RANK: tl.constexpr, TREE: tl.constexpr):
+    """The total with a rank's part, and the sums of one and of two ranks that wait for as many others: those of a tree,
+    where the total counts behind the ranks 1, 3 and 7 alone."""
+    if not TREE:
+        b_total = b_part if RANK == 0 else b_total + b_part
+    elif RANK % 2 == 0:
+        b_one = b_part
+    elif RANK % 4 == 1:
+        b_two = b_one + b_part
+        b_total = b_two if RANK == 1 else b_total
+    else:
+        b_pair = b_two + (b_one + b_part)
+        b_total = b_pair if RANK == 3 else b_total + b_pair
+    return b_total, b_one, b_two
 
 
 @triton.jit
@@ -314,6 +375,7 @@ def _reduce_parts(
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     PART: tl.constexpr,
+    TREE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     """Sends each rank its stretch of the row, adds this rank's, and leaves the sum in the row of the next epoch of
@@ -324,10 +386,11 @@ def _reduce_parts(
         tl.store(slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + o_w, b_part, mask=o_w < width)
     meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
     b_total = tl.zeros([PART], tl.float32)
+    b_one, b_two = b_total, b_total
     for rank in tl.static_range(SIZE):
         p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE)
         b_part = tl.load(p_here + o_w, mask=o_w < width, other=0.0, cache_modifier=".cg").to(tl.float32)
-        b_total = b_part if rank == 0 else b_total + b_part
+        b_total, b_one, b_two = _add(b_part, b_total, b_one, b_two, rank, TREE)
     is_own = (o_w < width) & (index * width + o_w < hidden)
     for rank in tl.static_range(SIZE):
         p_there = slot(p_bases, rank, i_block, epoch + 1, 0, slot_bytes, DTYPE, SIZE) + index * width

@@ -18,6 +18,10 @@ class Group(Protocol):
         """The sum of the ranks' tensors, added in float32 in the order of the ranks and rounded to the type of x once.
         An element's bits depend on the elements in its place alone."""
 
+    def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The sum of the ranks' tensors, float32 [T, N], whose number is a power of two: neighbours are added until one
+        is left, as `kernels.tree_sum` does, which is rounded to the dtype once."""
+
     def join(self, x: torch.Tensor) -> torch.Tensor:
         """x [R, N] of each rank → [R, size * N], side by side in the order of the ranks."""
 
@@ -29,6 +33,9 @@ class Alone:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.to(dtype)
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         return x

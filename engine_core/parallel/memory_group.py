@@ -2,8 +2,8 @@
 
 Every rank has a slot of the memory, twice: what it writes for one exchange stays there while others read it, and the
 next exchange uses the other slot. A byte in a pipe says that a slot is written, so that no rank polls, the byte orders
-the memory on any processor, and the death of a rank ends the wait of the others. Nothing is reduced in a tree or in an
-order that depends on sizes: every rank adds the slots in the order of the ranks.
+the memory on any processor, and the death of a rank ends the wait of the others. No order of additions depends on
+sizes: every rank adds the slots in the order of the ranks, or in a tree where it is asked to.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+
+from headwater.kernels.tree_sum import tree_sum
 
 from ..ring import PeerGone, anonymous_memory
 
@@ -83,6 +85,9 @@ class MemoryGroup:
                 total += other.float()
             out[at : at + len(piece)] = total
         return out.view(x.shape)
+
+    def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return tree_sum(self.join(x).chunk(self.size, dim=1)).to(dtype)
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         rows, width = x.shape

@@ -8,7 +8,7 @@ import torch
 from headwater.kernels.peer_best import peer_best
 from headwater.kernels.peer_join import peer_join
 from headwater.kernels.peer_memory import OwnMemory, PeerMemory, slot_bytes_of
-from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
+from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm, peer_tree_sum
 from headwater.kernels.sample import Candidates
 
 from ..layers.group import Group
@@ -26,6 +26,9 @@ class PeerGroup:
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         return peer_sum(self._memory, x)
+
+    def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return peer_tree_sum(self._memory, x, dtype)
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         return peer_join(self._memory, x)

@@ -9,9 +9,10 @@ import torch
 from headwater.kernels.peer_best import peer_best
 from headwater.kernels.peer_join import peer_join
 from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
-from headwater.kernels.peer_sum import GROUP_ROWS, Way, peer_sum, peer_sum_add_rms_norm, peer_sum_twin
+from headwater.kernels.peer_sum import GROUP_ROWS, Way, peer_sum, peer_sum_add_rms_norm, peer_sum_twin, peer_tree_sum
 from headwater.kernels.rms_norm import add_rms_norm
 from headwater.kernels.sample import Candidates
+from headwater.kernels.tree_sum import tree_sum
 from tests.kernels.paging import GPU, LONG_INTERPRETED, relative_error
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 
@@ -46,12 +47,28 @@ def three() -> Iterator[PeerRanks]:
         yield ranks
 
 
+@pytest.fixture(scope="module")
+def four() -> Iterator[PeerRanks]:
+    with peer_ranks(4, SLOT_BYTES) as ranks:
+        yield ranks
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[PeerRanks]:
+    with peer_ranks(8, SLOT_BYTES) as ranks:
+        yield ranks
+
+
 def device_of(memory: PeerMemory) -> torch.device:
     return memory.bases.device
 
 
 def summed(memory: PeerMemory, x: torch.Tensor, way: Way) -> torch.Tensor:
     return peer_sum(flagging(memory, x), x.to(device_of(memory)), way=way).cpu()
+
+
+def tree_summed(memory: PeerMemory, x: torch.Tensor, dtype: torch.dtype, way: Way | None) -> torch.Tensor:
+    return peer_tree_sum(memory, x.to(device_of(memory)), dtype, way=way).cpu()
 
 
 def flagging(memory: PeerMemory, x: torch.Tensor) -> PeerMemory:
@@ -121,6 +138,23 @@ def test_a_sum_is_added_in_the_order_of_the_ranks_and_rounded_once(
         assert all(torch.equal(each, expected) for each in sums)
         exact = peer_sum_twin([part.double() for part in parts])
         assert relative_error(sums[0], exact) < (ROUNDED if dtype == torch.bfloat16 else 1e-6)
+
+
+@pytest.mark.parametrize(
+    "way", [None, *(pytest.param(way, marks=LONG_INTERPRETED) for way in (Way.ONE_SHOT, Way.GROUPED)), Way.TWO_SHOTS]
+)
+@pytest.mark.parametrize("size", ["two", "four", pytest.param("eight", marks=LONG_INTERPRETED)])
+@pytest.mark.parametrize(("num_tokens", "hidden"), [(2, 72), pytest.param(700, 4096, marks=GPU)])
+def test_a_sum_is_added_in_a_tree_and_rounded_once(
+    num_tokens: int, hidden: int, size: str, way: Way | None, request: pytest.FixtureRequest
+) -> None:
+    ranks: PeerRanks = request.getfixturevalue(size)
+    parts = [torch.randn(num_tokens, hidden) * 10 ** (rank % 3) for rank in range(ranks.size)]
+    for dtype in (torch.float32, torch.bfloat16):
+        sums = ranks(tree_summed, parts, [dtype] * ranks.size, [way] * ranks.size)
+        assert all(torch.equal(each, tree_sum(parts).to(dtype)) for each in sums)
+    if ranks.size > 2:
+        assert not torch.equal(peer_sum_twin(parts), tree_sum(parts))
 
 
 # Rows by each way are held to the whole by one of them.
