@@ -14,12 +14,13 @@ from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.environment import Environment
 from headwater.kernels.int4_layout import Int4Weight
 
-from ..config import EngineConfig
+from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..executors import rank_devices
 from ..executors.build_single import KV_DTYPES, engine_config_of, load_heads_weights, load_weights
 from ..executors.rank_place import RankPlace
 from ..layers.kinds import Weights
+from ..layers.leaf_matrix import keep_leaves
 from ..layers.linear import Linear
 from ..layers.staged import layer_of
 from ..options import BuildRequest, ExecutorOptions, Progress
@@ -28,6 +29,7 @@ from ..weights.model_file import DTYPES
 
 api = 1
 name = "cuda"
+TREE_DTYPES = ("bfloat16", "float16")
 capabilities = Capabilities(
     dtypes=tuple(DTYPES),
     max_head_dim=256,
@@ -43,6 +45,7 @@ capabilities = Capabilities(
     draft_heads=True,
     parallel=True,
     stages=True,
+    tree_numerics=True,
 )
 
 
@@ -113,6 +116,7 @@ def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteW
 
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
+    _check_tree(request)
     from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
     from ..layers.ordered import order_linears  # noqa: PLC0415
@@ -120,10 +124,9 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     device, options = torch.device("cuda"), request.options
 
     def loaded(each: BuildRequest) -> LoadedModel:
-        weights = load_weights(each, device, progress, keeps=partial(_keeps, each, device))
-        return LoadedModel(
-            each.model, order_linears(weights, rounds_tokens=each.rounds_tokens), KV_DTYPES[each.kv_format]
-        )
+        weights = load_weights(each, device, progress, keeps=partial(_keeps, each, device), with_leaves=keep_leaves)
+        ordered = order_linears(weights, rounds_tokens=each.rounds_tokens)
+        return LoadedModel(each.model, ordered, KV_DTYPES[each.kv_format], each.is_tree)
 
     return build_cuda_executor(
         loaded(request),
@@ -137,6 +140,13 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     )
 
 
+def _check_tree(request: BuildRequest) -> None:
+    """Raises `ConfigError` for a type whose products are not known to have the same bits for any number of outputs."""
+    if request.is_tree and request.dtype not in TREE_DTYPES:
+        allowed = f"{' or '.join(TREE_DTYPES)} with numerics tree on the platform {name}"
+        raise ConfigError("dtype", request.dtype, allowed)
+
+
 def max_ranks(options: ExecutorOptions) -> int:
     """A GPU each."""
     return rank_devices.most_ranks(os.environ, torch.cuda.device_count())
@@ -147,6 +157,7 @@ def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
 
 
 def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
+    _check_tree(request)
     from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
 
     return build_cuda_rank(request, place, progress)

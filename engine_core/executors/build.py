@@ -81,7 +81,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
     _check_ranks(options, model, flags, where)
-    _check_numerics(options, flags, activations, where)
+    _check_numerics(options, model, flags, activations, where)
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
     return BuildRequest(
@@ -175,7 +175,9 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
             raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 with {name} {size}")
 
 
-def _check_numerics(options: ExecutorOptions, flags: Capabilities, activations: str, where: str) -> None:
+def _check_numerics(
+    options: ExecutorOptions, model: ModelConfig, flags: Capabilities, activations: str, where: str
+) -> None:
     if options.numerics not in NUMERICS:
         raise ConfigError("numerics", options.numerics, " or ".join(NUMERICS))
     if options.numerics != TREE:
@@ -186,12 +188,24 @@ def _check_numerics(options: ExecutorOptions, flags: Capabilities, activations: 
         raise ConfigError(
             "numerics", options.numerics, "default beside activations in int8, which activation_dtype says"
         )
+    if rounded := _rounded_tokens(options, model, flags):
+        raise ConfigError(
+            "numerics", options.numerics, f"default beside activations in {rounded}, which activation_dtype says"
+        )
     if NUM_LEAVES % options.tensor_parallel_size:
         sizes = "1 or 2 or 4 or 8"
         raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, f"{sizes} with numerics tree")
     for other in ("draft_model", "draft_heads"):
         if (folder := getattr(options, other)) is not None:
             raise ConfigError(other, str(folder), "none with numerics tree")
+
+
+def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:
+    """What a checkpoint made for tokens of 8 bits has them rounded to, where the platform does so."""
+    if not flags.rounded_tokens or options.activation_dtype == "model" or model.quantization is None:
+        return ""
+    quantization = model.quantization
+    return " and ".join(sorted(quantization.rounded_activations - quantization.activations_by_block))
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:

@@ -13,6 +13,7 @@ from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
 from ..layers.group import Group
+from ..layers.leaf_matrix import keep_leaves
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.cuda import CudaPlatform
@@ -49,9 +50,11 @@ class LoadedRank(LoadedModel):
         return self.place.stage.is_last
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
-        if self.group is not None and model_class(self.config).adds_products:
+        # The norm behind a tree is a launch of its own, with the bits of one GPU's.
+        if self.group is not None and model_class(self.config).adds_products and not self.is_tree:
             return SummingPlatform.over(self.group, self.config, config)
-        return CudaPlatform.of(self.config, config)
+        # Not by super(): slots make another class of this one.
+        return LoadedModel.platform(self, config)
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         is_summing = isinstance(platform, SummingPlatform)
@@ -101,8 +104,8 @@ def build_cuda_rank(
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
     """On the GPU that is this process's first. Raises `ConfigError`."""
     device, options, host = torch.device("cuda"), request.options, place.group
-    weights, config = load_rank_weights(request, place, device, progress), engine_config_of(request, 0)
-    dtype = DTYPES[request.dtype]
+    weights = load_rank_weights(request, place, device, progress, with_leaves=keep_leaves)
+    config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
     _check_reach(options, place)
     group = None
     if place.shard.size > 1:
@@ -115,6 +118,7 @@ def build_cuda_rank(
         place.local_config(request.model),
         weights,
         KV_DTYPES[request.kv_format],
+        request.is_tree,
         request,
         place if group is None else place.over(group),
         group,

@@ -16,7 +16,7 @@ from ..heads_config import HeadsConfig
 from ..layers import kinds
 from ..layers.group import Alone
 from ..layers.kinds import Weights
-from ..layers.leaves import cut_leaves, of_leaves
+from ..layers.leaves import WithLeaves, cut_leaves, of_leaves
 from ..layers.platform import Platform
 from ..models.model import Model, model_class
 from ..options import BuildRequest, Progress, engine_config
@@ -46,14 +46,16 @@ def load_weights(
     *,
     keeps_packed: bool = False,
     keeps: Keeps = keeps_none,
+    with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
     """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
-    eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are trees. Raises `ConfigError`."""
+    eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are trees: then `with_leaves` makes
+    of them what the platform multiplies. Raises `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
     loading = partial(progress, "loading weights")
     if request.is_tree:
         tensors = stored_tensors(request, device, loading, keeps_packed=False)
-        return cut_leaves(kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE)
+        return with_leaves(kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE)
     tensors = stored_tensors(request, device, loading, keeps_packed=keeps_packed, keeps=keeps)
     return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
 

@@ -18,6 +18,7 @@ from ..layers.kinds import Weights
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..platforms.cuda import CudaPlatform
+from ..platforms.cuda_tree import TreePlatform
 from .cuda import CudaExecutor
 from .cuda_draft_model import guessing_config
 from .cuda_guessers import Make, by_chain, by_model, by_places
@@ -33,9 +34,11 @@ class LoadedModel:
     config: ModelConfig
     weights: Weights
     kv_dtype: torch.dtype
+    is_tree: bool
+    """Whether bits are those of `numerics` tree."""
 
     def platform(self, config: EngineConfig) -> CudaPlatform:
-        return CudaPlatform.of(self.config, config)
+        return (TreePlatform if self.is_tree else CudaPlatform).of(self.config, config)
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
         return model_class(self.config)(self.config, self.weights, platform, max_model_len)

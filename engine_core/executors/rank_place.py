@@ -17,7 +17,7 @@ from ..layers import kinds
 from ..layers.blocks import BlockTable
 from ..layers.group import Group
 from ..layers.kinds import Weights
-from ..layers.leaves import cut_leaves, of_leaves
+from ..layers.leaves import WithLeaves, cut_leaves, of_leaves
 from ..layers.linear import Linear
 from ..layers.platform import Platform
 from ..layers.sharded import ShardedEmbedding, over_group
@@ -98,7 +98,13 @@ def _weight_of(tensor_name: str, layout: Layout) -> str:
 
 
 def load_rank_weights(
-    request: BuildRequest, place: RankPlace, device: torch.device, progress: Progress, *, keeps_packed: bool = False
+    request: BuildRequest,
+    place: RankPlace,
+    device: torch.device,
+    progress: Progress,
+    *,
+    keeps_packed: bool = False,
+    with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
     """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors, which are mapped.
     Raises `ConfigError`."""
@@ -116,7 +122,7 @@ def load_rank_weights(
     else:
         part = _random_weights(request, place, wanted, device, loading, keeps_packed=keeps_packed)
     weights = stage_weights(part, layout, place.stage, dtype)
-    return cut_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
+    return with_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
 
 
 def _random_weights(

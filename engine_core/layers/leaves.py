@@ -3,15 +3,17 @@
 Every weight that ranks divide is eight matrices. Where its inputs are divided, the leaves' products are added in
 float32 in a tree, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), and rounded once; a rank has a whole part of the tree.
 Where its outputs are divided, they stand side by side. A leaf has the same shape on any number of ranks, so it has the
-same bits. Packed weights are expanded.
+same bits. Packed weights are expanded. `leaf_matrix` is for platforms that need no such cuts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
+
+from headwater.kernels.tree_sum import tree_sum
 
 from ..config import ConfigError
 from ..shards import NUM_LEAVES, Shard
@@ -19,9 +21,13 @@ from ..weights.layout import Layout, Split, WeightSpec
 from .dense import DenseLinear
 from .group import Group
 from .kinds import Weights
-from .linear import ExpandableLinear, Linear, Product
+from .leaf_matrix import LeafLinear, SummedLeafLinear, check_leaves, matrix_of
+from .linear import Linear, Product
 from .platform import Platform
 from .staged import AbsentLinear
+
+WithLeaves = Callable[[Weights, Layout, Shard], Weights]
+"""`cut_leaves`, or another function that makes a rank's weights those that a platform multiplies."""
 
 
 class SummedLeaves(Linear):
@@ -37,7 +43,7 @@ class SummedLeaves(Linear):
         """x [T, K / ranks] → [T, N]"""
         pieces = x.float().chunk(len(self._products), dim=1)
         own = tree_sum([product(piece.contiguous()) for product, piece in zip(self._products, pieces, strict=True)])
-        return tree_sum(self._group.join(own).chunk(self._group.size, dim=1)).to(x.dtype)
+        return self._group.tree_sum(own, x.dtype)
 
 
 class JoinedLeaves(Linear):
@@ -59,13 +65,6 @@ class JoinedLeaves(Linear):
         return torch.cat([piece for part in parts for piece in part], dim=1)
 
 
-def tree_sum(terms: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Adds neighbours until one is left. Their number is a power of two."""
-    while len(terms) > 1:
-        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
-    return terms[0]
-
-
 def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
     """A rank's weights with the leaves of every one that ranks divide, each under a name of its own. `layout` is the
     whole model's. Raises `ConfigError` where a weight has no such leaves."""
@@ -74,7 +73,7 @@ def cut_leaves(weights: Weights, layout: Layout, shard: Shard) -> Weights:
         if layout[name].split is Split.NONE or isinstance(linear, AbsentLinear):
             linears[name] = linear
             continue
-        for i, leaf in enumerate(_leaves(name, _matrix(linear), layout[name], shard)):
+        for i, leaf in enumerate(_leaves(name, matrix_of(linear), layout[name], shard)):
             linears[_leaf_name(name, i)] = DenseLinear(leaf)
     return replace(weights, linears=linears)
 
@@ -86,7 +85,7 @@ def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group
         if not spec.is_linear:
             continue
         if name in weights.linears:
-            linears[name] = weights.linears[name]
+            linears[name] = _summed(weights.linears[name], platform, group)
             continue
         leaves: list[Linear] = []
         while (leaf := weights.linears.get(_leaf_name(name, len(leaves)))) is not None:
@@ -99,11 +98,10 @@ def of_leaves(weights: Weights, layout: Layout, platform: Platform, group: Group
     return replace(weights, linears=linears)
 
 
-def _matrix(linear: Linear) -> torch.Tensor:
-    if isinstance(linear, ExpandableLinear):
-        return linear.expanded()
-    assert isinstance(linear, DenseLinear)
-    return linear.weight
+def _summed(linear: Linear, platform: Platform, group: Group) -> Linear:
+    if isinstance(linear, LeafLinear) and not linear.is_whole:
+        return SummedLeafLinear(linear, platform.linear(linear), group)
+    return linear
 
 
 def _leaf_name(name: str, leaf: int) -> str:
@@ -114,7 +112,7 @@ def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> 
     """The leaves of a rank's part of a weight."""
     num_own = NUM_LEAVES // shard.size
     if spec.split is Split.INPUTS:
-        _check(name, spec.shape[1])
+        check_leaves(name, spec.shape[1])
         # The product of a leaf is not rounded before it is added.
         return [leaf.contiguous() for leaf in weight.float().chunk(num_own, dim=1)]
     if spec.split is Split.VOCABULARY:
@@ -125,11 +123,6 @@ def _leaves(name: str, weight: torch.Tensor, spec: WeightSpec, shard: Shard) -> 
             raise ConfigError("numerics", "tree", f"default for a vocabulary of {spec.shape[0]} on {shard.size} ranks")
         return [weight[each.start - own.start : each.stop - own.start] for each in own_ids]
     for size in spec.parts:
-        _check(name, size)
+        check_leaves(name, size)
     parts = torch.split(weight, [size // shard.size for size in spec.parts])
     return [torch.cat(pieces) for pieces in zip(*(part.chunk(num_own) for part in parts), strict=True)]
-
-
-def _check(name: str, size: int) -> None:
-    if size % NUM_LEAVES:
-        raise ConfigError("numerics", "tree", f"default for {name}, whose {size} are no multiple of {NUM_LEAVES}")

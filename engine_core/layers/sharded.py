@@ -49,7 +49,9 @@ class JoinedLinear(Linear):
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] → [T, N]"""
-        return self._group.join(pad(self._product(x), (0, self._num_missing)))[:, : self.out_features]
+        joined = self._group.join(pad(self._product(x), (0, self._num_missing)))
+        # Rows lie as those of one rank, so that kernels read and add them in the same order.
+        return joined[:, : self.out_features].contiguous()
 
 
 class ShardedEmbedding(Embedding):

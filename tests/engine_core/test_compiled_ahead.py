@@ -24,16 +24,28 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan, Int32Array
+from headwater.engine_core.executors.build_cuda_rank import LoadedRank
 from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.cuda_drafting import LoadedModel
 from headwater.engine_core.executors.own_rows import OwnGains
+from headwater.engine_core.executors.rank_place import RankPlace
+from headwater.engine_core.executors.stage_link import StageLinks
+from headwater.engine_core.layers.group import Alone
 from headwater.engine_core.layers.kinds import Weights, load_weights
+from headwater.engine_core.layers.leaf_matrix import keep_leaves
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform
+from headwater.engine_core.platforms.cuda_tree import TreePlatform
+from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels import gated_gemm, gemm, hopper_attention, product_probe, wide_gemm
+from headwater.engine_core.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
+from headwater.kernels import gated_gemm, gemm, hopper_attention, peer_sum, product_probe, tree_gemm, wide_gemm
 from headwater.kernels.compile_ahead import CompileAhead
+from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
+from headwater.kernels.peer_sum import GROUP_ROWS
 from tests.engine_core.ahead_speculator import AheadSpeculator
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
@@ -76,6 +88,12 @@ class Launches:
         values = dict(zip((param.name for param in params), args, strict=False)) | options
         own = [_compiled_for(param, values.pop(param.name)) for param in params if param.name in values]
         self.seen.add((kernel.fn.__module__, kernel.fn.__name__, *own, *sorted(values.items())))
+
+    def arguments(self, kernel: Any, *names: str) -> set[tuple[Any, ...]]:
+        """What a kernel was compiled for, by names of its arguments, all of which are given."""
+        places = [2 + list(inspect.signature(kernel.fn).parameters).index(name) for name in names]
+        noted = [seen for seen in self.seen if seen[:2] == (kernel.fn.__module__, kernel.fn.__name__)]
+        return {tuple(seen[place] for place in places) for seen in noted}
 
 
 def _params(kernel: Any) -> list[KernelParam]:
@@ -148,27 +166,57 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     return found
 
 
-def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, Weights]:
-    cpu = torch.device("cpu")
-    platform = cuda_platform.CudaPlatform(
-        MODEL, config.block_size, max_decodes=config.max_positions, max_model_len=config.max_model_len, device=cpu
+def prepared(
+    config: EngineConfig, *, is_tree: bool = False, shard: Shard = WHOLE
+) -> tuple[cuda_platform.CudaPlatform, Weights]:
+    platform = (TreePlatform if is_tree else cuda_platform.CudaPlatform)(
+        local_config(MODEL, shard),
+        config.block_size,
+        max_decodes=config.max_positions,
+        max_model_len=config.max_model_len,
+        device=torch.device("cpu"),
     )
     layout = Decoder.layout(MODEL)
     tensors = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in layout.items() if not spec.tied_to}
-    weights = load_weights(layout, tensors, torch.bfloat16)
+    weights = load_weights(layout, tensors, torch.bfloat16, shard)
+    weights = keep_leaves(weights, layout, shard) if is_tree else weights
     platform.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
     return platform, weights
 
 
-def executor(config: EngineConfig, kv_dtype: torch.dtype) -> CudaExecutor:
-    platform, weights = prepared(config)
-    decoder = Decoder(MODEL, weights, platform, config.max_model_len)
-    shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
+def executor(config: EngineConfig, kv_dtype: torch.dtype, *, is_tree: bool = False, num_ranks: int = 1) -> CudaExecutor:
+    """`num_ranks`: that of the first of so many ranks with trees."""
+    platform, weights = prepared(config, is_tree=is_tree, shard=Shard(0, num_ranks))
+    loaded = LoadedModel(MODEL, weights, kv_dtype, is_tree)
+    loaded = loaded_rank(weights, kv_dtype, num_ranks) if num_ranks > 1 else loaded
+    decoder = loaded.on(platform, config.max_model_len)
+    num_heads = MODEL.num_kv_heads // num_ranks
+    shape = (MODEL.num_layers, 2, config.num_blocks, num_heads, config.block_size, MODEL.head_dim)
     with CompileAhead(platform.device) as ahead:
         ahead.note(partial(platform.launch_own_products, weights))
-        made = CudaExecutor(decoder, platform, config, [torch.zeros(shape, dtype=kv_dtype)])
+        caches = [torch.zeros(shape, dtype=kv_dtype)]
+        made = loaded.executor(decoder, platform, config, caches, swapper=None, looks_at_all=False)
+        assert isinstance(made, CudaExecutor)
         ahead.note(made.launch_likely)
     return made
+
+
+def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> LoadedRank:
+    """The first of some ranks, beside others that compute nothing either."""
+    row_bytes = 2 * MODEL.hidden_size
+    memory = PeerMemory(
+        index=0,
+        bases=torch.zeros(num_ranks, dtype=torch.int64),
+        slot_bytes=slot_bytes_of(GROUP_ROWS * row_bytes),
+        flagged_len=MODEL.hidden_size,
+    )
+    group, stage = PeerGroup(memory), Stage(0, MODEL.num_layers, MODEL.num_layers)
+    options = ExecutorOptions(model_folder=None, numerics="tree", tensor_parallel_size=num_ranks)
+    types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
+    request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False, is_tree=True)
+    shard = Shard(0, num_ranks)
+    place = RankPlace(shard=shard, stage_index=0, stage=stage, group=group, links=StageLinks(), slots=-1)
+    return LoadedRank(place.local_config(MODEL), weights, kv_dtype, True, request, place, group, Alone(), None)
 
 
 def nothing_gained(own: OwnGains, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
@@ -190,13 +238,14 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    ("budget", "max_num_seqs", "kv_dtype", "drafts", "library_differs"),
+    ("budget", "max_num_seqs", "kv_dtype", "drafts", "library_differs", "is_tree"),
     [
-        pytest.param(8192, 96, torch.bfloat16, True, False, marks=pytest.mark.long),
-        (2048, 96, torch.float8_e4m3fn, True, False),
-        pytest.param(8192, 3, torch.bfloat16, False, False, marks=pytest.mark.long),
-        pytest.param(8192, 96, torch.bfloat16, True, True, marks=pytest.mark.long),
-        pytest.param(8192, 3, torch.bfloat16, True, True, marks=pytest.mark.long),
+        pytest.param(8192, 96, torch.bfloat16, True, False, False, marks=pytest.mark.long),
+        (2048, 96, torch.float8_e4m3fn, True, False, False),
+        pytest.param(8192, 3, torch.bfloat16, False, False, False, marks=pytest.mark.long),
+        pytest.param(8192, 96, torch.bfloat16, True, True, False, marks=pytest.mark.long),
+        pytest.param(8192, 3, torch.bfloat16, True, True, False, marks=pytest.mark.long),
+        (2048, 96, torch.bfloat16, True, True, True),
     ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(
@@ -207,14 +256,16 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     kv_dtype: torch.dtype,
     drafts: bool,
     library_differs: bool,
+    is_tree: bool,
 ) -> None:
     assert gemm.choose(1, 1024, 1024) is not None
     launches.library_differs = library_differs
     config = replace(CONFIG, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
     config = config if drafts else replace(config, max_draft_tokens=0)
-    device = executor(config, kv_dtype)
+    device = executor(config, kv_dtype, is_tree=is_tree)
     ahead = set(launches.seen)
     assert len(ahead) > 20
+    assert ("_tree_gemm" in {name for _, name, *_ in ahead}) == is_tree
     device.prepare_first()
     while device.prepare():
         pass
@@ -262,3 +313,33 @@ def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_libra
         for num_rows in (*range(300, 5000, 37), *(range(33, 300) if name == "lm_head" else ())):
             product(x[:num_rows])
     assert launches.seen == ahead
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_ranks_with_trees_launch_no_product_of_a_library_and_add_in_the_tree(
+    num_ranks: int, launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches.library_differs = True
+    config = replace(CONFIG, max_draft_tokens=0)
+    device = executor(config, torch.bfloat16, is_tree=True, num_ranks=num_ranks)
+    while device.prepare():
+        pass
+    engine, rng = Engine(config, device), np.random.default_rng(0)
+    for key, prompt_len in enumerate([3, 40, 700, *[5] * 30, 1900]):
+        prompt_ids = rng.integers(1, 512, prompt_len).tolist()
+        engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng)))
+    while engine.has_work():
+        engine.step()
+    names = {name for _, name, *_ in launches.seen}
+    assert {"_tree_gemm", "_peer_sum", "_peer_best", "_peer_join"} <= names
+    sums = launches.arguments(peer_sum._peer_sum, "p_x", "TREE", "HAS_NORM")
+    # Rows of the embedding, all but one of which are zeros, are added as they come.
+    assert {(dtype, is_tree, has_norm) for (dtype, _), is_tree, has_norm in sums} == {
+        (torch.float32, True, False),
+        (torch.bfloat16, False, False),
+    }
+    products = launches.arguments(tree_gemm._tree_gemm, "p_out", "NUM_LEAVES")
+    assert {(dtype, num_leaves) for (dtype, _), num_leaves in products} == {(torch.float32, NUM_LEAVES // num_ranks)}
+    monkeypatch.setattr(cuda_platform.CudaPlatform, "of", classmethod(lambda cls, model, config: cls))
+    rank = loaded_rank(Weights(linears={}, tensors={}), torch.bfloat16, num_ranks)
+    assert rank.platform(config) is TreePlatform

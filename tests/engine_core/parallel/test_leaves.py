@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.devices import cpu, cuda
+from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build import build_executor, checked
-from headwater.engine_core.layers.leaves import tree_sum
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.shards import NUM_LEAVES, Shard
+from headwater.kernels.tree_sum import tree_sum
 from tests.engine_core import test_block_weights, test_int4_weights
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS, check_scores
@@ -90,8 +90,8 @@ def test_what_has_no_leaves_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="numerics is 'tree'; allowed: default beside activations in int8"):
         checked(ExecutorOptions(model_folder=packed, numerics="tree"), "cpu", cpu.capabilities)
     plain = ExecutorOptions(model_folder=packed, numerics="tree", activation_dtype="model")
-    with pytest.raises(ConfigError, match="numerics is 'tree'; allowed: default on the platform cuda"):
-        checked(replace(plain, block_size=64), "cuda", cuda.capabilities)
+    with pytest.raises(ConfigError, match="numerics is 'tree'; allowed: default on the platform other"):
+        checked(plain, "other", replace(cpu.capabilities, tree_numerics=False))
     with pytest.raises(ConfigError, match="numerics is 'trees'; allowed: default or tree"):
         checked(replace(plain, numerics="trees"), "cpu", cpu.capabilities)
     with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none with numerics tree"):
