@@ -23,9 +23,15 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
 
 
 @pytest.mark.long
-def test_a_setting_that_cannot_be_used_is_one_line() -> None:
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--load-format=none", "load_format is 'none'; allowed: auto or dummy or dummy-uniform"),
+        ("--numerics=trees", "numerics is 'trees'; allowed: default or tree"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_one_line(flag: str, said: str) -> None:
     command = [sys.executable, "-m", "headwater.bench", "offline", "--workload=O4", "--device=cpu", "--dry-run"]
-    done = subprocess.run([*command, "--load-format=none"], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    done = subprocess.run([*command, flag], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert done.returncode == 1
-    allowed = "auto or dummy or dummy-uniform"
-    assert done.stderr == f"headwater bench offline: load_format is 'none'; allowed: {allowed}\n"
+    assert done.stderr == f"headwater bench offline: {said}\n"
