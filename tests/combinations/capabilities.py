@@ -357,13 +357,14 @@ PIPELINE_PARALLEL = Capability(
 TREE_NUMERICS = Capability(
     name="tree numerics",
     promise=Promise.NEAR,
+    # Products of bfloat16 are rounded elsewhere.
+    promise_on_gpu=Promise.OWN,
     options={"numerics": "tree"},
-    refused_on_gpu=Refused(field="numerics", says="allowed: default on the platform cuda"),
     is_simulated=False,
     took_place=lambda answer: answer.numerics == "tree",
     may_coincide=True,
     beside={
-        "int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8"),
+        "int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True),
         "draft model": Refused(field="draft_model", says="allowed: none with numerics tree"),
         "draft heads": Refused(field="draft_heads", says="allowed: none with numerics tree"),
     },

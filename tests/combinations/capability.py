@@ -89,6 +89,8 @@ class Refused:
     says: str
     is_on_gpu: bool = False
     """Other platforms serve it."""
+    is_on_cpu: bool = False
+    """Likewise."""
 
     @property
     def promise(self) -> str:
@@ -117,6 +119,8 @@ class Capability:
 
     name: str
     promise: Promise
+    promise_on_gpu: Promise | None = None
+    """Where a GPU, whose models are of bfloat16, promises something else."""
     took_place: Callable[[Answer], bool]
     """Whether an answer shows that the capability was at work in it."""
     options: Fields = field(default_factory=dict)
@@ -152,6 +156,9 @@ class Capability:
     """Fields of `ExecutorOptions` that belong to it, besides those of `options`."""
     sampling: frozenset[str] = frozenset()
     """Fields of the public sampling contract that belong to it."""
+
+    def promise_on(self, *, gpu: bool) -> Promise:
+        return self.promise_on_gpu if gpu and self.promise_on_gpu is not None else self.promise
 
     def aside(self, others: Iterable[Capability]) -> Aside | None:
         """Why it does not apply to a request that has these too, if it does not."""

@@ -10,7 +10,7 @@ import pytest
 
 from tests.combinations.asked import Asked, asked
 from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS, TOO_FEW_GPUS
-from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
+from tests.combinations.capability import Answer, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
 ONE_IN, OFFSET = 6, 4
@@ -53,7 +53,7 @@ class Cell:
     @property
     def refused(self) -> Refused | None:
         """How every platform refuses the pair."""
-        return next((found for found in self._refusals if not found.is_on_gpu), None)
+        return next((found for found in self._refusals if not found.is_on_gpu and not found.is_on_cpu), None)
 
     @property
     def _refusals(self) -> Iterator[Refused]:
@@ -65,6 +65,7 @@ class Cell:
     def refused_on_cpu(self) -> Refused | None:
         """How a CPU refuses the pair, where the simulated executor cannot stand in for another device."""
         refusals = [each.refused_on_cpu for each in self.both if each.refused_on_cpu is not None]
+        refusals += [each for each in self._refusals if each.is_on_cpu]
         return refusals[0] if refusals and not all(each.is_simulated for each in self.both) else None
 
     @property
@@ -139,8 +140,9 @@ class Ledger:
         return self._answers[key]
 
 
-def check(cell: Cell, ledger: Ledger, refused: Refused | None) -> str:
+def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, on_gpu: bool = False) -> str:
     """Holds a world to what the cell promises. Returns what was seen."""
+    promises = {each.name: each.promise_on(gpu=on_gpu) for each in cell.both}
     if refused is not None:
         return _check_refusal(cell, ledger, refused)
     asides = {each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None}
@@ -152,17 +154,15 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None) -> str:
             _check_same(pair, without)
         else:
             assert each.took_place(pair), f"{each.name} did not take place: {pair}"
-            _check_promise(each, pair, without)
+            _check_promise(each, promises[each.name], pair, without)
     if (aside := asides.get(SEVERAL_STEPS.name)) is not None and not aside.of_all_requests:
         _check_company(pair)
-    if all(each.promise is Promise.OWN for each in cell.both):
+    if all(promise is Promise.OWN for promise in promises.values()):
         beside = ledger.ask(cell.both, cell.needs, frozenset({Move.COMPANY}))
         _check_same(beside, pair)
-    return "; ".join(dict.fromkeys(_seen(each, asides.get(each.name)) for each in cell.both))
-
-
-def _seen(capability: Capability, aside: Aside | None) -> str:
-    return aside.promise if aside is not None else capability.promise.value
+    return "; ".join(
+        dict.fromkeys(asides[name].promise if name in asides else promises[name].value for name in promises)
+    )
 
 
 def _check_refusal(cell: Cell, ledger: Ledger, refused: Refused) -> str:
@@ -173,14 +173,14 @@ def _check_refusal(cell: Cell, ledger: Ledger, refused: Refused) -> str:
     return refused.promise
 
 
-def _check_promise(capability: Capability, pair: Answer, without: Answer) -> None:
-    if capability.promise is Promise.SAME:
+def _check_promise(capability: Capability, promise: Promise, pair: Answer, without: Answer) -> None:
+    if promise is Promise.SAME:
         _check_same(pair, without)
-    elif capability.promise is Promise.NEAR:
+    elif promise is Promise.NEAR:
         _check_same(replace(pair, logprobs=[]), replace(without, logprobs=[]))
         for own, other in zip(pair.logprobs, without.logprobs, strict=True):
             assert own == pytest.approx(other, abs=NEAR)
-    elif capability.promise is Promise.CUT:
+    elif promise is Promise.CUT:
         # The text of a call is that of its tokens: the last one completes the stop string.
         end = len(pair.text) if pair.calls else without.text.index(str(pair.stop_reason))
         assert pair.text == without.text[:end]

@@ -109,10 +109,11 @@ class Systems:
             is_simulated, refused = cell.is_simulated_on_gpu, cell.refused_on_gpu
         family = SIMULATED if is_simulated and refused is None else DEVICE
         note = " (simulated executor)" if family == SIMULATED else ""
-        if refused is None and cell.is_above_engine:
-            return check(cell, self._ledger_of_cluster(family), cell.refused) + note
         # An engine that refuses to start does so before any stage above it is asked.
-        return check(cell, self._engine(family), refused or cell.refused) + note
+        is_in_cluster = refused is None and cell.is_above_engine
+        ledger = self._ledger_of_cluster(family) if is_in_cluster else self._engine(family)
+        on_gpu = not self._is_cpu and family == DEVICE
+        return check(cell, ledger, refused or cell.refused, on_gpu=on_gpu) + note
 
     def _engine(self, family: str) -> Ledger:
         if family not in self._in_process:
