@@ -72,9 +72,9 @@ class Cell:
     def refused_on_gpu(self) -> Refused | None:
         """How a GPU refuses the pair. GPUs are counted when all else is in order."""
         found = [each.refused_on_gpu for each in self.both if each.refused_on_gpu is not None]
-        others = [each for each in found if each is not TOO_FEW_GPUS]
+        others = [each for each in found if each.says != TOO_FEW_GPUS]
         others += [each for each in self._refusals if each.is_on_gpu]
-        return others[0] if others else (self.refused or TOO_FEW_GPUS) if found else None
+        return others[0] if others else (self.refused or found[0]) if found else None
 
     @property
     def is_simulated_on_cpu(self) -> bool:
