@@ -8,7 +8,7 @@ once, so a row's bits depend neither on the batch nor on its place in it, nor on
 - One shot: every rank sends its row to all others.
 - Grouped: as one shot, several rows before it waits for those of the others. For many rows without a norm.
 - Two shots: every rank adds a stretch of the row for all, then sends it to them; less is sent where there are many
-  ranks, for a second meeting.
+  ranks, for a second meeting. Grouped two shots are for many rows, with or without a norm.
 """
 
 from __future__ import annotations
@@ -55,6 +55,10 @@ class Way(IntEnum):
     ONE_SHOT = 1
     GROUPED = 2
     TWO_SHOTS = 3
+    GROUPED_TWO_SHOTS = 4
+
+
+UNGROUPED = {Way.GROUPED: Way.ONE_SHOT, Way.GROUPED_TWO_SHOTS: Way.TWO_SHOTS}
 
 
 def peer_sum(memory: PeerMemory, x: torch.Tensor, *, way: Way | None = None) -> torch.Tensor:
@@ -102,12 +106,12 @@ def peer_sum_twin(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 def way_of(memory: PeerMemory, x: torch.Tensor, *, has_norm: bool) -> Way:
     """The fastest way for x [T, H]."""
     num_rows, num_bytes, row_bytes = len(x), x.numel() * x.itemsize, x.shape[1] * x.itemsize
+    can_group = GROUP_ROWS * row_bytes <= memory.slot_bytes and num_rows >= GROUP_ROWS * NUM_BLOCKS.value
     if memory.size >= TWO_SHOT_RANKS and num_bytes >= TWO_SHOT_BYTES:
-        return Way.TWO_SHOTS
+        return Way.GROUPED_TWO_SHOTS if can_group else Way.TWO_SHOTS
     can_flag = x.itemsize == 2 and x.shape[1] == memory.flagged_len and num_rows <= FLAGGED_BLOCKS.value
     if can_flag and num_bytes <= FLAGGED_BYTES:
         return Way.FLAGGED
-    can_group = GROUP_ROWS * row_bytes <= memory.slot_bytes and num_rows >= GROUP_ROWS * NUM_BLOCKS.value
     return Way.GROUPED if can_group and not has_norm else Way.ONE_SHOT
 
 
@@ -130,7 +134,7 @@ def _launch(
     assert x.stride(1) == residual.stride(1) == out.stride(1) == 1
     width = -(-hidden // (8 * memory.size)) * 8
     way = way_of(memory, x, has_norm=has_norm) if way is None else way
-    group = GROUP_ROWS if way is Way.GROUPED else 1
+    group = GROUP_ROWS if way in UNGROUPED else 1
     assert max(group * hidden, width) * x.itemsize <= memory.slot_bytes
     if way is Way.FLAGGED:
         assert x.itemsize == 2
@@ -157,7 +161,7 @@ def _launch(
         SIZE=memory.size,
         BLOCK=block,
         PART=triton.next_power_of_2(width),
-        WAY=int(Way.ONE_SHOT if way is Way.GROUPED else way),
+        WAY=int(UNGROUPED.get(way, way)),
         GROUP=group,
         HAS_NORM=has_norm,
         TREE=is_tree,
@@ -222,9 +226,11 @@ def _peer_sum(
                 _send(p_row, o_there, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE)
             meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
         elif WAY == TWO_SHOTS:
-            p_row = p_x + i_first * stride_x
             _reduce_parts(
-                p_row,
+                p_x,
+                i_first,
+                num_tokens,
+                stride_x,
                 p_bases,
                 index,
                 i_block,
@@ -232,10 +238,12 @@ def _peer_sum(
                 hidden,
                 width,
                 slot_bytes,
+                stride_slot,
                 max_polls,
                 DTYPE,
                 SIZE,
                 PART,
+                GROUP,
                 TREE,
                 ON_GPU,
             )
@@ -245,8 +253,8 @@ def _peer_sum(
             i_token = i_first + i_row
             is_there = inside & (i_token < num_tokens)
             if WAY == TWO_SHOTS:
-                p_sum = slot(p_bases, index, i_block, epoch, 0, slot_bytes, DTYPE, SIZE) + o_h
-                b_sum = tl.load(p_sum, mask=is_there, other=0.0, cache_modifier=".cg")
+                p_sum = slot(p_bases, index, i_block, epoch, 0, slot_bytes, DTYPE, SIZE) + i_row * stride_slot
+                b_sum = tl.load(p_sum + o_h, mask=is_there, other=0.0, cache_modifier=".cg")
             else:
                 b_own = tl.load(p_x + i_token * stride_x + o_h, mask=is_there, other=0.0)
                 if WAY == FLAGGED:
@@ -363,7 +371,10 @@ def _exchanged(
 
 @triton.jit
 def _reduce_parts(
-    p_row,
+    p_x,
+    i_first,
+    num_tokens,
+    stride_x,
     p_bases,
     index,
     i_block,
@@ -371,27 +382,37 @@ def _reduce_parts(
     hidden,
     width,
     slot_bytes,
+    stride_slot,
     max_polls,
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     PART: tl.constexpr,
+    GROUP: tl.constexpr,
     TREE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Sends each rank its stretch of the row, adds this rank's, and leaves the sum in the row of the next epoch of
+    """Sends each rank its stretch of the rows, adds this rank's, and leaves the sums in the rows of the next epoch of
     every rank."""
     o_w = tl.arange(0, PART)
-    for rank in tl.static_range(SIZE):
-        b_part = tl.load(p_row + rank * width + o_w, mask=(o_w < width) & (rank * width + o_w < hidden), other=0.0)
-        tl.store(slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + o_w, b_part, mask=o_w < width)
+    inside = o_w < width
+    for i_row in range(GROUP):
+        p_row = p_x + (i_first + i_row) * stride_x
+        is_there = inside & (i_first + i_row < num_tokens)
+        for rank in tl.static_range(SIZE):
+            b_part = tl.load(p_row + rank * width + o_w, mask=is_there & (rank * width + o_w < hidden), other=0.0)
+            p_there = slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + i_row * width
+            tl.store(tl.multiple_of(p_there, 16) + o_w, b_part, mask=is_there)
     meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
-    b_total = tl.zeros([PART], tl.float32)
-    b_one, b_two = b_total, b_total
-    for rank in tl.static_range(SIZE):
-        p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE)
-        b_part = tl.load(p_here + o_w, mask=o_w < width, other=0.0, cache_modifier=".cg").to(tl.float32)
-        b_total, b_one, b_two = _add(b_part, b_total, b_one, b_two, rank, TREE)
-    is_own = (o_w < width) & (index * width + o_w < hidden)
-    for rank in tl.static_range(SIZE):
-        p_there = slot(p_bases, rank, i_block, epoch + 1, 0, slot_bytes, DTYPE, SIZE) + index * width
-        tl.store(tl.multiple_of(p_there, 16) + o_w, b_total.to(DTYPE), mask=is_own)
+    for i_row in range(GROUP):
+        is_there = inside & (i_first + i_row < num_tokens)
+        b_total = tl.zeros([PART], tl.float32)
+        b_one, b_two = b_total, b_total
+        for rank in tl.static_range(SIZE):
+            p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE) + i_row * width
+            b_part = tl.load(tl.multiple_of(p_here, 16) + o_w, mask=is_there, other=0.0, cache_modifier=".cg")
+            b_total, b_one, b_two = _add(b_part.to(tl.float32), b_total, b_one, b_two, rank, TREE)
+        is_own = is_there & (index * width + o_w < hidden)
+        for rank in tl.static_range(SIZE):
+            p_there = slot(p_bases, rank, i_block, epoch + 1, 0, slot_bytes, DTYPE, SIZE)
+            p_there += i_row * stride_slot + index * width
+            tl.store(tl.multiple_of(p_there, 16) + o_w, b_total.to(DTYPE), mask=is_own)

@@ -181,7 +181,8 @@ def in_turn(memory: PeerMemory, parts: list[torch.Tensor], ways: list[Way]) -> l
 
 def test_launches_of_all_ways_and_sizes_follow_one_another(two: PeerRanks) -> None:
     ways = [Way.FLAGGED, Way.ONE_SHOT, Way.FLAGGED, Way.GROUPED, Way.TWO_SHOTS, Way.FLAGGED, Way.FLAGGED, Way.GROUPED]
-    sizes = [3, 7, 1, 9, 2, 5, 4, 6]
+    ways += [Way.GROUPED_TWO_SHOTS, Way.FLAGGED, Way.GROUPED_TWO_SHOTS, Way.TWO_SHOTS]
+    sizes = [3, 7, 1, 9, 2, 5, 4, 6, 11, 1, 3, 6]
     parts = [[torch.randn(size, 96).bfloat16() for size in sizes] for _ in range(2)]
     for sums in two(in_turn, parts, [ways] * 2):
         for ours, theirs, found in zip(*parts, sums, strict=True):
