@@ -53,7 +53,7 @@ class ExecutorOptions:
     kv_peer_memory: int = 0
     """Bytes of host memory for blocks on their way from and to other engines; 0: none are."""
     kv_peer_direct: str = "auto"
-    """`auto`: engines of one host copy blocks out of each other's KV caches; `off`."""
+    """`auto`: engines of one host and one process each copy blocks out of each other's KV caches; `off`."""
     max_model_len: int = 0
     max_num_seqs: int = 256
     spare_rows: int = 0
@@ -150,7 +150,8 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
         num_host_blocks=options.kv_swap_memory // block_bytes,
         num_staged_blocks=0 if options.kv_disk_dir is None else staged,
         num_peer_blocks=num_peer_blocks,
-        shares_kv_cache=num_peer_blocks > 0 and options.kv_peer_direct == "auto",
+        # Blocks of ranks lie in parts, and go as records.
+        shares_kv_cache=num_peer_blocks > 0 and options.kv_peer_direct == "auto" and options.layout.num_ranks == 1,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         spare_rows=options.spare_rows,

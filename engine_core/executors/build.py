@@ -169,10 +169,9 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
         for other in ("draft_model", "draft_heads") + (() if flags.rank_slots else ("kv_disk_dir",)):
             if size > 1 and (folder := getattr(options, other)) is not None:
                 raise ConfigError(other, str(folder), f"none with {name} {size}")
-        if size > 1 and options.kv_peer_memory:
-            raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 with {name} {size}")
-        if size > 1 and options.kv_swap_memory:
-            raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 with {name} {size}")
+        for other in () if flags.rank_slots else ("kv_swap_memory", "kv_peer_memory"):
+            if size > 1 and (num_bytes := getattr(options, other)):
+                raise ConfigError(other, num_bytes, f"0 with {name} {size}")
 
 
 def _check_numerics(

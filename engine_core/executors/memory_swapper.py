@@ -4,25 +4,14 @@ what reads or writes a copy beside the steps does not meet a step that writes to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 import torch
 
 from ..executor import DirectCopies, SwapPlan, UInt8Array
+from .block_part import BlockPart
 from .shared_kv import SharedCopies, SharedMemory
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPart:
-    """Where a rank's keys and values lie in a block of the whole model, [planes, bytes of a plane]: two planes a layer,
-    in each of them a stretch for every KV head."""
-
-    num_planes: int
-    planes: range
-    num_heads: int
-    heads: range
 
 
 class MemorySwapper:
@@ -61,10 +50,7 @@ class MemorySwapper:
     @classmethod
     def of_part(cls, kv_cache: torch.Tensor, slots: UInt8Array, part: BlockPart) -> Self:
         """Over slots that all ranks share, whose blocks are as those of one process."""
-        planes = _as_planes(kv_cache)
-        whole = torch.from_numpy(slots).view(len(slots), part.num_planes, part.num_heads, -1)
-        own = whole[:, part.planes.start : part.planes.stop, part.heads.start : part.heads.stop]
-        return cls([planes.view(*planes.shape[:2], len(part.heads), -1)], [own], slots)
+        return cls([_as_planes(kv_cache)], [part.of(torch.from_numpy(slots))], slots)
 
     def swap(self, plan: SwapPlan) -> None:
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):

@@ -32,8 +32,9 @@ from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
+from .block_part import BlockPart
 from .build_single import KV_DTYPES, block_bytes_of, random_tensors, stored_tensors
-from .memory_swapper import BlockPart, MemorySwapper
+from .memory_swapper import MemorySwapper
 from .runner import Runner
 from .single import SingleExecutor
 from .stage_link import StageEnds, StageLinks
@@ -175,15 +176,19 @@ def _runner(
 
 
 def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner) -> MemorySwapper:
-    """A block in a slot is as one process has it, so that its bytes do not depend on the layout."""
     [kv_cache] = runner.kv_caches
-    part = BlockPart(
+    slots = map_slots(place.slots, config, block_bytes_of(request))
+    return MemorySwapper.of_part(kv_cache, slots, block_part(request, place))
+
+
+def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:
+    """This rank's part of a block in a slot, which is as one process has it: its bytes do not depend on the layout."""
+    return BlockPart(
         num_planes=2 * place.stage.total,
         planes=range(2 * place.stage.first, 2 * place.stage.stop),
         num_heads=request.model.num_kv_heads,
         heads=place.shard.part(request.model.num_kv_heads),
     )
-    return MemorySwapper.of_part(kv_cache, map_slots(place.slots, config, block_bytes_of(request)), part)
 
 
 def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array:

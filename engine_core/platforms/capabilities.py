@@ -48,7 +48,8 @@ class Capabilities:
     copied_ranks: bool = False
     """Ranks may be copies (`fork`) of a process that has loaded the platform and computed nothing."""
     rank_slots: bool = False
-    """Ranks keep KV blocks in host memory that they share: `--kv-disk-dir` needs it where there are several ranks."""
+    """Ranks keep KV blocks in host memory that they share: `--kv-swap-memory`, `--kv-disk-dir` and `--kv-peer-memory`
+    need it where there are several ranks."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     tree_numerics: bool = False

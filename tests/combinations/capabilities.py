@@ -46,10 +46,6 @@ PACE = {"simulated_prefill_seconds": 0.003, "simulated_step_seconds": 0.008}
 """Slow enough for blocks to be pulled, and for answers to run while others are routed."""
 MOST_BLOCKS = "the source that has most of the prompt is asked"
 ONE_CHOICE = "a request with several choices stays where its prompt was computed"
-NO_PULLS_OF_RANKS = {
-    "tensor parallel": Refused(field="kv_peer_memory", says="allowed: 0 with tensor_parallel_size 2"),
-    "pipeline parallel": Refused(field="kv_peer_memory", says="allowed: 0 with pipeline_parallel_size 2"),
-}
 NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
 
 
@@ -133,7 +129,6 @@ PULL = Capability(
     roles=("both", "both"),
     needs_slow_prompts=True,
     took_place=lambda answer: answer.num_pulled_tokens > 0,
-    beside=NO_PULLS_OF_RANKS,
 )
 HAND_OVER = Capability(
     name="hand-over",
@@ -143,8 +138,7 @@ HAND_OVER = Capability(
     roles=("prefill", "decode"),
     needs_slow_prompts=True,
     took_place=lambda answer: answer.num_hand_overs > 0 and answer.num_pulled_tokens > 0,
-    beside=NO_PULLS_OF_RANKS
-    | {
+    beside={
         "copy-on-write": Aside(because=ONE_CHOICE),
         "n > 1": Aside(because=ONE_CHOICE),
         "beams": Aside(because="a search goes on at the engine that computed its prompt"),

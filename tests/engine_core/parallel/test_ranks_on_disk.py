@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,13 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cpu
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
-from headwater.engine_core.executors.memory_swapper import BlockPart, MemorySwapper
+from headwater.engine_core.executors.block_part import BlockPart
+from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.memory_swapper import MemorySwapper
 from headwater.engine_core.executors.multi import MultiExecutor
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.rank_facts import RankLost
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.small_models import Answer, SmallEngine, greedy
@@ -138,6 +143,19 @@ def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
         assert not cache[:, :, [0, 2, 3, 4, 5, 6, 7]].any()
 
 
-def test_pulls_are_refused_beside_ranks(qwen3: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_peer_memory is 4194304; allowed: 0 with tensor_parallel_size 2"):
-        SmallEngine(qwen3, kv_peer_memory=4 << 20, **sized((2, 1)))
+REFUSALS = {
+    "kv_swap_memory": (1 << 20, "kv_swap_memory is 1048576; allowed: 0 with tensor_parallel_size 2"),
+    "kv_peer_memory": (1 << 20, "kv_peer_memory is 1048576; allowed: 0 with tensor_parallel_size 2"),
+    "kv_disk_dir": (Path("/kv"), "kv_disk_dir is '/kv'; allowed: none with tensor_parallel_size 2"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_platform_whose_ranks_share_no_slots_keeps_blocks_in_its_cache(name: str, qwen3: Path) -> None:
+    value, sentence = REFUSALS[name]
+    flags = replace(cpu.capabilities, host_blocks=True, rank_slots=False)
+    options: Any = {name: value}
+    with pytest.raises(ConfigError) as error:
+        checked(ExecutorOptions(model_folder=qwen3, tensor_parallel_size=2, **options), "small", flags)
+    assert str(error.value) == sentence
+    checked(ExecutorOptions(model_folder=qwen3, **options), "small", flags)

@@ -14,10 +14,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling
 from tests.chatting_model import make_chatting_model
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import Client, EngineProcess, add, client_of, engine_process, wait_for_end
+from tests.services.engine.test_kv_swap import metrics
 
 SMALL = ("--executor=single", "--device=cpu", "--max-model-len=512", "--num-blocks=100", "--max-num-seqs=8")
 TWO = ("--tensor-parallel-size=2", "--threads=2")
@@ -75,6 +77,25 @@ async def test_an_engine_answers_in_two_ranks_as_in_one_process(folder: Path) ->
     assert len(told[0][0]) == 40
     assert figures["plans", 0] == figures["plans", 1] >= 40
     assert 0 < figures["wait_seconds", 1] < figures["busy_seconds", 1]
+
+
+@pytest.mark.long
+async def test_engines_of_two_ranks_pull_blocks_from_each_other(folder: Path) -> None:
+    flags = (f"--model-folder={folder}", *SMALL, *TWO, f"--kv-peer-memory={32 << 20}")
+    prompt_ids = [20 + i * i % 200 for i in range(400)]
+    with engine_process(*flags, start=launched) as owner, engine_process(*flags, start=launched) as puller:
+        async with client_of(owner) as first, client_of(puller) as second:
+            await first.send(add(1, prompt_ids, 20))
+            await first.read_until_finished(1)
+            info = await first.stub.Info(pb.InfoRequest())
+            holder = pb.Holder(address=owner.address, epoch=info.incarnation.epoch, num_tokens=len(prompt_ids))
+            await second.send(add(1, prompt_ids, 20, holder=holder))
+            await second.read_until_finished(1)
+            assert second.tokens[1] == first.tokens[1] != []
+            assert dict(second.starts[1].cached_by_tier) == {"peer": 384}
+        figures = await metrics(puller)
+        assert figures["headwater_kv_pulled_tokens_total"] == 384
+        assert figures["headwater_kv_pulled_directly_tokens_total"] == 0
 
 
 @pytest.mark.parametrize(
