@@ -44,6 +44,7 @@ capabilities = Capabilities(
     draft_models=True,
     draft_heads=True,
     parallel=True,
+    rank_slots=True,
     stages=True,
     tree_numerics=True,
 )

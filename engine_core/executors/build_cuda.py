@@ -76,9 +76,7 @@ def build_cuda_executor(
         num_bytes, num_tokens, dtype = num_blocks * block_bytes, num_blocks * block_size, served.kv_dtype
         log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, dtype, num_bytes / GB)
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
-        swapper = _swapper(kv_caches, config.num_swap_slots) if config.num_swap_slots else None
-        if swapper is not None and config.shares_kv_cache:
-            swapper.copy_directly()
+        swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
         looks_at_all = drafting is not None and drafting.looks_at_all
         executor = served.executor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
         if drafting is not None:
@@ -115,11 +113,18 @@ def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_byt
         raise ConfigError("num_blocks", num_blocks, f"at most {most} blocks of {block_bytes} bytes ({memory})")
 
 
-def _swapper(kv_caches: Sequence[torch.Tensor], num_slots: int) -> CudaSwapper:
-    begin = time.perf_counter()
-    swapper = CudaSwapper(kv_caches, num_slots)
+def _swapper(served: LoadedModel, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
+    begin, num_slots = time.perf_counter(), config.num_swap_slots
+    swapper = served.swapper(kv_caches, config)
     num_tokens, seconds = num_slots * kv_caches[0].shape[4], time.perf_counter() - begin
+    # Ranks copy at the same time, and share the host's memory: so they measure at the same time. The slowest counts.
+    served.agreed(0)
     swapper.measure()
+    # Blocks in a million seconds: the least of whole numbers is agreed upon.
+    rate = served.agreed(max(1, round(1e6 / max(swapper.seconds_per_block, 1e-9))))
+    swapper.seconds_per_block = 1e6 / rate
+    if config.shares_kv_cache:
+        swapper.copy_directly()
     said = "kv cache in host memory: %d blocks, %d tokens, locked in %.1f s, a block comes back in %.0f µs"
     log.info(said, num_slots, num_tokens, seconds, 1e6 * swapper.seconds_per_block)
     return swapper

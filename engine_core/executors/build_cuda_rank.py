@@ -12,6 +12,7 @@ from headwater.kernels.peer_memory import reaches
 from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
+from ..executor import UInt8Array
 from ..layers.group import Group
 from ..layers.leaf_matrix import keep_leaves
 from ..models.model import Model, model_class
@@ -21,15 +22,16 @@ from ..platforms.cuda_rank import SummingPlatform
 from ..platforms.peer_group import PeerGroup, open_peer_group
 from ..weights.model_file import DTYPES
 from .build_cuda import build_cuda_executor
-from .build_single import KV_DTYPES, engine_config_of
+from .build_single import KV_DTYPES, block_bytes_of, engine_config_of
 from .cuda import CudaExecutor
 from .cuda_drafting import LoadedModel
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
 from .gpu_stage import GpuStageEnds, open_stage_memory, sizes_of
 from .head_part import HeadPart
+from .locked_slots import LOCKABLE, RankSlots, check_room, touch
 from .rank_devices import local_devices
-from .rank_place import RankPlace, load_rank_weights, rank_model
+from .rank_place import RankPlace, block_part, load_rank_weights, map_slots, rank_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class LoadedRank(LoadedModel):
     ) -> CudaExecutor | CudaStageExecutor:
         if self.stages is not None and not self.has_head:
             [kv_cache] = kv_caches
-            return CudaStageExecutor(decoder, platform, config, kv_cache, self.stages)
+            return CudaStageExecutor(decoder, platform, config, kv_cache, self.stages, swapper=swapper)
         part = None if self.group is None else self._head_part(platform, self.group)
         return CudaExecutor(
             decoder,
@@ -87,6 +89,26 @@ class LoadedRank(LoadedModel):
             head_part=part,
             stages=self.stages,
         )
+
+    def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
+        """See `LoadedModel`. All ranks have the same slots, which the first one to map them makes."""
+        block_bytes, place, layout = block_bytes_of(self.request), self.place, self.request.options.layout
+        check_room(config.num_swap_slots * block_bytes)
+        slots, own = map_slots(place.slots, config, block_bytes), place.stage_index * layout.tensor + place.shard.index
+        touch(torch.from_numpy(slots).view(torch.int32), own, layout.num_ranks)
+        # Pages are locked sooner when they are there.
+        self.agreed(0)
+        return CudaSwapper(kv_caches, config.num_swap_slots, self._locked(slots))
+
+    def _locked(self, slots: UInt8Array) -> RankSlots:
+        """Raises `ConfigError` on all ranks where one of them cannot lock the slots, so that none waits for it."""
+        try:
+            locked = RankSlots(slots, block_part(self.request, self.place))
+        except RuntimeError:
+            locked = None
+        if not self.agreed(int(locked is not None)) or locked is None:
+            raise ConfigError("kv_swap_memory", slots.nbytes, LOCKABLE)
+        return locked
 
     def agreed(self, number: int) -> int:
         of_stage = int(self.host.join(torch.tensor([[number]])).min())

@@ -65,6 +65,11 @@ class LoadedModel:
         """What computes plans with the model."""
         return CudaExecutor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
 
+    def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
+        """Copies blocks of these caches to the config's slots and back. Raises `ConfigError` where there is no memory
+        for the slots."""
+        return CudaSwapper(kv_caches, config.num_swap_slots)
+
     def agreed(self, number: int) -> int:
         """The least of the numbers of all ranks; returns when each has come here."""
         return number

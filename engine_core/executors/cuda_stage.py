@@ -20,6 +20,7 @@ from ..config import EngineConfig
 from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
 from ..models.model import Model
 from ..platforms.cuda import CudaPlatform
+from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
 from .device_table import DeviceTable
 from .gpu_stage import MessageNumbers, parts_of
@@ -46,7 +47,6 @@ class CudaStageExecutor:
     """See `Executor`. As `CudaExecutor`, of which it has the parts before sampling. It launches what the last stage
     launches, shape for shape, since each of its streams is received there."""
 
-    swapper = None
     copies_blocks = True
     prefill_seconds = 0.0
 
@@ -57,8 +57,11 @@ class CudaStageExecutor:
         config: EngineConfig,
         kv_cache: torch.Tensor,
         memory: StageMemory,
+        *,
+        swapper: CudaSwapper | None = None,
     ) -> None:
         """kv_cache [layers, 2, num_blocks, Hk, block_size, D]."""
+        self.swapper = swapper
         self._config, self._device = config, platform.device
         self.can_draft = config.max_draft_tokens > 0
         parts = parts_of(config)
@@ -91,6 +94,8 @@ class CudaStageExecutor:
         self._copy_blocks(np.zeros((1, 2), np.int32))
         for are_ends in (False, True):
             self._receive(AwaitedTokens(1, np.zeros(0, np.int32), 1, are_ends))
+        if self.swapper is not None:
+            self.swapper.rehearse()
 
     def prepare_first(self) -> None:
         for _ in range(self._shapes.num_first):
@@ -100,6 +105,8 @@ class CudaStageExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:
         with torch.cuda.stream(self._stream):
+            if self.swapper is not None:
+                self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
             self._settle(plan)
             if plan.copied_blocks.size:
                 self._copy_blocks(plan.copied_blocks)
@@ -144,6 +151,8 @@ class CudaStageExecutor:
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
+        if self.swapper is not None:
+            self.swapper.close()
 
     def _part(self, step: int) -> int:
         return step % len(self._done)

@@ -5,13 +5,9 @@ In the cache a block lies in a piece for every layer, in host memory in one: the
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,31 +15,25 @@ import torch
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
 
-from ..config import ConfigError
 from ..executor import Int32Array, SwapPlan, UInt8Array
 from .cuda_direct_copies import CudaDirectCopies
-from .locked_memory import LockedMemory, mapped
+from .locked_slots import LockedSlots, OwnSlots
 
-log = logging.getLogger(__name__)
 STAGING_BYTES = 128 << 20
 """Each way; milliseconds of the bus, beside which a launch is nothing."""
-PAGE_BYTES = 4096
-CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
-TOUCHERS = 16
-"""Threads that have the host find its memory: locking it takes a sixth of the time then."""
 
 
 class CudaSwapper:
     """See `Swapper`."""
 
-    def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int) -> None:
-        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has. Raises
-        `ConfigError` where there is no such memory."""
+    def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int, slots: LockedSlots | None = None) -> None:
+        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has.
+        `slots`: those that a rank shares with others; None: slots of its own. Raises `ConfigError` where there is no
+        such memory."""
         self._caches, self._device = [as_planes(each) for each in kv_caches], kv_caches[0].device
         num_words = [planes.shape[0] * planes.shape[2] for planes in self._caches]
         device, num_staged = self._device, staged_blocks(4 * sum(num_words))
-        self._locked = _page_locked((num_slots, sum(num_words)))
-        self._host = self._locked.memory
+        self._host = OwnSlots((num_slots, sum(num_words))) if slots is None else slots
         self._out_words, self._in_words = torch.empty((2, num_staged, sum(num_words)), dtype=torch.int32, device=device)
         self._staged_out, self._staged_in = self._split(self._out_words), self._split(self._in_words)
         self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
@@ -55,7 +45,7 @@ class CudaSwapper:
         self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
         self._saves = deque[tuple[torch.cuda.Event, int]]()
         self._num_loaded = self._num_saved = 0
-        self.slots: UInt8Array = self._host.numpy().view(np.uint8)
+        self.slots: UInt8Array = self._host.bytes
         self.seconds_per_block = 0.0
         """Known once it is measured."""
         self.direct_copies: CudaDirectCopies | None = None
@@ -100,18 +90,18 @@ class CudaSwapper:
 
     def close(self) -> None:
         """With nothing in flight."""
-        self._locked.release()
+        self._host.release()
 
     def measure(self) -> None:
         """Times the way of blocks from host memory to the buffer on the GPU, as many as cross together. To be called
         before the first copy."""
-        num_blocks = min(len(self._order), len(self._host))
+        num_blocks = min(len(self._order), len(self.slots))
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
         with torch.cuda.stream(self._in):
             # The first copy may wait for what is loaded when it is needed.
             for event in (begin, end):
-                self._in_words[:num_blocks].copy_(self._host[:num_blocks], non_blocking=True)
+                self._host.copy_in(slice(0, num_blocks), self._in_words[:num_blocks])
                 event.record()
         end.synchronize()
         self.seconds_per_block = float(begin.elapsed_time(end)) / 1e3 / num_blocks
@@ -124,7 +114,7 @@ class CudaSwapper:
                 copy_blocks(cache, staged, ids, self._order[: len(words)])
             self._read.note(self._out, blocks[part])
             for at, run in _runs(slots[part]):
-                self._host[run].copy_(words[at], non_blocking=True)
+                self._host.copy_out(words[at], run)
             self._written.note(self._out, slots[part])
             self._saves.append((self._out.record_event(), len(words)))
 
@@ -132,7 +122,7 @@ class CudaSwapper:
         for part in self._parts(blocks.size):
             words = self._in_words[: part.stop - part.start]
             for at, run in _runs(slots[part]):
-                words[at].copy_(self._host[run], non_blocking=True)
+                self._host.copy_in(run, words[at])
             ids = upload(blocks[part], self._device)
             for cache, staged in zip(self._caches, self._staged_in, strict=True):
                 copy_blocks(staged, cache, self._order[: len(words)], ids)
@@ -190,29 +180,3 @@ def _runs(slots: Int32Array) -> Iterator[tuple[slice, slice]]:
 
 def _has_passed(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]  # torch ships it so
-
-
-def _most_memory() -> float:
-    """Bytes that a container's processes may have; whoever takes more is killed without a word."""
-    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else ""
-    return int(limit) if limit.isdigit() else math.inf
-
-
-def _page_locked(shape: tuple[int, int]) -> LockedMemory:
-    """int32 in host memory that copies reach without waiting. Of this size exactly: what torch allocates of such memory
-    is a power of two. Raises `ConfigError`."""
-    num_bytes = 4 * math.prod(shape)
-    if num_bytes > (most := _most_memory()):
-        raise ConfigError("kv_swap_memory", num_bytes, f"at most {most} bytes, the limit of this container")
-    log.info("kv cache in host memory: locking %.1f GB", num_bytes / 1e9)
-    try:
-        memory = mapped(shape)
-    except OSError:
-        raise ConfigError("kv_swap_memory", num_bytes, "what the host has free") from None
-    pages = memory.view(-1).numpy()[:: PAGE_BYTES // 4]
-    with ThreadPoolExecutor(TOUCHERS) as threads:
-        list(threads.map(lambda some: some.fill(0), np.array_split(pages, TOUCHERS)))
-    try:
-        return LockedMemory(memory)
-    except RuntimeError:
-        raise ConfigError("kv_swap_memory", num_bytes, "what the host lets a GPU lock in memory") from None

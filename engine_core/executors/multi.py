@@ -47,7 +47,7 @@ class MultiExecutor:
         """`launches`: ranks launch work on devices and prepare launches ahead of time. `slots`: the host memory where
         ranks keep blocks, if they do."""
         self.ranks, self._speaker = ranks, ranks.layout.speaker
-        self.swapper = None if slots is None else RankSwapper(ranks, slots)
+        self.swapper = None if slots is None else RankSwapper(ranks, slots, hello.seconds_per_block)
         self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
         self.copies_blocks, self._prepares = hello.copies_blocks, launches
         self._least_silence = COMPILING_SILENCE if launches else LEAST_SILENCE

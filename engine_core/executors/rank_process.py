@@ -12,7 +12,7 @@ from typing import cast
 import torch
 
 from ..config import ConfigError
-from ..executor import Executor, Int32Array, StepResult
+from ..executor import Executor, Int32Array, StepResult, Swapper, SwapPlan
 from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
 from ..parallel.plan_messages import DRAW, PREPARE, STEP, SWAP, decode_draw, decode_step, decode_swap, kind_of
@@ -21,6 +21,7 @@ from ..parallel.result_messages import Hello, Loading, RankPrepared, Refusal, Wa
 from ..platforms import loading as platforms
 from ..ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build import checked
+from .later_copies import LaterCopies
 from .later_results import LaterResults
 from .rank_place import ParallelDevice, RankPlace, stages_of
 from .stage_link import Receiver, StageLinks
@@ -35,11 +36,16 @@ class RankProcess:
         self._receivers: list[Receiver] = []
         self._masks: Int32Array | None = None
         """As the last draw had them."""
+        self._later_copies: LaterCopies | None = None
+        """There where copies end after `swap` has returned."""
+        self._is_counting = threading.Lock()
 
     def run(self) -> None:
         """Until the executor closes the ring of plans, or another rank is gone."""
         executor, launches = self._built()
         later = LaterResults(executor, self._take) if launches else None
+        if launches and executor.swapper is not None:
+            self._later_copies = LaterCopies(executor.swapper, self._note_copies)
         while True:
             self._plans.wait()
             for message in self._plans.read():
@@ -78,6 +84,7 @@ class RankProcess:
             can_draft=executor.can_draft,
             copies_blocks=executor.copies_blocks,
             prefill_seconds=executor.prefill_seconds,
+            seconds_per_block=0.0 if executor.swapper is None else executor.swapper.seconds_per_block,
         )
         self._reports.write(encode_told(hello))
         return executor, device.capabilities.graphs
@@ -92,10 +99,8 @@ class RankProcess:
             self._masks = plan.masks
             return executor.draw(plan)
         if kind == SWAP:
-            swapper = executor.swapper
-            assert swapper is not None
-            swapper.swap(decode_swap(message))
-            self._board.note_copies(self._start.rank, swapper.num_saved, swapper.num_loaded)
+            assert executor.swapper is not None
+            self._swap(executor.swapper, decode_swap(message))
         elif kind == PREPARE:
             prepared = RankPrepared(is_more_left=executor.prepare())
             if self._is_speaker:
@@ -104,13 +109,28 @@ class RankProcess:
             self._reports.write(encode_told(WarmedUp(seconds=executor.warm_up())))
         return None
 
+    def _swap(self, swapper: Swapper, plan: SwapPlan) -> None:
+        """Copies blocks. The step that wrote them may not have ended on this rank, though the speaker has its result.
+        But that result depends on what every rank sends after its last layer's keys and values are written: its part of
+        a sum, or the stream of its stage."""
+        swapper.swap(plan)
+        if self._later_copies is not None:
+            self._later_copies.add(plan)
+        else:
+            self._note_copies(swapper.num_saved, swapper.num_loaded)
+
+    def _note_copies(self, num_saved: int, num_loaded: int) -> None:
+        self._board.note_copies(self._start.rank, num_saved, num_loaded)
+
     def _take(self, result: StepResult, seconds: float) -> None:
         self._tell(result)
         self._is_computed(seconds)
 
     def _is_computed(self, seconds: float) -> None:
-        self._board.set_state(self._start.rank, IDLE)
-        self._board.note_plan(self._start.rank, seconds, self._seconds_waited)
+        # Results are taken in a thread, copies and preparations are counted in another: no plan may be lost.
+        with self._is_counting:
+            self._board.set_state(self._start.rank, IDLE)
+            self._board.note_plan(self._start.rank, seconds, self._seconds_waited)
 
     def _tell(self, result: StepResult) -> None:
         """All ranks of the last stage have the same result: one of them says it."""

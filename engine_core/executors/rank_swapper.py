@@ -11,11 +11,11 @@ class RankSwapper:
     """See `Swapper`. `swap` may raise `RankLost`."""
 
     direct_copies = None
-    seconds_per_block = 0.0
-    """As in `MemorySwapper`: a copy takes far less time than a block takes to compute."""
+    """Engines copy out of one process's KV cache; blocks of ranks go as records."""
 
-    def __init__(self, ranks: Ranks, slots: UInt8Array) -> None:
-        self._ranks, self.slots = ranks, slots
+    def __init__(self, ranks: Ranks, slots: UInt8Array, seconds_per_block: float) -> None:
+        """`seconds_per_block`: that of the slowest rank."""
+        self._ranks, self.slots, self.seconds_per_block = ranks, slots, seconds_per_block
 
     def swap(self, plan: SwapPlan) -> None:
         self._ranks.tell(encode_swap(plan))

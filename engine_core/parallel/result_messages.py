@@ -32,6 +32,8 @@ class Hello:
     can_draft: bool = False
     copies_blocks: bool = True
     prefill_seconds: float = 0.0
+    seconds_per_block: float = 0.0
+    """In which a block comes back from host memory, on the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

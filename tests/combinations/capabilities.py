@@ -96,8 +96,6 @@ HOST_MEMORY = Capability(
     beside={
         "pull": Aside(because=MOST_BLOCKS),
         "hand-over": Aside(because=MOST_BLOCKS),
-        "tensor parallel": Refused(field="kv_swap_memory", says="allowed: 0 with tensor_parallel_size 2"),
-        "pipeline parallel": Refused(field="kv_swap_memory", says="allowed: 0 with pipeline_parallel_size 2"),
     },
     refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on the platform cpu"),
 )
@@ -113,12 +111,6 @@ DISK = Capability(
         "host memory": Aside(because="what lies in both comes from memory"),
         "pull": Aside(because=MOST_BLOCKS),
         "hand-over": Aside(because=MOST_BLOCKS),
-        "tensor parallel": Refused(
-            field="kv_disk_dir", says="allowed: none with tensor_parallel_size 2", is_on_gpu=True
-        ),
-        "pipeline parallel": Refused(
-            field="kv_disk_dir", says="allowed: none with pipeline_parallel_size 2", is_on_gpu=True
-        ),
     },
 )
 PULL = Capability(

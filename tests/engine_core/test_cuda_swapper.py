@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import count
 
 import numpy as np
@@ -10,7 +12,10 @@ import torch
 
 from headwater.engine_core.executor import Int32Array, SwapPlan
 from headwater.engine_core.executors import cuda_swapper
+from headwater.engine_core.executors.block_part import BlockPart
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
+from headwater.engine_core.executors.locked_slots import RankSlots
+from headwater.engine_core.ring import anonymous_memory
 from tests.polling import holds_within
 
 pytestmark = pytest.mark.gpu
@@ -163,3 +168,38 @@ def test_a_slot_can_be_read_once_its_block_has_left(cache: torch.Tensor, swapper
     swapper.swap(back([20], [1]))
     wait(swapper, 1)
     assert torch.equal(cache[:, :, 1], before[:, :, 4])
+
+
+@pytest.mark.parametrize("stages", [[range(6)], [range(2), range(2, 6)]], ids=["all layers", "stages"])
+@pytest.mark.parametrize("num_staged", [3, 1000])
+def test_the_parts_of_ranks_make_the_block_of_one_process(
+    cache: torch.Tensor, stages: list[range], num_staged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks share the slots. In this process each has a mapping of its own, as in one of its own."""
+    monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", num_staged * cache[:, :, 0].nbytes)
+    out_plan = out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50])
+    in_plan = back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5])
+    with closing(CudaSwapper([cache], NUM_SLOTS)) as alone, ExitStack() as ranks:
+        alone.swap(out_plan)
+        assert holds_within(lambda: alone.num_saved == 5, 10.0)
+        memory = anonymous_memory("slots", alone.slots.nbytes)
+        ranks.callback(os.close, memory)
+        for planes in stages:
+            for heads in (range(1), range(1, 2)):
+                slots = np.frombuffer(mmap.mmap(memory, alone.slots.nbytes), np.uint8).reshape(alone.slots.shape)
+                part = BlockPart(num_planes=6, planes=planes, num_heads=2, heads=heads)
+                layers = slice(planes.start // 2, planes.stop // 2)
+                own = cache[layers, :, :, heads.start : heads.stop].clone()
+                before = own.clone()
+                rank = ranks.enter_context(closing(CudaSwapper([own], NUM_SLOTS, RankSlots(slots, part))))
+                rank.measure()
+                assert rank.seconds_per_block > 0
+                rank.swap(out_plan)
+                assert holds_within(lambda rank=rank: rank.num_saved == 5, 10.0)
+                own.zero_()
+                torch.cuda.synchronize()
+                rank.swap(in_plan)
+                wait(rank, 5)
+                assert torch.equal(own[:, :, [1, 20, 21, 22, 5]], before[:, :, [7, 4, 9, 2, 30]])
+                assert not own[:, :, [0, 2, 3, 4, 6]].any()
+        assert (slots == alone.slots).all()

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors import cuda_swapper
-from headwater.engine_core.executors.cuda_swapper import _most_memory, _page_locked, _Pending, _runs
+from headwater.engine_core.executors import locked_slots
+from headwater.engine_core.executors.cuda_swapper import _Pending, _runs
+from headwater.engine_core.executors.locked_slots import OwnSlots, _container_limit, check_room
 
 
 class Event:
@@ -76,17 +77,24 @@ def test_neighbours_are_one_copy() -> None:
 
 @pytest.fixture
 def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(cuda_swapper, "CONTAINER_LIMIT", file := tmp_path / "memory.max")
+    monkeypatch.setattr(locked_slots, "CONTAINER_LIMIT", file := tmp_path / "memory.max")
     return file
 
 
 def test_more_than_a_container_may_have_is_refused_by_name(limit: Path) -> None:
     limit.write_text("4000\n")
     with pytest.raises(ConfigError, match="kv_swap_memory is 4096; allowed: at most 4000 bytes, the limit of this"):
-        _page_locked((1, 2, 512))
+        OwnSlots((2, 512))
+
+
+def test_more_than_the_host_has_is_refused_by_name(limit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locked_slots, "_host_memory", lambda: 5000)
+    check_room(5000)
+    with pytest.raises(ConfigError, match="kv_swap_memory is 5001; allowed: at most 5000 bytes, the memory of this"):
+        check_room(5001)
 
 
 def test_without_a_limit_there_is_none(limit: Path) -> None:
-    assert _most_memory() == math.inf
+    assert _container_limit() == math.inf
     limit.write_text("max\n")
-    assert _most_memory() == math.inf
+    assert _container_limit() == math.inf

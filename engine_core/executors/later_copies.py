@@ -1,0 +1,49 @@
+"""Counts in a thread which copies of a rank's blocks have ended: they end after `swap` has returned, also while the
+rank is told nothing."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from ..executor import Swapper, SwapPlan
+
+LOOK_SECONDS = 0.0003
+"""Between two looks at copies on their way."""
+
+
+class LaterCopies:
+    """What it cannot count ends the process: the device is of no use any more."""
+
+    def __init__(self, swapper: Swapper, note: Callable[[int, int], None]) -> None:
+        """`note` is given the numbers of blocks saved and loaded so far; nobody else asks the swapper for them."""
+        self._swapper, self._note = swapper, note
+        self._launched: SimpleQueue[SwapPlan] = SimpleQueue()
+        threading.Thread(target=self._count_all, name="copies", daemon=True).start()
+
+    def add(self, plan: SwapPlan) -> None:
+        """The plan's copies are launched."""
+        self._launched.put(plan)
+
+    def _count_all(self) -> None:
+        num_out = num_in = 0
+        try:
+            while True:
+                plan = self._launched.get()
+                num_out, num_in = num_out + plan.out_blocks.size, num_in + plan.in_blocks.size
+                while not self._has_ended(num_out, num_in):
+                    time.sleep(LOOK_SECONDS)
+        except BaseException:
+            # No other thread counts copies: whatever ends this one, the engine would wait for ever.
+            traceback.print_exc()
+            os._exit(1)
+
+    def _has_ended(self, num_out: int, num_in: int) -> bool:
+        """Notes how far copies are. Whether so many have been made."""
+        num_saved, num_loaded = self._swapper.num_saved, self._swapper.num_loaded
+        self._note(num_saved, num_loaded)
+        return num_saved >= num_out and num_loaded >= num_in
