@@ -98,8 +98,3 @@ def test_less_than_two_blocks_are_refused(folder: Path) -> None:
         ConfigError, match=r"kv_peer_memory is 100; allowed: 0, or \d+ bytes .2 blocks, twice. and more"
     ):
         SmallEngine(folder, kv_peer_memory=100)
-
-
-def test_ranks_pull_nothing(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_peer_memory is 4194304; allowed: 0 with tensor_parallel_size 2"):
-        SmallEngine(folder, tensor_parallel_size=2, **SIZES)
