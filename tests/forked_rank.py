@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
@@ -31,8 +31,10 @@ class ForkedRank(ForkServerProcess):
     """A rank's process, with those methods of `subprocess.Popen` that an executor uses. It is started at once, and has
     the open files of the executor's process under the same numbers."""
 
-    def __init__(self, start: RankStart) -> None:
+    def __init__(self, start: RankStart, variables: Mapping[str, str]) -> None:
         super().__init__(name=f"rank {start.rank}")
+        # As the executor's process has them now: the server that forks has those of its own start.
+        self._environment = {**os.environ, **variables}
         self._told, self._waits = start.to_json(), threading.Lock()
         self._numbers = (STDOUT, STDERR, *start.descriptors)
         self._threads = start.options.num_threads
@@ -51,6 +53,8 @@ class ForkedRank(ForkServerProcess):
         for number, file in zip(self._numbers, moved, strict=True):
             os.dup2(file, number)
             os.close(file)
+        os.environ.clear()
+        os.environ.update(self._environment)
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
         sys.argv = [ranks.MODULE, self._told]
         importlib.import_module(ranks.MODULE).main()
@@ -67,5 +71,5 @@ class ForkedRank(ForkServerProcess):
 @contextmanager
 def forked_ranks() -> Iterator[None]:
     """Executors that are built meanwhile fork their ranks."""
-    with mock.patch.object(ranks, "_started", lambda start, *_: ForkedRank(start)):
+    with mock.patch.object(ranks, "_started", ForkedRank):
         yield

@@ -91,6 +91,9 @@ class ProductChoice:
 class CudaPlatform:
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of launches."""
 
+    probes = True
+    """Whether `prepare` has products to compare."""
+
     def __init__(
         self, model: ModelConfig, block_size: int, *, max_decodes: int, max_model_len: int, device: torch.device
     ) -> None:

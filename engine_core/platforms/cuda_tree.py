@@ -23,10 +23,9 @@ from .cuda import EARLY_ROWS, CudaPlatform, ProductChoice
 class TreePlatform(CudaPlatform):
     """See `Platform`. No product is left to the library, so that there is nothing to probe."""
 
-    def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
-        pass
+    probes = False
 
-    def launch_probe(self, weights: Weights) -> None:
+    def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         pass
 
     def launch_own_products(self, weights: Weights) -> None:

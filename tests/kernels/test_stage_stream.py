@@ -77,11 +77,11 @@ def test_launches_wait_for_a_stream_for_a_slot_and_for_a_message(stages: Stages)
     sent = [torch.full((4, HIDDEN), float(value), device=DEVICE) for value in range(4)]
     received = [torch.zeros_like(each) for each in sent]
     table = torch.zeros(1, 4, dtype=torch.int32, device=DEVICE)
-    one = torch.ones(1, dtype=torch.int32, device=DEVICE)
+    row, position, token = torch.tensor([[0], [1], [5]], dtype=torch.int32, device=DEVICE).unbind()
     # A kernel is loaded once nothing runs.
     send_stream(first, sent[0])
     receive_stream(second, received[0])
-    send_tokens(last, 2, one - 1, one, one)
+    send_tokens(last, 2, row, position, row)
     receive_tokens(first, 2, 1, table)
     sending, receiving = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
@@ -95,7 +95,7 @@ def test_launches_wait_for_a_stream_for_a_slot_and_for_a_message(stages: Stages)
     with torch.cuda.stream(receiving):
         for each in received[1:]:
             receive_stream(second, each)
-        send_tokens(last, 1, one - 1, one, 5 * one)
+        send_tokens(last, 1, row, position, token)
     torch.cuda.synchronize()
     for ours, theirs in zip(sent, received, strict=True):
         assert torch.equal(theirs, ours)
