@@ -78,11 +78,12 @@ def test_launches_wait_for_a_stream_for_a_slot_and_for_a_message(stages: Stages)
     received = [torch.zeros_like(each) for each in sent]
     table = torch.zeros(1, 4, dtype=torch.int32, device=DEVICE)
     row, position, token = torch.tensor([[0], [1], [5]], dtype=torch.int32, device=DEVICE).unbind()
-    # A kernel is loaded once nothing runs.
+    # A kernel is loaded once nothing runs, for addresses that are aligned as these.
     send_stream(first, sent[0])
     receive_stream(second, received[0])
-    send_tokens(last, 2, row, position, row)
+    send_tokens(last, 2, row, position, token)
     receive_tokens(first, 2, 1, table)
+    table.zero_()
     sending, receiving = torch.cuda.Stream(), torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(receiving):
