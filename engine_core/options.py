@@ -85,6 +85,12 @@ class ExecutorOptions:
     """Ranks that divide every layer."""
     pipeline_parallel_size: int = 1
     """Stages that divide the layers."""
+    stage_hosts: int = 0
+    """Stages that are computed on other hosts, one on each: the last ones."""
+    stage_listen: str = ""
+    """host:port where these hosts join."""
+    stage_secret_file: Path | None = None
+    """A file of mode 0600 with the secret that both sides prove."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0

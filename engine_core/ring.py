@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 RING_BYTES = 4 << 20
 _LENGTH = struct.Struct("<I")
-_MORE = 1 << 31
+MORE = 1 << 31
 """Flag of an announced length: the message goes on in the next piece."""
 _RELEASE_EVERY = 256
 """Pieces after which the reader gives their bytes back at the latest; a pipe of one page holds more announcements."""
@@ -88,7 +88,7 @@ class RingWriter:
         """What `try_write` takes, in order. A piece is at most a quarter of the ring, so it fits when all was read."""
         size = self._capacity // 4
         for start in range(0, max(len(message), 1), size):
-            yield message[start : start + size], _MORE if start + size < len(message) else 0
+            yield message[start : start + size], MORE if start + size < len(message) else 0
 
     def try_write(self, piece: bytes, flag: int = 0) -> bool:
         """Whether there was room; raises `PeerGone`."""
@@ -142,7 +142,7 @@ class BroadcastWriter:
             self._await_room(len(piece))
             _put(self._memory, self._at, piece)
             self._at = (self._at + len(piece)) % self._capacity
-            flag = _MORE if start + size < len(message) else 0
+            flag = MORE if start + size < len(message) else 0
             for reader, end in enumerate(self._ends):
                 self._free[reader] -= len(piece)
                 self._announce(end, _LENGTH.pack(len(piece) | flag))
@@ -201,8 +201,8 @@ class RingReader:
         """The messages that are complete now, without waiting; raises `PeerGone` when there will be no more."""
         messages = []
         for record in _records(self._end.announce):
-            piece = self._take(record & ~_MORE)
-            if record & _MORE:
+            piece = self._take(record & ~MORE)
+            if record & MORE:
                 self._partial += piece
             elif self._partial:
                 messages.append(bytes(self._partial + piece))

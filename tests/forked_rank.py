@@ -20,7 +20,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 from unittest import mock
 
-from headwater.engine_core.parallel import ranks
+from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.rank_start import RankStart
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 
@@ -56,8 +56,8 @@ class ForkedRank(ForkServerProcess):
         os.environ.clear()
         os.environ.update(self._environment)
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(self._threads))
-        sys.argv = [ranks.MODULE, self._told]
-        importlib.import_module(ranks.MODULE).main()
+        sys.argv = [rank_processes.MODULE, self._told]
+        importlib.import_module(rank_processes.MODULE).main()
 
     def wait(self, seconds: float | None = None) -> int:
         """Its exit status, negative where a signal ended it. Raises `subprocess.TimeoutExpired`."""
@@ -71,5 +71,5 @@ class ForkedRank(ForkServerProcess):
 @contextmanager
 def forked_ranks() -> Iterator[None]:
     """Executors that are built meanwhile fork their ranks."""
-    with mock.patch.object(ranks, "_started", ForkedRank):
+    with mock.patch.object(rank_processes, "_started", ForkedRank):
         yield

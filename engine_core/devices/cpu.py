@@ -42,6 +42,7 @@ capabilities = Capabilities(
     copied_ranks=True,
     rank_slots=True,
     stages=True,
+    stage_hosts=True,
     tree_numerics=True,
 )
 KV_CACHE_BYTES = 512 << 20

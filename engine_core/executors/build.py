@@ -48,7 +48,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     )
     if options.layout.num_ranks == 1:
         return *loaded.device.build_executor(request, progress), facts
-    return *build_ranks(request, loaded.device, progress), facts
+    return *build_ranks(request, loaded, progress), facts
 
 
 def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> BuildRequest:
@@ -157,6 +157,8 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
 
 
 def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
+    if options.stage_hosts and not flags.stage_hosts:
+        raise ConfigError("stage_hosts", options.stage_hosts, f"0 {where}: stages on other hosts need CPUs")
     sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
     for name, allows in (("tensor_parallel_size", flags.parallel), ("pipeline_parallel_size", flags.stages)):
         if sizes[name] != 1 and not allows:
@@ -172,6 +174,20 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
         for other in () if flags.rank_slots else ("kv_swap_memory", "kv_peer_memory"):
             if size > 1 and (num_bytes := getattr(options, other)):
                 raise ConfigError(other, num_bytes, f"0 with {name} {size}")
+    _check_stage_hosts(options)
+
+
+def _check_stage_hosts(options: ExecutorOptions) -> None:
+    num_hosts, most = options.stage_hosts, options.pipeline_parallel_size - 1
+    if not 0 <= num_hosts <= most:
+        allowed = f"0…{most}, fewer than pipeline_parallel_size" if most else "0 with pipeline_parallel_size 1"
+        raise ConfigError("stage_hosts", num_hosts, allowed)
+    # Blocks pass through memory that all ranks share.
+    if num_hosts and options.kv_disk_dir is not None:
+        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none with stage_hosts {num_hosts}")
+    for name in ("kv_swap_memory", "kv_peer_memory"):
+        if num_hosts and (num_bytes := getattr(options, name)):
+            raise ConfigError(name, num_bytes, f"0 with stage_hosts {num_hosts}")
 
 
 def _check_numerics(

@@ -15,6 +15,8 @@ import torch
 from ..config import ConfigError, EngineConfig
 from ..executor import DrawPlan, StepPlan, StepResult, UInt8Array
 from ..options import BuildRequest, ExecutorOptions, Progress
+from ..parallel.host_address import listen
+from ..parallel.host_proof import read_secret
 from ..parallel.plan_messages import encode_draw, encode_prepare, encode_step, encode_warm_up
 from ..parallel.ranks import Ranks
 from ..parallel.result_messages import (
@@ -26,16 +28,21 @@ from ..parallel.result_messages import (
     decode_result,
     decode_told,
 )
+from ..parallel.stage_hosts import StageHosts
 from ..platforms.device import Device
+from ..platforms.loading import LoadedDevice
 from ..rank_facts import RankFigures, RankLost
 from .build_single import block_bytes_of
 from .rank_place import ParallelDevice, map_slots
 from .rank_swapper import RankSwapper
+from .stage_offer import make_offer
 
 LEAST_SILENCE = 2.0
 """Seconds in which ranks may compute no plan; more where a step is expected to take longer."""
 COMPILING_SILENCE = 15.0
 """`LEAST_SILENCE` of ranks whose steps may compile a rare kernel or capture a graph first."""
+AWAITING_SECONDS = 1.0
+"""Between two words about stages that are missing."""
 PATIENCE = 10
 """Times the predicted time of a step after which its ranks hang."""
 
@@ -112,7 +119,7 @@ class MultiExecutor:
 def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
     """Raises `ConfigError` for more ranks than the machine has room for."""
     most, stages = cast("ParallelDevice", device).max_ranks(options), options.pipeline_parallel_size
-    if options.layout.num_ranks <= most:
+    if num_local_ranks(options) <= most:
         return
     allowed = f"at most {most} ranks on this machine, on the platform {device.name}"
     if options.tensor_parallel_size == 1:
@@ -122,14 +129,26 @@ def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
     raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
 
 
-def build_ranks(request: BuildRequest, device: Device, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:
+def num_local_ranks(options: ExecutorOptions) -> int:
+    """Ranks on this host."""
+    return options.layout.num_ranks - options.stage_hosts * options.tensor_parallel_size
+
+
+def build_ranks(request: BuildRequest, loaded: LoadedDevice, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:
     """Raises `ConfigError` where a rank is refused, and `RankLost`."""
-    options, parallel = request.options, cast("ParallelDevice", device)
-    variables = [parallel.rank_variables(options, rank) for rank in range(options.layout.num_ranks)]
+    options, device = request.options, loaded.device
+    parallel = cast("ParallelDevice", device)
+    variables = [parallel.rank_variables(options, rank) for rank in range(num_local_ranks(options))]
     copies = options.copies_ranks and device.capabilities.copied_ranks
-    ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables, copies=copies)
+    hosts = _stage_hosts(options, loaded) if options.stage_hosts else None
+    ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables, copies=copies, hosts=hosts)
     try:
+        _await_hosts(ranks, options, progress)
         hellos = [_hello(ranks, rank, progress) for rank in range(ranks.size)]
+    except RankLost as lost:
+        refusal = _refusal_of(ranks, lost.rank)
+        ranks.close()
+        raise refusal or lost from None
     except BaseException:
         ranks.close()
         raise
@@ -139,17 +158,46 @@ def build_ranks(request: BuildRequest, device: Device, progress: Progress) -> tu
     return MultiExecutor(ranks, hellos[0], launches=device.capabilities.graphs, slots=slots), config
 
 
+def _stage_hosts(options: ExecutorOptions, loaded: LoadedDevice) -> StageHosts:
+    if options.stage_secret_file is None:
+        raise ConfigError("stage_secret_file", None, "a file with the secret of the stages on other hosts")
+    secret = read_secret(options.stage_secret_file)
+    offer = make_offer(options, loaded)
+    return StageHosts(listen("stage_listen", options.stage_listen), secret, options.layout, options.stage_hosts, offer)
+
+
+def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> None:
+    """Returns when every stage has its host, or a rank is lost, which says why itself. Meanwhile progress names those
+    that are missing."""
+    while missing := ranks.missing_stages:
+        which = " and ".join(map(str, missing))
+        stages = f"stage {which} is" if len(missing) == 1 else f"stages {which} are"
+        phase = f"waiting for other hosts at {options.stage_listen}: {stages} missing"
+        progress(phase, options.stage_hosts - len(missing), options.stage_hosts)
+        ranks.await_stages(AWAITING_SECONDS)
+
+
 def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
     while True:
         match told := decode_told(ranks.hear(rank)):
             case Hello():
                 return told
             case Refusal():
-                raise ConfigError(told.name, told.value, told.allowed)
+                raise _refusal(told)
             case Loading():
                 progress(told.phase, told.done, told.total)
             case WarmedUp() | RankPrepared():
                 raise AssertionError(told)
+
+
+def _refusal_of(ranks: Ranks, rank: int) -> ConfigError | None:
+    """What a rank has refused before it ended, while another one was heard."""
+    told = [decode_told(message) for message in ranks.last_words(rank)] if rank >= 0 else []
+    return next((_refusal(each) for each in told if isinstance(each, Refusal)), None)
+
+
+def _refusal(told: Refusal) -> ConfigError:
+    return ConfigError(told.name, told.value, told.allowed)
 
 
 def _warmed_up(ranks: Ranks, rank: int) -> float:

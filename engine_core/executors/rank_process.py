@@ -142,7 +142,8 @@ class RankProcess:
         return self._start.rank == self._start.options.layout.speaker
 
     def _say_loading(self, phase: str, done: int, total: int) -> None:
-        if self._start.rank == 0:
+        # Of each stage one: stages may load on other hosts.
+        if self._shard.index == 0:
             self._reports.write(encode_told(Loading(phase=phase, done=done, total=total)))
 
     def _links(self) -> StageLinks:

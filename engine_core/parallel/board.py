@@ -24,7 +24,8 @@ def create_board(num_ranks: int) -> int:
 
 
 class Board:
-    """A row of numbers for each rank, which that rank alone writes. A number is written at once."""
+    """A row of numbers for each rank, which that rank alone writes, or the host that it is on. A number is written at
+    once."""
 
     def __init__(self, memory: int) -> None:
         size = os.fstat(memory).st_size
@@ -52,6 +53,17 @@ class Board:
     def note_copies(self, rank: int, num_saved: int, num_loaded: int) -> None:
         """Blocks that the rank has copied to host memory and back, so far."""
         self._rows[rank, _NUM_SAVED], self._rows[rank, _NUM_LOADED] = num_saved, num_loaded
+
+    def rows(self, first_rank: int, count: int) -> bytes:
+        """All that is known of some ranks, for another host."""
+        return self._rows[first_rank : first_rank + count].tobytes()
+
+    def set_rows(self, first_rank: int, count: int, rows: bytes) -> bool:
+        """What another host says of its ranks. False: it has another size."""
+        if len(rows) != 8 * count * _NUM_COLUMNS:
+            return False
+        self._rows[first_rank : first_rank + count] = np.frombuffer(rows, np.int64).reshape(count, _NUM_COLUMNS)
+        return True
 
     @property
     def num_saved(self) -> int:

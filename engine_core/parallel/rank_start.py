@@ -12,7 +12,7 @@ from ..ring import RingEnd
 from .memory_group import GroupEnd
 
 RINGS = ("plans", "reports", "stream_in", "stream_out", "tokens_in")
-PATHS = ("model_folder", "draft_model", "draft_heads", "kv_disk_dir")
+PATHS = ("model_folder", "draft_model", "draft_heads", "kv_disk_dir", "stage_secret_file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

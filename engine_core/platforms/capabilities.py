@@ -52,6 +52,8 @@ class Capabilities:
     need it where there are several ranks."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
+    stage_hosts: bool = False
+    """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False
     """Products of fixed leaves, for bits that do not depend on the number of ranks (`--numerics tree`)."""
     prompt_logprobs: bool = True

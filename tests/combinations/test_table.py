@@ -19,6 +19,8 @@ NO_CAPABILITY_OPTIONS = {
     "async_depth",
     # How ranks start.
     "copies_ranks",
+    # Where stages are: the ranks and their rings are those of one host, see test_stage_hosts.py.
+    "stage_hosts", "stage_listen", "stage_secret_file",
 }  # fmt: skip
 NO_CAPABILITY_SAMPLING = {
     # The end of an answer by length or token, in every cell.

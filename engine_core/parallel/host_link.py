@@ -1,0 +1,249 @@
+"""One connection between an engine and a host of one of its stages: rings of this host on one side of it, those of the
+other host on the other. Never waits: its owner polls what it names and calls it."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+
+from ..ring import RingEnd
+from .host_channels import IncomingChannel, OutgoingChannel
+from .host_frames import BEAT, CONSUMED, LAST_PIECE, LOST, PIECE, FrameError, FrameReader, head, printable
+from .rank_rings import RankRings
+
+LEAST_SILENCE = 2.0
+"""Seconds in which nothing may come; more where a step takes longer."""
+BEAT_SECONDS = 0.2
+"""Between two heartbeats, also while nothing is computed."""
+MOST_ELAPSED = 2 * BEAT_SECONDS
+"""Of a wait that took longer, the rest is this host's own: a machine that stood still suspects no other."""
+CLOSED = "has closed its connection"
+OUT_BYTES = 1 << 20
+"""Bytes of frames that wait for the socket, before rings are left alone."""
+RECEIVE_BYTES = 1 << 20
+MOST_BUFFERS = 16
+RANK_CHANNELS = 8
+"""Numbers of channels that a rank has: first the rings that it reads, then those that it writes."""
+NUM_DOWNWARD = 3
+_CONSUMED = struct.Struct("<I")
+Interest = tuple[int, int, Callable[[], object]]
+"""A descriptor, events of `poll`, and what is to be called then."""
+
+
+class LinkLost(Exception):
+    """The other host is gone, silent, or breaks the protocol. `reason` goes on a sentence about it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def downward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
+    """By channel: ends of the rings that ranks of the other host, or of this one, read."""
+    return {
+        RANK_CHANNELS * shard + i: end
+        for shard, each in enumerate(rings)
+        for i, end in enumerate(each.downward)
+        if end is not None
+    }
+
+
+def upward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
+    """By channel: ends of the rings that ranks write."""
+    return {
+        RANK_CHANNELS * shard + NUM_DOWNWARD + i: end
+        for shard, each in enumerate(rings)
+        for i, end in enumerate(each.upward)
+        if end is not None
+    }
+
+
+class HostLink:
+    """Owns the connection and the ends of rings. Methods raise `LinkLost`; then it can only be closed."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        frames: FrameReader,
+        outgoing: Mapping[int, RingEnd],
+        incoming: Mapping[int, RingEnd],
+        *,
+        beat: Callable[[], bytes],
+        on_beat: Callable[[HostLink, bytes], None],
+    ) -> None:
+        """`outgoing` and `incoming`: rings whose messages go to the other host, and come from there, by channel. `beat`
+        is what a heartbeat of this side says; `on_beat` is told what the other side's say, and raises `LinkLost`."""
+        connection.setblocking(False)
+        self._socket, self._frames = connection, frames
+        self._outgoing = {number: OutgoingChannel(end) for number, end in outgoing.items()}
+        self._incoming = {number: IncomingChannel(end) for number, end in incoming.items()}
+        self._beat, self._on_beat = beat, on_beat
+        self._out: deque[bytes | memoryview] = deque()
+        self._num_out = 0
+        self._silent = self._since_beat = 0.0
+        self.allowed_silence = 0.0
+        """Seconds; `LEAST_SILENCE` at least."""
+        self.lost_rank: tuple[int, str] | None = None
+        """A rank of the other host whose process has ended, and how."""
+
+    def interests(self) -> Iterator[Interest]:
+        events = select.POLLIN | (select.POLLOUT if self._out else 0)
+        yield self._socket.fileno(), events, self._on_socket
+        if self._num_out < OUT_BYTES:
+            for outgoing in self._outgoing.values():
+                if outgoing.takes_more:
+                    yield outgoing.fileno(), select.POLLIN, partial(self._on_message, outgoing)
+        for incoming in self._incoming.values():
+            if incoming.waits:
+                yield incoming.fileno(), select.POLLIN, partial(self._on_room, incoming)
+
+    def tick(self, elapsed: float) -> None:
+        """So many seconds have passed since the last time. To be called after each round of `interests`."""
+        self._silent += min(elapsed, MOST_ELAPSED)
+        if self._silent > max(LEAST_SILENCE, self.allowed_silence):
+            raise LinkLost(f"has been silent for {self._silent:.1f} s")
+        self._since_beat += elapsed
+        if self._since_beat >= BEAT_SECONDS:
+            self._since_beat = 0.0
+            self._put(BEAT, self._beat())
+            self._flush()
+
+    def send_lost(self, rank: int, reason: str) -> None:
+        """Sends what is left in the rings, and that a rank of this host has ended."""
+        for outgoing in self._outgoing.values():
+            if outgoing.takes_more:
+                outgoing.read()
+        self._fill(OUT_BYTES)
+        self._put(LOST, json.dumps([rank, reason]).encode())
+        self._flush()
+
+    @property
+    def has_sent_all(self) -> bool:
+        return not self._out
+
+    def take_frames(self) -> None:
+        """Does what has come says. Called once by the owner, for what came before this object was made."""
+        while (frame := self._next()) is not None:
+            kind, channel, payload = frame
+            if kind in (PIECE, LAST_PIECE):
+                self._take_piece(kind, channel, payload)
+            elif kind == CONSUMED and channel in self._outgoing and len(payload) == _CONSUMED.size:
+                self._outgoing[channel].on_consumed(*_CONSUMED.unpack(payload))
+            elif kind == BEAT:
+                self._on_beat(self, payload)
+            elif kind == LOST:
+                self.lost_rank = _lost_rank(payload)
+            else:
+                raise LinkLost(f"broke the protocol: it sent a frame of kind {kind} for channel {channel}")
+
+    def close(self) -> None:
+        self._socket.close()
+        for outgoing in self._outgoing.values():
+            outgoing.close()
+        for incoming in self._incoming.values():
+            incoming.close()
+
+    def _on_socket(self) -> None:
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return self._flush()
+        except OSError as error:
+            raise LinkLost(f"{CLOSED} ({error.strerror})") from None
+        if not data:
+            raise LinkLost(CLOSED)
+        self._silent = 0.0
+        self._frames.feed(data)
+        self.take_frames()
+        self._flush()
+
+    def _next(self) -> tuple[int, int, bytes] | None:
+        try:
+            return self._frames.next()
+        except FrameError as error:
+            raise LinkLost(f"broke the protocol: it {error}") from None
+
+    def _take_piece(self, kind: int, number: int, piece: bytes) -> None:
+        channel = self._incoming.get(number)
+        if channel is None:
+            raise LinkLost(f"broke the protocol: it sent a message for channel {number}")
+        if not channel.take(kind, piece):
+            raise LinkLost(f"broke the protocol: it sent more than channel {number} has room for")
+        self._say_consumed(number, channel)
+
+    def _say_consumed(self, number: int, channel: IncomingChannel) -> None:
+        if count := channel.consumed():
+            self._put(CONSUMED, _CONSUMED.pack(count), number)
+
+    def _on_message(self, channel: OutgoingChannel) -> None:
+        channel.read()
+        self._flush()
+
+    def _on_room(self, channel: IncomingChannel) -> None:
+        channel.write()
+        number = next(number for number, each in self._incoming.items() if each is channel)
+        self._say_consumed(number, channel)
+        self._flush()
+
+    def _put(self, kind: int, payload: bytes | memoryview, channel: int = 0) -> None:
+        first = head(kind, len(payload), channel)
+        self._out.append(first)
+        if payload:
+            self._out.append(payload)
+        self._num_out += len(first) + len(payload)
+
+    def _fill(self, most: int) -> None:
+        """Takes a piece of each channel in turn, so that a long message does not hold up the others."""
+        is_more = True
+        while is_more and self._num_out < most:
+            is_more = False
+            for number, channel in self._outgoing.items():
+                if (piece := channel.next()) is not None:
+                    self._put(piece[0], piece[1], number)
+                    is_more = True
+
+    def _flush(self) -> None:
+        """Sends as much as the socket takes."""
+        while True:
+            self._fill(OUT_BYTES)
+            if not self._out:
+                return
+            try:
+                sent = self._socket.sendmsg(list(islice(self._out, MOST_BUFFERS)))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise LinkLost(f"{CLOSED} ({error.strerror})") from None
+            self._drop(sent)
+
+    def _drop(self, num_bytes: int) -> None:
+        self._num_out -= num_bytes
+        while num_bytes:
+            first = self._out.popleft()
+            if len(first) > num_bytes:
+                self._out.appendleft(memoryview(first)[num_bytes:])
+                return
+            num_bytes -= len(first)
+
+
+def _lost_rank(payload: bytes) -> tuple[int, str]:
+    try:
+        rank, reason = json.loads(payload)
+        return int(rank), printable(str(reason))
+    except (ValueError, TypeError):
+        raise LinkLost("broke the protocol: it sent a loss that cannot be read") from None
+
+
+def poll_once(interests: list[Interest], seconds: float) -> list[Callable[[], object]]:
+    """What is to be called, once some descriptor is ready or the time is over."""
+    poll = select.poll()
+    for fd, events, _ in interests:
+        poll.register(fd, events)
+    ready = {fd for fd, _ in poll.poll(1000 * seconds)}
+    return [call for fd, _, call in interests if fd in ready]

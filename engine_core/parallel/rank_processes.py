@@ -1,0 +1,166 @@
+"""The processes of an engine's ranks on this host: started, watched, ended. Knows nothing of what they compute.
+
+Everything between processes is inherited, memory without a name and pipes, so that no other process can reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import NamedTuple, Protocol
+
+from ..options import ExecutorOptions
+from .copied_process import CopiedProcess
+from .memory_group import GroupEnd, create_group
+from .rank_rings import RankRings
+from .rank_start import RankStart
+
+MODULE = "headwater.engine_core.executors.rank_process"
+EXIT_SECONDS = 1.0
+"""What ranks are given to end by themselves."""
+
+
+class Process(Protocol):
+    """Methods of `subprocess.Popen` that `RankProcesses` uses."""
+
+    @property
+    def pid(self) -> int: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def kill(self) -> None: ...
+
+
+class SharedMemory(NamedTuple):
+    """Descriptors of memory that all ranks of a host map."""
+
+    board: int
+    slots: int
+
+
+class RankProcesses:
+    """One process for each rank, whole stages of them."""
+
+    def __init__(
+        self,
+        options: ExecutorOptions,
+        rings: Mapping[int, RankRings],
+        memory: SharedMemory,
+        variables: Mapping[int, Mapping[str, str]],
+        *,
+        copies: bool,
+    ) -> None:
+        """`rings`: those of each rank, by its number; they are closed here. `options.num_threads`: those that compute,
+        of these ranks together. `variables` of each rank's environment come beside those of this process. `copies`:
+        ranks are copies of this process, which saves what they would import; else each has an interpreter of its
+        own."""
+        self.ranks = list(rings)
+        options = replace(options, num_threads=max(1, options.num_threads // len(self.ranks)))
+        lifelines, lives = [os.pipe() for _ in rings], [os.pipe() for _ in rings]
+        groups = _groups(options, self.ranks)
+        begin = _copied if copies else _started
+        self._processes: list[Process] = []
+        for i, rank in enumerate(self.ranks):
+            start = _rank_start(rank, options, rings[rank], groups[i], memory, lifelines[i][0], lives[i][1])
+            self._processes.append(begin(start, variables[rank]))
+        # The ranks have these; here they would keep a dead rank's pipes open.
+        for own in rings.values():
+            own.close()
+        for group in groups:
+            group.close()
+        for fd in (*(lifeline for lifeline, _ in lifelines), *(life for _, life in lives)):
+            os.close(fd)
+        self._lifelines = [held for _, held in lifelines]
+        self.lives = [watched for watched, _ in lives]
+        """Descriptors that reach end of file when the process of a rank is gone, in the order of `ranks`."""
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def end_of(self, life: int) -> tuple[int, str]:
+        """The rank whose descriptor of `lives` this is, and how its process ended."""
+        i = self.lives.index(life)
+        return self.ranks[i], _end_of(self._processes[i])
+
+    def kill(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    def close(self) -> None:
+        """Ends the processes. `lives` stay open until `forget`."""
+        for fd in self._lifelines:
+            os.close(fd)
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(EXIT_SECONDS)
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def forget(self) -> None:
+        """After `close`, when `lives` are watched no more."""
+        for fd in self.lives:
+            os.close(fd)
+
+
+def _rank_start(
+    rank: int,
+    options: ExecutorOptions,
+    rings: RankRings,
+    group: GroupEnd,
+    memory: SharedMemory,
+    lifeline: int,
+    life: int,
+) -> RankStart:
+    return RankStart(
+        rank=rank,
+        options=options,
+        plans=rings.plans,
+        reports=rings.reports,
+        group=group,
+        stream_in=rings.stages.stream_in,
+        stream_out=rings.stages.stream_out,
+        tokens_in=rings.stages.tokens_in,
+        tokens_out=rings.stages.tokens_out,
+        board=memory.board,
+        slots=memory.slots,
+        lifeline=lifeline,
+        life=life,
+    )
+
+
+def _groups(options: ExecutorOptions, ranks: list[int]) -> list[GroupEnd]:
+    """The end of each rank: those of one stage are one group."""
+    layout = options.layout
+    of_stages = {stage: create_group(layout.tensor) for stage in sorted({layout.stage_index(rank) for rank in ranks})}
+    return [of_stages[layout.stage_index(rank)][layout.shard(rank).index] for rank in ranks]
+
+
+def _started(start: RankStart, variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    threads = str(start.options.num_threads)
+    return subprocess.Popen(
+        [sys.executable, "-m", MODULE, start.to_json()],
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, **variables},
+        pass_fds=start.descriptors,
+    )
+
+
+def _copied(start: RankStart, variables: Mapping[str, str]) -> CopiedProcess:
+    assert not variables, "a copy has the environment of this process"
+    return CopiedProcess(partial(import_module(MODULE).run_rank, start), start.descriptors)
+
+
+def _end_of(process: Process) -> str:
+    try:
+        status = process.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return "has closed its pipes"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"

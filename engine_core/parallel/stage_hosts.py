@@ -1,0 +1,226 @@
+"""The hosts that compute an engine's last pipeline stages: they join over sockets, and a thread moves messages between
+these and the rings of their ranks. Knows nothing of what the messages mean."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from ..shards import ParallelLayout
+from .board import Board
+from .host_address import tune
+from .host_applicant import Applicant, ApplicantLeft
+from .host_frames import FrameError
+from .host_link import BEAT_SECONDS, HostLink, Interest, LinkLost, downward_ends, poll_once, upward_ends
+from .host_proof import ProofError
+from .rank_rings import RankRings
+
+MOST_APPLICANTS = 16
+"""Connections that have not joined yet; of more, the oldest is closed."""
+WARN_SECONDS = 60.0
+"""Between two words about connections that come to nothing for the same reason."""
+_ALLOWED_SILENCE = struct.Struct("<d")
+log = logging.getLogger(__name__)
+
+
+class RankWatch(Protocol):
+    """What is told of the ranks of other hosts."""
+
+    board: Board
+    allowed_silence: float
+
+    def lose(self, rank: int, reason: str) -> None: ...
+
+
+class StageHosts:
+    """One host a stage. `lose` is told of a host that is lost, and then nothing of it is good any more."""
+
+    def __init__(
+        self, listening: socket.socket, secret: bytes, layout: ParallelLayout, num_hosts: int, offer: str
+    ) -> None:
+        """`offer`: what a host is to compute and to compare, for it to read."""
+        self._listening, self._secret, self._layout, self._offer = listening, secret, layout, offer
+        self.stages = range(layout.pipeline - num_hosts, layout.pipeline)
+        self._offered: dict[int, Applicant] = {}
+        self._hosts: dict[int, str] = {}
+        self._links: dict[int, HostLink] = {}
+        self._applicants: list[Applicant] = []
+        self._rings: dict[int, list[RankRings]] = {}
+        self._warned: dict[str, float] = {}
+        self._wake_read, self._wake_write = os.pipe()
+        self._has_joined = threading.Condition()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, rings: Sequence[RankRings], watch: RankWatch) -> None:
+        """`rings`: the ends that ranks of these stages would have, which are closed here."""
+        size = self._layout.tensor
+        for i, stage in enumerate(self.stages):
+            self._rings[stage] = list(rings[i * size : (i + 1) * size])
+        self._watch = watch
+        self._thread = threading.Thread(target=self._run, name="stage hosts", daemon=True)
+        self._thread.start()
+
+    @property
+    def missing(self) -> list[int]:
+        """Stages whose hosts have not joined."""
+        return [stage for stage in self.stages if stage not in self._hosts]
+
+    def await_all(self, seconds: float) -> None:
+        """Returns when every stage has its host, or the time is over."""
+        with self._has_joined:
+            self._has_joined.wait_for(lambda: not self.missing, seconds)
+
+    def place_of(self, rank: int) -> str:
+        """Where a rank is, for a sentence about it; empty: on this host."""
+        stage = self._layout.stage_index(rank)
+        return f"(stage {stage} on {self._hosts[stage]}) " if stage in self._hosts else ""
+
+    def close(self) -> None:
+        self._is_closing = True
+        os.write(self._wake_write, b"\0")
+        if self._thread is not None:
+            self._thread.join()
+        self._listening.close()
+        for applicant in self._applicants:
+            applicant.connection.close()
+        for link in self._links.values():
+            link.close()
+        for stage, rings in self._rings.items():
+            if stage not in self._links:
+                for each in rings:
+                    each.close()
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+
+    def _run(self) -> None:
+        try:
+            self._move()
+        finally:
+            if not self._is_closing:
+                # A fault of ours, which the thread's trace shows. Without it the engine would wait for ever.
+                self._lose(self.stages.start * self._layout.tensor, "is lost: no messages are moved any more")
+
+    def _move(self) -> None:
+        last = time.monotonic()
+        while not self._is_closing:
+            for call in poll_once(list(self._interests()), BEAT_SECONDS / 2):
+                call()
+            now = time.monotonic()
+            elapsed, last = now - last, now
+            for applicant in list(self._applicants):
+                self._guard_applicant(applicant, partial(applicant.tick, elapsed))
+            for stage, link in self._links.items():
+                link.allowed_silence = self._watch.allowed_silence
+                if not self._guard_link(stage, partial(link.tick, elapsed)):
+                    return
+
+    def _interests(self) -> Iterator[Interest]:
+        yield self._wake_read, select.POLLIN, lambda: None
+        yield self._listening.fileno(), select.POLLIN, self._accept
+        for applicant in self._applicants:
+            yield applicant.interest(partial(self._guard_applicant, applicant, applicant.on_readable))
+        for stage, link in self._links.items():
+            for fd, events, call in link.interests():
+                yield fd, events, partial(self._guard_link, stage, call)
+
+    def _accept(self) -> None:
+        try:
+            connection, address = self._listening.accept()
+        except OSError:
+            # It has gone again, or there is no descriptor left for it.
+            return
+        with contextlib.suppress(OSError):
+            tune(connection)
+        if len(self._applicants) == MOST_APPLICANTS:
+            self._drop(self._applicants[0], "was closed, because many others wait")
+        self._applicants.append(Applicant(connection, str(address[0]), self._secret, self._offer_to))
+
+    def _offer_to(self, applicant: Applicant) -> bytes | None:
+        free = [stage for stage in self.stages if stage not in self._offered]
+        if not free:
+            return None
+        self._offered[free[0]] = applicant
+        return json.dumps([free[0], self._offer]).encode()
+
+    def _guard_applicant(self, applicant: Applicant, call: Callable[[], None]) -> None:
+        if applicant not in self._applicants:
+            return
+        try:
+            call()
+        except (ApplicantLeft, ProofError, FrameError) as error:
+            self._drop(applicant, str(error))
+            return
+        if applicant.has_accepted:
+            self._join(applicant)
+
+    def _drop(self, applicant: Applicant, reason: str) -> None:
+        self._applicants.remove(applicant)
+        applicant.connection.close()
+        self._offered = {stage: each for stage, each in self._offered.items() if each is not applicant}
+        now = time.monotonic()
+        if reason and now - self._warned.get(reason, -WARN_SECONDS) >= WARN_SECONDS:
+            self._warned = {known: at for known, at in self._warned.items() if now - at < WARN_SECONDS}
+            self._warned[reason] = now
+            log.warning("a connection for a pipeline stage from %s %s", applicant.host, reason)
+
+    def _join(self, applicant: Applicant) -> None:
+        self._applicants.remove(applicant)
+        stage = next(stage for stage, each in self._offered.items() if each is applicant)
+        rings = self._rings[stage]
+        self._links[stage] = link = HostLink(
+            applicant.connection,
+            applicant.frames,
+            outgoing=downward_ends(rings),
+            incoming=upward_ends(rings),
+            beat=lambda: _ALLOWED_SILENCE.pack(self._watch.allowed_silence),
+            on_beat=partial(self._note_board, stage),
+        )
+        with self._has_joined:
+            self._hosts[stage] = applicant.host
+            self._has_joined.notify_all()
+        log.info("stage %d is computed on %s", stage, applicant.host)
+        self._guard_link(stage, link.take_frames)
+
+    def _note_board(self, stage: int, link: HostLink, rows: bytes) -> None:
+        if not self._watch.board.set_rows(stage * self._layout.tensor, self._layout.tensor, rows):
+            raise LinkLost(f"broke the protocol: it sent {len(rows)} bytes of progress")
+
+    def _guard_link(self, stage: int, call: Callable[[], object]) -> bool:
+        """Whether the link is still good."""
+        if self._is_closing:
+            return False
+        first, link = stage * self._layout.tensor, self._links[stage]
+        try:
+            call()
+        except LinkLost as lost:
+            self._lose(first, lost.reason)
+            return False
+        if link.lost_rank is not None:
+            rank, reason = link.lost_rank
+            self._lose(min(max(rank, first), first + self._layout.tensor - 1), reason)
+            return False
+        return True
+
+    def _lose(self, rank: int, reason: str) -> None:
+        """The engine ends with it: nothing is moved any more."""
+        self._is_closing = True
+        self._watch.lose(rank, f"{self.place_of(rank)}{reason}")
+
+
+def allowed_silence_of(beat: bytes) -> float:
+    """Seconds, from an engine's heartbeat. Raises `LinkLost`."""
+    if len(beat) != _ALLOWED_SILENCE.size:
+        raise LinkLost(f"broke the protocol: it sent a heartbeat of {len(beat)} bytes")
+    (seconds,) = _ALLOWED_SILENCE.unpack(beat)
+    return float(seconds)

@@ -1,0 +1,158 @@
+"""Messages between rings of two hosts, over a pair of sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headwater.engine_core.parallel.host_channels import WINDOW_BYTES
+from headwater.engine_core.parallel.host_frames import FrameReader
+from headwater.engine_core.parallel.host_link import HostLink, LinkLost, downward_ends, poll_once, upward_ends
+from headwater.engine_core.parallel.rank_rings import RankRings, create_rank_rings
+from headwater.engine_core.ring import RingReader, RingWriter
+from headwater.engine_core.shards import ParallelLayout
+
+THREE = ParallelLayout(tensor=2, pipeline=3)
+RANKS = (4, 5)
+"""Of the last stage, which has rings of every kind but those to a next stage."""
+
+
+class Hosts:
+    """An engine's side and a stage host's, and the rings of both."""
+
+    def __init__(self) -> None:
+        pairs = [(create_rank_rings(THREE, rank), create_rank_rings(THREE, rank)) for rank in RANKS]
+        at_engine, self.engine = [own for (own, _), _ in pairs], [other for (_, other), _ in pairs]
+        self.ranks, at_host = [own for _, (own, _) in pairs], [other for _, (_, other) in pairs]
+        sockets = socket.socketpair()
+        self.beats = list[bytes]()
+        more: dict[str, Callable[..., None]] = {"on_beat": lambda link, beat: self.beats.append(beat)}
+        self.links = [
+            HostLink(
+                sockets[0], FrameReader(), downward_ends(at_engine), upward_ends(at_engine), beat=lambda: b"", **more
+            ),
+            HostLink(sockets[1], FrameReader(), upward_ends(at_host), downward_ends(at_host), beat=lambda: b"", **more),
+        ]
+
+    def move(self, until: Callable[[], bool], rounds: int = 100_000) -> None:
+        for _ in range(rounds):
+            if until():
+                return
+            for call in poll_once([each for link in self.links for each in link.interests()], 0.001):
+                call()
+        raise AssertionError("what is awaited does not come")
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    hosts = Hosts()
+    yield hosts
+    hosts.close()
+
+
+def readers(rings: list[RankRings], names: str) -> list[RingReader]:
+    return [RingReader(end) for each in rings for end in getattr(each, names) if end is not None]
+
+
+def writers(rings: list[RankRings], names: str) -> list[RingWriter]:
+    return [RingWriter(end) for each in rings for end in getattr(each, names) if end is not None]
+
+
+def test_each_ring_of_a_rank_goes_to_the_same_ring_of_the_other_host(hosts: Hosts) -> None:
+    down, heard = writers(hosts.engine, "downward"), readers(hosts.ranks, "downward")
+    up, said = writers(hosts.ranks, "upward"), readers(hosts.engine, "upward")
+    # Plans and streams down; reports and the tokens for two stages up.
+    assert (len(down), len(up)) == (4, 6)
+    for wrote, read in ((down, heard), (up, said)):
+        messages = [[b"%d" % i, b"", os.urandom(100_000 + i)] for i in range(len(wrote))]
+        for writer, sent in zip(wrote, messages, strict=True):
+            for message in sent:
+                writer.write(message)
+        came: list[list[bytes]] = [[] for _ in read]
+
+        def all_came(read: list[RingReader] = read, came: list[list[bytes]] = came) -> bool:
+            for reader, kept in zip(read, came, strict=True):
+                kept.extend(reader.read())
+            return all(len(kept) == 3 for kept in came)
+
+        hosts.move(all_came)
+        assert came == messages
+    for each in (*down, *heard, *up, *said):
+        each.close()
+
+
+def test_a_rank_that_reads_nothing_holds_up_its_own_writer_alone(hosts: Hosts) -> None:
+    down, heard = writers(hosts.engine, "downward"), readers(hosts.ranks, "downward")
+    plans, stream = 0, 1
+    piece, num_written = os.urandom(1 << 20), 0
+
+    def is_full() -> bool:
+        nonlocal num_written
+        while down[stream].try_write(piece):
+            num_written += 1
+        for _ in range(50):
+            for call in poll_once([each for link in hosts.links for each in link.interests()], 0.0):
+                call()
+        return not down[stream].try_write(piece)
+
+    hosts.move(is_full, 1000)
+    # The ring here, the window, and the ring there.
+    assert 2 * WINDOW_BYTES < num_written * len(piece) < 6 * WINDOW_BYTES
+    down[plans].write(b"a plan")
+    came: list[bytes] = []
+    hosts.move(lambda: bool(came.extend(heard[plans].read()) or came))
+    assert came == [b"a plan"]
+    read: list[bytes] = []
+    hosts.move(lambda: bool(read.extend(heard[stream].read())) or len(read) >= num_written)
+    assert read == [piece] * len(read)
+    assert len(read) >= num_written
+    for each in (*down, *heard):
+        each.close()
+
+
+def test_long_messages_do_not_hold_up_short_ones(hosts: Hosts) -> None:
+    down, heard = writers(hosts.engine, "downward"), readers(hosts.ranks, "downward")
+    plans, stream = 0, 1
+    long, pieces = os.urandom(50 << 20), []
+    pieces = list(down[stream].pieces(long))
+    sent_plan, order = False, list[str]()
+
+    def all_came() -> bool:
+        nonlocal sent_plan
+        while pieces and down[stream].try_write(*pieces[0]):
+            pieces.pop(0)
+        if not sent_plan and len(pieces) < 40:
+            down[plans].write(b"a plan")
+            sent_plan = True
+        order.extend("plan" for _ in heard[plans].read())
+        for message in heard[stream].read():
+            assert message == long
+            order.append("stream")
+        return len(order) == 2
+
+    hosts.move(all_came)
+    assert order == ["plan", "stream"]
+    for each in (*down, *heard):
+        each.close()
+
+
+def test_heartbeats_keep_a_link_that_says_nothing_else(hosts: Hosts) -> None:
+    for _ in range(40):
+        for link in hosts.links:
+            link.tick(0.2)
+        num_beats = len(hosts.beats)
+        hosts.move(lambda: len(hosts.beats) >= num_beats + 2)  # noqa: B023 (called before the next round)
+    # A wait of this host's own is not the other's silence.
+    hosts.links[0].tick(60.0)
+    hosts.links[0].allowed_silence = 5.0
+    for _ in range(11):
+        hosts.links[0].tick(0.4)
+    with pytest.raises(LinkLost, match=r"has been silent for 5\.2 s"):
+        hosts.links[0].tick(0.4)

@@ -1,0 +1,242 @@
+"""Engines whose last stages are computed by other processes over sockets, beside one process: every bit is the same."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.multi import MultiExecutor
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.rank_facts import RankLost
+from tests.engine_core.parallel.cable import Cable
+from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
+from tests.engine_core.parallel.test_pipeline_parallel import told
+from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
+from tests.engine_core.small_models import SmallEngine, greedy
+from tests.forked_host import ForkedHost, forked_host, free_address, write_secret
+from tests.polling import holds_within
+from tests.services.engine.engine_process import wait_for_end
+
+NOTICED_SECONDS = 0.5
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(QWEN3, tmp_path_factory.mktemp("qwen3"))[1]
+
+
+@contextlib.contextmanager
+def engine_with_hosts(
+    folder: Path, base: Path, *, size: int = 2, num_hosts: int = 1, **options: Any
+) -> Iterator[tuple[SmallEngine, list[ForkedHost]]]:
+    address, secret = free_address(), write_secret(base)
+    asked = {"pipeline_parallel_size": size, "stage_hosts": num_hosts, "stage_listen": address} | options
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(forked_host(address, secret, folder)) for _ in range(num_hosts)]
+        yield stack.enter_context(engine_of(folder, stage_secret_file=secret, **asked)), hosts
+
+
+@pytest.mark.long
+def test_a_tree_of_sums_over_hosts_has_the_bits_of_one_process(qwen3: Path, tmp_path: Path) -> None:
+    scored = greedy(12, num_logprobs=3)
+    with engine_with_hosts(qwen3, tmp_path, tensor_parallel_size=2, numerics="tree") as (four, _):
+        answers = told(four.answer(PROMPTS, scored))
+    with engine_of(qwen3, numerics="tree") as one:
+        assert answers == told(one.answer(PROMPTS, scored))
+
+
+@pytest.mark.parametrize(
+    ("size", "num_hosts", "tensor"), [pytest.param(2, 1, 1, marks=pytest.mark.long), (3, 2, 1), (2, 1, 2)]
+)
+def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
+    size: int, num_hosts: int, tensor: int, qwen3: Path, tmp_path: Path
+) -> None:
+    scored = greedy(12, num_logprobs=3, num_prompt_logprobs=1)
+    asked = {"size": size, "num_hosts": num_hosts, "tensor_parallel_size": tensor}
+    with engine_with_hosts(qwen3, tmp_path, **asked) as (many, _), engine_of(qwen3, tensor_parallel_size=tensor) as one:
+        assert told(many.answer(PROMPTS, scored)) == told(one.answer(PROMPTS, scored))
+        assert told(many.answer(PROMPTS, *SAMPLINGS)) == told(one.answer(PROMPTS, *SAMPLINGS))
+        prompts = [prompt[:20] for prompt in PROMPTS] * 16
+        lengths = [greedy(1 + i % 7) for i in range(len(prompts))]
+        assert told(many.answer(prompts, *lengths)) == told(one.answer(prompts, *lengths))
+
+
+class Loss:
+    """How an engine loses a rank while it answers, and when."""
+
+    def __init__(self, engine: SmallEngine) -> None:
+        self.at = 0.0
+        self.lost: RankLost | None = None
+        assert isinstance(engine.executor, MultiExecutor)
+        engine.executor.on_rank_lost(self._note)
+
+    def _note(self, lost: RankLost) -> None:
+        self.lost, self.at = lost, time.monotonic()
+
+    def within(self, seconds: float, began: float) -> RankLost:
+        assert holds_within(lambda: self.lost is not None, seconds + 5)
+        assert self.lost is not None
+        assert self.at - began < seconds
+        return self.lost
+
+
+PROMPT = [(7 * i) % 500 for i in range(900)]
+MOMENTS = {
+    "prefill": ([PROMPT] * 8, greedy(4), 0.05),
+    "decode": ([PROMPT[:20]] * 8, greedy(900), 0.7),
+}
+"""Prompts, what is asked, and seconds after which the host is ended."""
+
+
+@pytest.mark.parametrize("moment", ["idle", *MOMENTS])
+def test_a_host_that_is_killed_ends_the_engine_at_once(moment: str, qwen3: Path, tmp_path: Path) -> None:
+    with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
+        loss, pids = Loss(engine), host.rank_pids
+        began = [0.0]
+
+        def strike() -> None:
+            began[0] = time.monotonic()
+            host.signal(signal.SIGKILL)
+
+        if moment == "idle":
+            strike()
+        else:
+            prompts, asked, seconds = MOMENTS[moment]
+            timer = threading.Timer(seconds, strike)
+            timer.start()
+            with pytest.raises(RankLost):
+                engine.answer(prompts, asked)
+            timer.join()
+        lost = loss.within(NOTICED_SECONDS, began[0])
+        assert re.fullmatch(
+            r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection( \(.*\))?; all ranks of the engine end",
+            str(lost),
+        )
+        for pid in pids:
+            wait_for_end(pid, 5)
+
+
+def test_a_host_that_is_killed_while_the_engine_starts_ends_the_start(qwen3: Path, tmp_path: Path) -> None:
+    address, secret = free_address(), write_secret(tmp_path)
+    options = ExecutorOptions(
+        model_folder=qwen3,
+        num_threads=1,
+        num_blocks=600,
+        pipeline_parallel_size=2,
+        stage_hosts=1,
+        stage_listen=address,
+        stage_secret_file=secret,
+    )
+
+    def build() -> None:
+        executor, _, _ = build_executor(options, kill_when_loading)
+        with contextlib.closing(executor):
+            executor.warm_up()
+
+    def kill_when_loading(phase: str, done: int, total: int) -> None:
+        if phase == "loading weights" and host.exitcode is None:
+            host.signal(signal.SIGKILL)
+
+    with (
+        forked_host(address, secret, qwen3) as host,
+        pytest.raises(RankLost, match=r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection"),
+    ):
+        build()
+
+
+def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_next_one(
+    qwen3: Path, tmp_path: Path
+) -> None:
+    address, secret = free_address(), write_secret(tmp_path)
+    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
+    with engine_of(qwen3) as one, forked_host(address, secret, qwen3) as host:
+        expected = told(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
+        descriptors = list[list[str]]()
+        for _ in range(3):
+            with engine_of(qwen3, **asked) as engine:
+                assert told(engine.answer(PROMPTS, greedy(12, num_logprobs=1))) == expected
+                loss, [pid], began = Loss(engine), host.rank_pids, time.monotonic()
+                descriptors.append(host.descriptors())
+                os.kill(pid, signal.SIGKILL)
+                lost = loss.within(NOTICED_SECONDS, began)
+                assert str(lost) == "rank 1 (stage 1 on 127.0.0.1) was ended by SIGKILL; all ranks of the engine end"
+                with pytest.raises(RankLost):
+                    engine.answer(PROMPTS[:1], greedy(4))
+        assert descriptors[0] == descriptors[1] == descriptors[2]
+        assert holds_within(lambda: host.rank_pids == [], 5)
+        assert len(host.descriptors()) < len(descriptors[0])
+        host.signal(signal.SIGTERM)
+        assert host.wait() == 0
+
+
+def test_a_host_that_stands_still_ends_an_engine_that_is_idle(qwen3: Path, tmp_path: Path) -> None:
+    with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
+        loss, began = Loss(engine), time.monotonic()
+        host.signal(signal.SIGSTOP)
+        lost = loss.within(10, began)
+        assert loss.at - began > 1.5
+        assert re.search(r"rank 1 \(stage 1 on 127.0.0.1\) has been silent for 2.\d s", str(lost))
+
+
+def test_a_link_that_is_cut_ends_the_engine_and_the_stage_of_the_host(qwen3: Path, tmp_path: Path) -> None:
+    address, secret = free_address(), write_secret(tmp_path)
+    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
+    with Cable(address) as cable, forked_host(cable.address, secret, qwen3) as host:
+        with engine_of(qwen3, **asked) as engine:
+            loss, pids = Loss(engine), host.rank_pids
+            timer = threading.Timer(0.5, cable.cut)
+            timer.start()
+            with pytest.raises(RankLost):
+                engine.answer([PROMPT[:20]] * 8, greedy(900))
+            timer.join()
+            lost = loss.within(10, cable.cut_at)
+            assert re.search(r"rank [01] .*(has been silent for 2.\d s|has computed no plan for)", str(lost))
+            assert host.says(f"the engine at {cable.address} has been silent for 2.")
+            for pid in pids:
+                wait_for_end(pid, 5)
+        cable.mend()
+        with engine_of(qwen3, **asked) as engine, engine_of(qwen3) as one:
+            assert engine.tokens(PROMPTS, greedy(8)) == one.tokens(PROMPTS, greedy(8))
+
+
+def test_a_host_that_is_asked_to_end_does_so_with_its_ranks(qwen3: Path, tmp_path: Path) -> None:
+    with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
+        loss, pids, began = Loss(engine), host.rank_pids, time.monotonic()
+        host.signal(signal.SIGTERM)
+        assert host.wait() == 0
+        assert "has closed its connection" in str(loss.within(2, began))
+        for pid in pids:
+            wait_for_end(pid, 1)
+    # While it waits for an engine, too.
+    with forked_host(free_address(), write_secret(tmp_path), qwen3) as host:
+        assert host.says("no engine is at 127.0.0.1:")
+        host.signal(signal.SIGTERM)
+        assert host.wait() == 0
+
+
+def test_a_second_host_waits_until_a_stage_is_missing(qwen3: Path, tmp_path: Path) -> None:
+    address, secret = free_address(), write_secret(tmp_path)
+    asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(forked_host(address, secret, qwen3))
+        engine = stack.enter_context(engine_of(qwen3, **asked))
+        spare = stack.enter_context(forked_host(address, secret, qwen3))
+        assert spare.says(f"the engine at {address} has a host for each of its stages")
+        first.signal(signal.SIGTERM)
+        assert first.wait() == 0
+        with pytest.raises(RankLost):
+            engine.answer(PROMPTS[:1], greedy(4))
+        engine.close()
+        again = stack.enter_context(engine_of(qwen3, **asked))
+        assert len(again.tokens(PROMPTS, greedy(4))) == len(PROMPTS)
+        assert spare.says("stage 1 of the engine at")
