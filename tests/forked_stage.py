@@ -73,6 +73,9 @@ class ForkedStage(ForkServerProcess):
         os.environ.update(self._environment | {name: str(number) for name, number in numbers.items()})
         sys.argv = [self._stage, *self._flags]
         self._prepare()
+        self._main()
+
+    def _main(self) -> None:
         importlib.import_module(f"{self._stage}.__main__").main()
 
     def _prepare(self) -> None:

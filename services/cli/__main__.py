@@ -60,6 +60,7 @@ STAGES = {
     "processor": ("headwater.services.processor", "Text to tokens, checked parameters, block hashes."),
     "output-processor": ("headwater.services.output_processor", "Tokens to text, stop strings, logprobs."),
     "engine": ("headwater.services.engine", "A replica of a model."),
+    "stage": ("headwater.services.engine.stage_host", "A pipeline stage of an engine on another host."),
 }
 PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 

@@ -67,6 +67,8 @@ PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
 STORING_SECONDS = 0.005
 """Between two looks of an idle engine at blocks that are being stored, or found again."""
+REPEAT_SECONDS = 10.0
+"""Between two words about a start that has come no further."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing after another is not
 to wait for it each time."""
@@ -202,16 +204,18 @@ def main() -> None:
 
 
 class SpokenProgress:
-    """Tells the server of a phase's beginning, of each tenth of it and of its end."""
+    """Tells the server of a phase's beginning, of each tenth of it and of its end, and now and then that it goes on: a
+    core that waits for stages on other hosts does not hang."""
 
     def __init__(self, reports: RingWriter) -> None:
         self._reports = reports
         self._said: tuple[str, int] | None = None
+        self._said_at = 0.0
 
     def __call__(self, phase: str, done: int, total: int) -> None:
         now = (phase, 10 * done // max(total, 1))
-        if now != self._said:
-            self._said = now
+        if now != self._said or time.monotonic() - self._said_at >= REPEAT_SECONDS:
+            self._said, self._said_at = now, time.monotonic()
             self._reports.write(encode(Progress(phase, done, total, at=time.time())))
 
 
@@ -248,6 +252,9 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         numerics=settings.numerics,
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
+        stage_hosts=settings.stage_hosts,
+        stage_listen=settings.stage_listen,
+        stage_secret_file=settings.stage_secret_file,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
         simulated_draft_acceptance=settings.simulated_draft_acceptance,

@@ -32,6 +32,9 @@ CHOICES = {
 }
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 ONE_IF_SIMULATED = "1 with --executor simulated"
+STAGE_SECRET_FILE = (
+    "file of mode 0600 with a secret of 32 bytes or more, by which an engine and stages on other hosts know each other"
+)
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
 BESIDE_DRAFT_MODEL = "none beside --draft-model"
 
@@ -99,6 +102,9 @@ class EngineSettings(StageSecuritySettings):
     )
     tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
     pipeline_parallel_size: int = setting(1, "stages, in processes of their own, that divide the layers, 1…4")
+    stage_hosts: int = setting(0, "stages on other hosts, the last ones: each joins by `headwater serve stage` (CPUs)")
+    stage_listen: str = setting("", "host:port where these hosts join")
+    stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
     role: str = setting(BOTH, "both, prefill (computes prompts, others go on) or decode (goes on behind them)")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
@@ -148,6 +154,15 @@ class EngineSettings(StageSecuritySettings):
                 raise SettingError(name, size, "1 or more")
             if size > 1 and self.executor == "simulated":
                 raise SettingError(name, size, ONE_IF_SIMULATED)
+        if not 0 <= self.stage_hosts < self.pipeline_parallel_size:
+            most = self.pipeline_parallel_size - 1
+            allowed = f"0…{most}, fewer than --pipeline-parallel-size" if most else "0 with --pipeline-parallel-size 1"
+            raise SettingError("stage_hosts", self.stage_hosts, allowed)
+        for name in ("stage_listen", "stage_secret_file"):
+            value = getattr(self, name) or None
+            if (value is None) != (self.stage_hosts == 0):
+                allowed = "none without --stage-hosts" if value else f"one, with --stage-hosts {self.stage_hosts}"
+                raise SettingError(name, value and str(value), allowed)
 
     def _check_speculation(self) -> None:
         if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):

@@ -9,6 +9,7 @@ from typing import Any
 
 from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.engine.stage_host import StageSettings
 from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.security_settings import StageSecuritySettings
@@ -23,7 +24,7 @@ the variable before the default. Lists are repeated flags, and commas in a varia
 - `headwater up` reads the first table. Variables that it does not know reach its stages, which read theirs:
   `HEADWATER_MAX_NUM_SEQS=64 headwater up`.
 - A stage that is started by itself (`headwater serve gateway`, `processor`, `output-processor`, `engine`) reads its own
-  table, and the last one.
+  table, and the last one; a pipeline stage on another host (`headwater serve stage`) its own alone.
 - `headwater up --help` and `headwater serve STAGE --help` say the same.
 
 This page is made from the settings (`python -m tests.docs.configuration`); a test compares them.
@@ -43,6 +44,7 @@ STAGES: dict[str, tuple[str, type]] = {
     "Processor": ("`headwater serve processor`", ProcessorSettings),
     "Output processor": ("`headwater serve output-processor`", OutputProcessorSettings),
     "Engine": ("`headwater serve engine`", EngineSettings),
+    "Pipeline stage on another host": ("`headwater serve stage`", StageSettings),
 }
 SHARED = {field.name for field in dataclasses.fields(StageSecuritySettings)}
 

@@ -17,6 +17,7 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel, expe
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.ring import RingReader, RingWriter, create_ring
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.services.engine import core_process
 from headwater.services.engine.core_process import SpokenProgress, run
 from headwater.services.engine.messages import (
     Add,
@@ -167,6 +168,19 @@ def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:
     core.reports.close()
     core.thread.join(30)
     assert not core.thread.is_alive()
+
+
+def test_a_start_that_comes_no_further_says_so_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    report_writer, report_reader = create_ring(1 << 16)
+    writer, reader = RingWriter(report_writer), RingReader(report_reader)
+    say = SpokenProgress(writer)
+    for repeat_seconds, num_said in ((60.0, 1), (0.0, 3)):
+        monkeypatch.setattr(core_process, "REPEAT_SECONDS", repeat_seconds)
+        for _ in range(3):
+            say("waiting for other hosts", 0, 2)
+        assert len(reader.read()) == num_said
+    writer.close()
+    reader.close()
 
 
 def test_loading_is_told_at_its_tenths_and_not_with_every_tensor() -> None:

@@ -20,6 +20,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps",
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
         "numerics", "tensor_parallel_size", "pipeline_parallel_size",
+        "stage_hosts", "stage_listen", "stage_secret_file",
         "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "hang_limit", "drain_limit",
     ]  # fmt: skip
@@ -71,6 +72,22 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         (
             ["--executor=simulated", "--simulated-draft-acceptance=1.5"],
             "--simulated-draft-acceptance is 1.5; allowed: 0…1",
+        ),
+        (
+            ["--model-folder=/m", "--pipeline-parallel-size=2", "--stage-hosts=2"],
+            "--stage-hosts is 2; allowed: 0…1, fewer than --pipeline-parallel-size",
+        ),
+        (
+            ["--model-folder=/m", "--stage-hosts=-1"],
+            "--stage-hosts is -1; allowed: 0 with --pipeline-parallel-size 1",
+        ),
+        (
+            ["--model-folder=/m", "--pipeline-parallel-size=2", "--stage-hosts=1"],
+            "--stage-listen is missing; allowed: one, with --stage-hosts 1",
+        ),
+        (
+            ["--model-folder=/m", "--pipeline-parallel-size=2", "--stage-secret-file=/s"],
+            "--stage-secret-file is '/s'; allowed: none without --stage-hosts",
         ),
         (["--executor=simulated", "--max-draft-tokens=0"], "--max-draft-tokens is 0; allowed: 1…15"),
         (["--executor=simulated", "--max-draft-tokens=16"], "--max-draft-tokens is 16; allowed: 1…15"),
