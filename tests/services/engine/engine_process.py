@@ -88,7 +88,8 @@ def engine_process(*flags: str, start: Callable[..., Any] = ForkedStage) -> Iter
 def wait_for_end(pid: int, seconds: float) -> None:
     """Of a process that need not be a child; one that has ended and that nobody has asked about yet counts."""
     deadline = time.monotonic() + seconds
-    with contextlib.suppress(FileNotFoundError):
+    # It may go between the opening of its file and the reading.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline, f"process {pid} still runs"
             time.sleep(0.01)
