@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
@@ -17,12 +18,14 @@ from ..executors.build_single import (
     load_weights,
     single_executor,
 )
+from ..executors.rank_drafts import HEAD, load_draft_weights
 from ..executors.rank_place import RankPlace, load_rank_weights, rank_executor
 from ..layers.kinds import Weights
 from ..layers.packed import pack_linears
 from ..options import INT8, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up
+from ..shards import WHOLE, Shard
 from ..weights.model_file import DTYPES
 
 api = 1
@@ -41,6 +44,7 @@ capabilities = Capabilities(
     parallel=True,
     copied_ranks=True,
     rank_slots=True,
+    rank_drafts=True,
     stages=True,
     stage_hosts=True,
     tree_numerics=True,
@@ -83,7 +87,24 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     platform = CpuPlatform.of(place.local_config(request.model), config)
     part = f"{place.part}, in leaves" if request.is_tree else place.part
     packed = _prepared(request, platform, weights, progress, part=part)
-    return rank_executor(request, place, config, platform, packed), config
+    draft = None if request.draft is None else _rank_draft(request.draft, place.shard, config, progress)
+    heads = None if request.heads is None else _loaded_heads(request, config, progress, place.shard)
+    return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads), config
+
+
+def _rank_draft(
+    request: BuildRequest, shard: Shard, config: EngineConfig, progress: Progress
+) -> tuple[CpuPlatform, Weights]:
+    """As `load_model`, for a rank's draft model. All ranks map the same file of packed layers."""
+    weights = load_draft_weights(request, shard, CpuPlatform.device, progress, keeps_packed=True)
+    platform, head = CpuPlatform.of(request.model, config), {HEAD: weights.linears[HEAD]}
+    layers = {name: each for name, each in weights.linears.items() if name != HEAD}
+    part = f"rows of the vocabulary of shard {shard.index} of {shard.size}"
+    own = _packed(request, replace(weights, linears=head), progress, part)
+    shared = _packed(request, replace(weights, linears=layers), progress, "all but the vocabulary head")
+    packed = replace(shared, linears={**shared.linears, **own.linears})
+    platform.prepare(packed, partial(progress, "loading kernels"))
+    return platform, packed
 
 
 def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
@@ -97,17 +118,24 @@ def _prepared(
     request: BuildRequest, platform: CpuPlatform, weights: Weights, progress: Progress, part: str = ""
 ) -> Weights:
     """The weights as the platform multiplies them. `part` names the part of the model that they are."""
-    folder = request.options.model_folder if request.options.load_format == "auto" else None
-    expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
-    looked_up, packing = with_cpu_look_up(weights), partial(progress, "packing weights")
-    packed = pack_linears(looked_up, folder, packing, expanded_to, part)
+    packed = _packed(request, weights, progress, part)
     platform.prepare(packed, partial(progress, "loading kernels"))
     return packed
 
 
-def _loaded_heads(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
+def _packed(request: BuildRequest, weights: Weights, progress: Progress, part: str) -> Weights:
+    folder = request.options.model_folder if request.options.load_format == "auto" else None
+    expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
+    looked_up, packing = with_cpu_look_up(weights), partial(progress, "packing weights")
+    return pack_linears(looked_up, folder, packing, expanded_to, part)
+
+
+def _loaded_heads(
+    request: BuildRequest, config: EngineConfig, progress: Progress, shard: Shard = WHOLE
+) -> tuple[CpuPlatform, Weights]:
     """As `load_model`, for draft heads. Their kernels are those of the served model."""
-    weights = pack_linears(load_heads_weights(request, CpuPlatform.device), None, partial(progress, "packing weights"))
+    loaded = load_heads_weights(request, CpuPlatform.device, shard)
+    weights = pack_linears(loaded, None, partial(progress, "packing weights"))
     assert request.heads is not None
     return CpuPlatform.of(request.heads.layer or request.model, config), weights
 

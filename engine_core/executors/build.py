@@ -114,6 +114,9 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
+        # Ranks divide its vocabulary alone, which is that of the served model.
+        tensor_parallel_size=1,
+        pipeline_parallel_size=1,
         # Weights that are not packed leave nothing else to choose.
         activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
         max_model_len=0,
@@ -167,8 +170,11 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
     if options.decode_steps > 1 and options.pipeline_parallel_size > 1:
         allowed = f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages each compute a step"
         raise ConfigError("decode_steps", options.decode_steps, allowed)
+    drafts, disk = ("draft_model", "draft_heads"), ("kv_disk_dir",)
     for name, size in sizes.items():
-        for other in ("draft_model", "draft_heads") + (() if flags.rank_slots else ("kv_disk_dir",)):
+        # The first stage would have to wait for guesses, the last one has the hidden states that heads read.
+        may_draft = flags.rank_drafts and name == "tensor_parallel_size"
+        for other in (() if may_draft else drafts) + (() if flags.rank_slots else disk):
             if size > 1 and (folder := getattr(options, other)) is not None:
                 raise ConfigError(other, str(folder), f"none with {name} {size}")
         for other in () if flags.rank_slots else ("kv_swap_memory", "kv_peer_memory"):

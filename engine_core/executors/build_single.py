@@ -20,7 +20,7 @@ from ..layers.leaves import WithLeaves, cut_leaves, of_leaves
 from ..layers.platform import Platform
 from ..models.model import Model, model_class
 from ..options import BuildRequest, Progress, engine_config
-from ..shards import WHOLE
+from ..shards import WHOLE, Shard
 from ..weights import model_file
 from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.dummy import DUMMIES, dummy
@@ -91,12 +91,12 @@ def random_tensors(
     return tensors
 
 
-def load_heads_weights(request: BuildRequest, device: torch.device) -> Weights:
-    """Those of the heads that draft. Raises `ConfigError`."""
+def load_heads_weights(request: BuildRequest, device: torch.device, shard: Shard = WHOLE) -> Weights:
+    """Those of the heads that draft; on a rank with its part of their vocabulary. Raises `ConfigError`."""
     folder = request.options.draft_heads
     assert folder is not None
     assert request.heads is not None
-    return load_heads(folder, request.heads, request.model, DTYPES[request.dtype], device)
+    return load_heads(folder, request.heads, request.model, DTYPES[request.dtype], device, shard)
 
 
 def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfig:
@@ -106,7 +106,7 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
     max_model_len = options.max_model_len or request.model.max_position_embeddings
     block_bytes = block_bytes_of(request)
     if kv_cache_memory:
-        num_blocks = (options.kv_cache_memory or kv_cache_memory) // block_bytes
+        num_blocks = (options.kv_cache_memory or kv_cache_memory) // cache_bytes_of(request)
     else:
         num_blocks = -(-max_model_len // options.block_size) + 1
     return engine_config(options, max_model_len, options.num_blocks or num_blocks, block_bytes=block_bytes)
@@ -114,11 +114,26 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
 
 def block_bytes_of(request: BuildRequest) -> int:
     """The bytes of one KV block: planes of the model, and those of the model or the heads that draft."""
-    block_size = request.options.block_size
-    own = request.model.kv_elements_per_token * block_size * KV_DTYPES[request.kv_format].itemsize
-    if request.heads is not None:
-        own += request.heads.kv_elements_per_token * block_size * DTYPES[request.dtype].itemsize
-    return own if request.draft is None else own + block_bytes_of(request.draft)
+    return _served_bytes(request) + _draft_bytes(request)
+
+
+def cache_bytes_of(request: BuildRequest) -> int:
+    """The bytes that a block takes in the KV caches of all ranks: each has a part of the served model's planes, and all
+    planes of what drafts."""
+    return _served_bytes(request) + request.options.tensor_parallel_size * _draft_bytes(request)
+
+
+def _served_bytes(request: BuildRequest) -> int:
+    elements = request.model.kv_elements_per_token * request.options.block_size
+    return elements * KV_DTYPES[request.kv_format].itemsize
+
+
+def _draft_bytes(request: BuildRequest) -> int:
+    if request.draft is not None:
+        return _served_bytes(request.draft)
+    if request.heads is None:
+        return 0
+    return request.heads.kv_elements_per_token * request.options.block_size * DTYPES[request.dtype].itemsize
 
 
 def single_executor(
@@ -136,16 +151,30 @@ def single_executor(
     memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
     new_cache = private_cache if memory is None else cache_in(memory)
     runner = Runner(served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache)
-    if request.draft is not None:
-        assert draft is not None
-        kv_dtype = KV_DTYPES[request.draft.kv_format]
-        model = _model(request.draft, config, *draft)
-        runner.draft_by(DraftModel(model, config, kv_dtype, platform.device, *runner.tables, new_cache))
-    if request.heads is not None:
-        assert heads is not None
-        runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables, new_cache))
+    add_guesser(runner, request, config, served, draft=draft, heads=heads, new_cache=new_cache)
     swapper = MemorySwapper.of(runner.kv_caches, config.num_swap_slots, memory) if config.num_swap_slots else None
     return SingleExecutor(runner, swapper)
+
+
+def add_guesser(
+    runner: Runner,
+    request: BuildRequest,
+    config: EngineConfig,
+    served: Model,
+    *,
+    draft: tuple[Platform, Weights] | None,
+    heads: tuple[Platform, Weights] | None,
+    new_cache: NewCache = private_cache,
+    shard: Shard = WHOLE,
+) -> None:
+    """Has the request's draft model or heads guess for the runner, whose model is `served`, if there are any."""
+    if request.draft is not None:
+        assert draft is not None
+        kv_dtype, model = KV_DTYPES[request.draft.kv_format], _model(request.draft, config, *draft)
+        runner.draft_by(DraftModel(model, config, kv_dtype, draft[0].device, *runner.tables, new_cache))
+    if request.heads is not None:
+        assert heads is not None
+        runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables, new_cache, shard))
 
 
 def _head_guesser(
@@ -156,11 +185,12 @@ def _head_guesser(
     weights: Weights,
     tables: tuple[torch.Tensor, torch.Tensor],
     new_cache: NewCache,
+    shard: Shard,
 ) -> OwnGuesser:
     if heads.layer is None:
         medusa = Medusa(heads, weights, platform, served, config.max_model_len)
         return ParallelHeads(medusa, config, served.dtype, tables[0])
-    chained = chain_heads(heads, weights, platform, served, config.max_model_len)
+    chained = chain_heads(heads, weights, platform, served, config.max_model_len, shard)
     return ChainedHeads(chained, config, served.dtype, platform.device, *tables, new_cache)
 
 

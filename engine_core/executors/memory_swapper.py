@@ -26,10 +26,12 @@ class MemorySwapper:
         parts: Sequence[torch.Tensor],
         slots: UInt8Array,
         direct_copies: DirectCopies | None = None,
+        num_saved: int | None = None,
     ) -> None:
         """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots, planes, bytes] of each,
-        which are views of `slots`."""
-        self._planes, self._parts, self.slots = planes, parts, slots
+        which are views of `slots`. `num_saved`: caches, from the first on, that are written to slots; None: all."""
+        self._loaded, self.slots = list(zip(planes, parts, strict=True)), slots
+        self._saved = self._loaded[:num_saved]
         self.direct_copies = direct_copies
         self.num_saved = self.num_loaded = 0
 
@@ -48,16 +50,24 @@ class MemorySwapper:
         return cls(planes, parts, slots, copies)
 
     @classmethod
-    def of_part(cls, kv_cache: torch.Tensor, slots: UInt8Array, part: BlockPart) -> Self:
-        """Over slots that all ranks share, whose blocks are as those of one process."""
-        return cls([_as_planes(kv_cache)], [part.of(torch.from_numpy(slots))], slots)
+    def of_part(
+        cls, kv_caches: Sequence[torch.Tensor], slots: UInt8Array, part: BlockPart, *, saves_whole_planes: bool
+    ) -> Self:
+        """Over slots that all ranks share, whose blocks are as those of one process. The first cache has this rank's
+        part of its planes; the others are whole on every rank, one of which saves them."""
+        divided, *others = (_as_planes(each) for each in kv_caches)
+        sizes, rows = [each.shape[0] * each.shape[2] for each in others], torch.from_numpy(slots)
+        first, *rest = torch.split(rows, [rows.shape[1] - sum(sizes), *sizes], dim=1)
+        whole = [own.view(len(rows), len(each), -1) for own, each in zip(rest, others, strict=True)]
+        num_saved = None if saves_whole_planes else 1
+        return cls([divided, *others], [part.of(first), *whole], slots, num_saved=num_saved)
 
     def swap(self, plan: SwapPlan) -> None:
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
-            for planes, parts in zip(self._planes, self._parts, strict=True):
+            for planes, parts in self._saved:
                 parts[slot].copy_(planes[:, block])
         for block, slot in zip(plan.in_blocks.tolist(), plan.in_slots.tolist(), strict=True):
-            for planes, parts in zip(self._planes, self._parts, strict=True):
+            for planes, parts in self._loaded:
                 planes[:, block].copy_(parts[slot])
         self.num_saved += plan.out_blocks.size
         self.num_loaded += plan.in_blocks.size

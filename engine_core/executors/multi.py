@@ -44,7 +44,7 @@ COMPILING_SILENCE = 15.0
 AWAITING_SECONDS = 1.0
 """Between two words about stages that are missing."""
 PATIENCE = 10
-"""Times the predicted time of a step after which its ranks hang."""
+"""Times the predicted time of a step after which its ranks hang; once more for each guess that they draw before it."""
 
 
 class MultiExecutor:
@@ -62,11 +62,14 @@ class MultiExecutor:
         self._longest_step: float | None = None
         """Seconds of a step of the whole budget; None: nothing is known, and much is still to be compiled."""
         self._slowest_step = self._last_retired = 0.0
-        self._launched: deque[tuple[float, float]] = deque()
-        """When each plan in flight was launched, and its predicted seconds."""
+        self._launched: deque[tuple[float, float, int]] = deque()
+        """When each plan in flight was launched, its predicted seconds and the guesses of a row before it."""
 
     def submit(self, plan: StepPlan) -> int:
-        self._launch(encode_step(plan), plan.num_tokens)
+        num_guesses = 0
+        if plan.num_drafts is not None and plan.draft_ids is None:
+            num_guesses = int(plan.num_drafts.max(initial=0))
+        self._launch(encode_step(plan), plan.num_tokens, num_guesses)
         return plan.step
 
     def draw(self, plan: DrawPlan) -> int:
@@ -75,7 +78,7 @@ class MultiExecutor:
 
     def retire(self, handle: int) -> StepResult:
         result = decode_result(self.ranks.hear(self._speaker))
-        launched, _ = self._launched.popleft()
+        launched, *_ = self._launched.popleft()
         now = time.monotonic()
         self._slowest_step = max(self._slowest_step, now - max(launched, self._last_retired))
         self._last_retired = now
@@ -90,12 +93,14 @@ class MultiExecutor:
         self._longest_step = max(seconds)
         return self._longest_step
 
-    def _launch(self, message: bytes, num_tokens: int) -> None:
+    def _launch(self, message: bytes, num_tokens: int, num_guesses: int = 0) -> None:
         predicted = (self._longest_step or 0.0) * num_tokens / self._budget
-        self._launched.append((time.monotonic(), predicted))
+        self._launched.append((time.monotonic(), predicted, num_guesses))
         if self._longest_step is not None:
-            slowest = max(self._slowest_step, *(seconds for _, seconds in self._launched))
-            self.ranks.allow_silence(max(self._least_silence, PATIENCE * slowest))
+            _, seconds, guesses = zip(*self._launched, strict=True)
+            # A pass of what drafts takes no longer than a step.
+            most = (PATIENCE + max(guesses)) * max(self._slowest_step, *seconds)
+            self.ranks.allow_silence(max(self._least_silence, most))
         self.ranks.tell(message)
 
     def prepare(self) -> bool:

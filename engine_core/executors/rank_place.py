@@ -33,7 +33,7 @@ from ..shards import Shard, Stage, local_config, stages
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
 from .block_part import BlockPart
-from .build_single import KV_DTYPES, block_bytes_of, random_tensors, stored_tensors
+from .build_single import KV_DTYPES, add_guesser, block_bytes_of, random_tensors, stored_tensors
 from .memory_swapper import MemorySwapper
 from .runner import Runner
 from .single import SingleExecutor
@@ -153,17 +153,24 @@ def _random_weights(
 
 
 def rank_executor(
-    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
+    request: BuildRequest,
+    place: RankPlace,
+    config: EngineConfig,
+    platform: Platform,
+    weights: Weights,
+    *,
+    draft: tuple[Platform, Weights] | None = None,
+    heads: tuple[Platform, Weights] | None = None,
 ) -> Executor:
-    """As `single_executor`, over this rank's weights."""
-    runner = _runner(request, place, config, platform, weights)
+    """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their vocabulary, see
+    `rank_drafts`."""
+    model = rank_model(request, place, config.max_model_len, platform, weights)
+    runner = _runner(request, place, config, platform, model)
+    add_guesser(runner, request, config, model, draft=draft, heads=heads, shard=place.shard)
     return SingleExecutor(runner, _swapper(request, place, config, runner) if config.num_swap_slots else None)
 
 
-def _runner(
-    request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, weights: Weights
-) -> Runner:
-    model = rank_model(request, place, config.max_model_len, platform, weights)
+def _runner(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, model: Model) -> Runner:
     kv_dtype, links = KV_DTYPES[request.kv_format], place.links
     if not place.stage.is_last:
         assert links.stream_out is not None
@@ -176,9 +183,9 @@ def _runner(
 
 
 def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner) -> MemorySwapper:
-    [kv_cache] = runner.kv_caches
-    slots = map_slots(place.slots, config, block_bytes_of(request))
-    return MemorySwapper.of_part(kv_cache, slots, block_part(request, place))
+    """Of what drafts all ranks have all planes; the first rank saves them."""
+    slots, part = map_slots(place.slots, config, block_bytes_of(request)), block_part(request, place)
+    return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=place.shard.index == 0)
 
 
 def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:
@@ -199,11 +206,12 @@ def map_slots(memory: int, config: EngineConfig, block_bytes: int) -> UInt8Array
 
 
 def _sampler(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform) -> Sampler | None:
-    """None: the model's logits are whole rows."""
+    """None: all logits are whole rows. Those of what drafts are a rank's part on any platform."""
     sampling = platform.sampling
-    if place.shard.size == 1 or not isinstance(sampling, PartSampling):
+    if place.shard.size == 1:
         return None
-    sharded = ShardedSampling(sampling, sampling, place.shard, request.model.vocab_size, place.group)
+    parts = sampling if isinstance(sampling, PartSampling) else None
+    sharded = ShardedSampling(sampling, parts, place.shard, request.model.vocab_size, place.group)
     return Sampler(config.num_rows, sharded, platform.device, sharded.whole)
 
 

@@ -15,13 +15,14 @@ from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import LastTokens, Model
+from ..models.model import LastTokens
 from ..weights.layout import Layout, linear, table
 from ..weights.model_file import Tensors
 from ..weights.names import CheckpointNames
 from . import draft_layer
 from .checkpoint import HeadsFile, Shapes
 from .draft_layer import DraftLayer
+from .served import Served
 
 PREFIX = "layers.0."
 NAMES = CheckpointNames(
@@ -39,7 +40,7 @@ class Eagle:
     looks_at_all = True
 
     def __init__(
-        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Served, max_model_len: int
     ) -> None:
         assert config.layer is not None
         self.config, self._served = config.layer, served

@@ -5,6 +5,7 @@ training-time test", 2025, with the published code."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,13 +18,15 @@ from ..layers.kinds import Weights
 from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import LastTokens, Model
-from ..weights.layout import Layout, linear, norm, table
+from ..models.model import LastTokens
+from ..shards import WHOLE, Shard
+from ..weights.layout import Layout, Split, linear, norm, table
 from ..weights.model_file import Tensors
 from ..weights.names import CheckpointNames
 from . import draft_layer
 from .checkpoint import HeadsFile, Shapes
 from .draft_layer import DraftLayer
+from .served import Served
 
 PREFIX = "midlayer."
 TO_TOKENS, TO_DRAFTS = "d2t", "t2d"
@@ -45,7 +48,13 @@ class Eagle3:
     looks_at_all = False
 
     def __init__(
-        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+        self,
+        config: HeadsConfig,
+        weights: Weights,
+        platform: Platform,
+        served: Served,
+        max_model_len: int,
+        shard: Shard = WHOLE,
     ) -> None:
         assert config.layer is not None
         linears, tensors, eps = weights.linears, weights.tensors, config.layer.rms_norm_eps
@@ -55,7 +64,9 @@ class Eagle3:
         self._input_norm = RMSNorm(platform, tensors["layers.0.input_norm"], eps)
         self._layer = DraftLayer(platform, config.layer, weights, max_model_len)
         self._final_norm = RMSNorm(platform, tensors["final_norm"], eps)
-        self._token_ids = tensors.get("token_ids")
+        self._guessed = None
+        if (token_ids := tensors.get("token_ids")) is not None:
+            self._guessed = GuessedTokens.of(token_ids, shard.vocabulary(served.config.vocab_size))
 
     @staticmethod
     def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
@@ -82,13 +93,15 @@ class Eagle3:
     def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
         assert config.layer is not None
         hidden = served.hidden_size
+        # Tokens of a map lie anywhere in the vocabulary: ranks have all of such a head.
+        split = Split.NONE if "token_ids" in names else Split.VOCABULARY
         return {
             "fc": linear(hidden, NUM_INPUTS * hidden),
             "layers.0.hidden_norm": norm(hidden),
             "layers.0.input_norm": norm(hidden),
             **draft_layer.layout(config.layer, 2 * hidden, names),
             "final_norm": norm(hidden),
-            "lm_head": linear(config.draft_vocab_size, hidden),
+            "lm_head": linear(config.draft_vocab_size, hidden, split=split),
             **({"token_ids": table(config.draft_vocab_size)} if "token_ids" in names else {}),
         }
 
@@ -112,11 +125,31 @@ class Eagle3:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self._lm_head(self._final_norm(hidden))
-        if self._token_ids is None:
-            return logits
-        whole = logits.new_full((len(logits), self._served.config.vocab_size), NEVER)
-        whole[:, self._token_ids] = logits
-        return whole
+        return logits if self._guessed is None else self._guessed.spread(logits)
+
+
+@dataclass(frozen=True, slots=True)
+class GuessedTokens:
+    """Which logits of a head over some tokens belong to a rank's part of the vocabulary."""
+
+    num_tokens: int
+    """Tokens of the part."""
+    columns: torch.Tensor | slice
+    """Logits of tokens in it."""
+    places: torch.Tensor
+    """int64: tokens of these logits, from the first of the part on."""
+
+    @classmethod
+    def of(cls, token_ids: torch.Tensor, part: range) -> GuessedTokens:
+        is_own = (token_ids >= part.start) & (token_ids < part.stop)
+        columns = slice(None) if is_own.all() else torch.nonzero(is_own)[:, 0]
+        return cls(len(part), columns, token_ids[columns] - part.start)
+
+    def spread(self, logits: torch.Tensor) -> torch.Tensor:
+        """logits [S, guessed tokens] → [S, tokens of the part]"""
+        spread = logits.new_full((len(logits), self.num_tokens), NEVER)
+        spread[:, self.places] = logits[:, self.columns]
+        return spread
 
 
 def token_ids(file: HeadsFile) -> torch.Tensor | None:

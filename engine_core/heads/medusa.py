@@ -13,17 +13,17 @@ from ..heads_config import HeadsConfig
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import Model
-from ..weights.layout import Layout, linear, table
+from ..weights.layout import Layout, Split, linear, table
 from ..weights.model_file import Tensors
 from .checkpoint import HeadsFile, Shapes
+from .served import Served
 
 
 class Medusa:
     """num_heads heads of some residual blocks, x + silu(W x + b), and a product with the vocabulary."""
 
     def __init__(
-        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Served, max_model_len: int
     ) -> None:
         self.num_heads, self.hidden_size = config.num_heads, served.config.hidden_size
         linears, tensors = weights.linears, weights.tensors
@@ -53,11 +53,12 @@ class Medusa:
             for j in range(last):
                 found[f"{i}.{j}.linear.weight"] = linear(hidden, hidden)
                 found[f"{i}.{j}.linear.bias"] = table(hidden)
-            found[f"{i}.{last}.weight"] = linear(served.vocab_size, hidden)
+            found[f"{i}.{last}.weight"] = linear(served.vocab_size, hidden, split=Split.VOCABULARY)
         return found
 
     def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [R, V] of the token that stands head + 2 places behind hidden [R, H], normed."""
+        """Logits [R, V] of the token that stands head + 2 places behind hidden [R, H], normed; on a rank those of its
+        part of the vocabulary."""
         for product, bias in self._blocks[head]:
             hidden = hidden + silu(product(hidden) + bias)
         return self._heads[head](hidden)

@@ -15,7 +15,8 @@ from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
 from ..model_config import ModelConfig
-from ..models.model import LastTokens, Model
+from ..models.model import LastTokens
+from ..shards import WHOLE, Shard
 from ..weights.layout import Layout
 from ..weights.model_file import Tensors
 from . import eagle3
@@ -23,6 +24,7 @@ from .checkpoint import HeadsFile, Shapes, read_config
 from .eagle import Eagle
 from .eagle3 import Eagle3
 from .medusa import Medusa
+from .served import Served
 
 
 class ChainHeads(Protocol):
@@ -56,7 +58,7 @@ class ChainHeads(Protocol):
         block_size, D] takes keys and values. Without last tokens the attention plan is of all pairs."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits [S, V] of hidden [S, H]."""
+        """Logits [S, V] of hidden [S, H]; on a rank those of its part of the vocabulary."""
 
 
 class HeadsClass(Protocol):
@@ -88,16 +90,28 @@ def read_heads(folder: Path, served: ModelConfig) -> HeadsConfig:
 
 
 def load_heads(
-    folder: Path, config: HeadsConfig, served: ModelConfig, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    config: HeadsConfig,
+    served: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    shard: Shard = WHOLE,
 ) -> Weights:
-    """Loads the heads, with weights in the dtype that the served model computes in."""
+    """Loads the heads, with weights in the dtype that the served model computes in. Ranks divide vocabulary heads and
+    nothing else."""
     cls = CLASSES[config.kind]
-    tensors = {name: each.to(device) for name, each in cls.collect(HeadsFile(folder), config, dtype).items()}
-    return kinds.load_weights(cls.layout(config, served, tensors.keys()), tensors, dtype)
+    tensors = cls.collect(HeadsFile(folder), config, dtype)
+    return kinds.load_weights(cls.layout(config, served, tensors.keys()), tensors, dtype, shard, device)
 
 
 def chain_heads(
-    config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+    config: HeadsConfig,
+    weights: Weights,
+    platform: Platform,
+    served: Served,
+    max_model_len: int,
+    shard: Shard = WHOLE,
 ) -> ChainHeads:
-    cls = Eagle if config.kind == EAGLE else Eagle3
-    return cls(config, weights, platform, served, max_model_len)
+    if config.kind == EAGLE:
+        return Eagle(config, weights, platform, served, max_model_len)
+    return Eagle3(config, weights, platform, served, max_model_len, shard)

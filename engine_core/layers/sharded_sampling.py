@@ -21,8 +21,9 @@ class ShardedSampling:
     """See `SamplingOperations`. Logits may be whole as well: then nothing is gathered."""
 
     def __init__(
-        self, operations: SamplingOperations, parts: PartSampling, shard: Shard, vocab_size: int, group: Group
+        self, operations: SamplingOperations, parts: PartSampling | None, shard: Shard, vocab_size: int, group: Group
     ) -> None:
+        """`parts`: draws from logits of some tokens; None: the platform has none, so that every draw gathers all."""
         self._operations, self._parts, self._group = operations, parts, group
         self._vocab_size, self._token_ids = vocab_size, shard.vocabulary(vocab_size)
         self._width = len(Shard(0, shard.size).vocabulary(vocab_size))
@@ -34,8 +35,8 @@ class ShardedSampling:
         return self._group.join(pad(logits, (0, self._width - logits.shape[1])))[:, : self._vocab_size].contiguous()
 
     def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
-        if logits.shape[1] == self._vocab_size:
-            return self._operations.draw(logits, draws, masks)
+        if logits.shape[1] == self._vocab_size or self._parts is None:
+            return self._operations.draw(self.whole(logits), draws, masks)
         first, stop = self._token_ids.start, self._token_ids.stop
         own_masks = None if masks is None else masks[:, first // 32 : -(-stop // 32)]
         tokens, scores = self._parts.draw_part(logits, draws, first, own_masks)

@@ -50,6 +50,8 @@ class Capabilities:
     rank_slots: bool = False
     """Ranks keep KV blocks in host memory that they share: `--kv-swap-memory`, `--kv-disk-dir` and `--kv-peer-memory`
     need it where there are several ranks."""
+    rank_drafts: bool = False
+    """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where there are several ranks."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     stage_hosts: bool = False

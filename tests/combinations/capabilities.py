@@ -277,7 +277,6 @@ DRAFT_MODEL = Capability(
         "beams": Aside(because="a search asks for one token at a time"),
         "grammar": Aside(because=BY_LOOK_UP),
         "tools": Aside(because=BY_LOOK_UP),
-        "tensor parallel": Refused(field="draft_model", says="allowed: none with tensor_parallel_size 2"),
         "pipeline parallel": Refused(field="draft_model", says="allowed: none with pipeline_parallel_size 2"),
     },
 )
@@ -295,7 +294,6 @@ DRAFT_HEADS = Capability(
         "grammar": Aside(because=BY_LOOK_UP),
         "tools": Aside(because=BY_LOOK_UP),
         "draft model": Refused(field="draft_heads", says="none beside draft_model"),
-        "tensor parallel": Refused(field="draft_heads", says="allowed: none with tensor_parallel_size 2"),
         "pipeline parallel": Refused(field="draft_heads", says="allowed: none with pipeline_parallel_size 2"),
     },
 )

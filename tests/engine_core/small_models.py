@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 
+from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.kv.tiers import key_of, open_disk
@@ -17,6 +18,7 @@ from headwater.engine_core.models import conversion
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import Holder, NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.kernels.block_formats import BlockWeight, expand
@@ -106,8 +108,16 @@ class Answer:
 class SmallEngine:
     """An engine in this process."""
 
-    def __init__(self, folder: Path, *, link: DirectLink | None = None, address: str = "", **options: Any) -> None:
-        """`link` joins it, as `address`, with other engines of this process."""
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        link: DirectLink | None = None,
+        address: str = "",
+        speculate: Callable[[EngineConfig], Speculator] | None = None,
+        **options: Any,
+    ) -> None:
+        """`link` joins it, as `address`, with other engines of this process; `speculate` makes what drafts for it."""
         given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
         asked = ExecutorOptions(model_folder=folder, **given)
         self.executor, self.config, facts = build_executor(asked, lambda phase, done, total: None)
@@ -116,7 +126,10 @@ class SmallEngine:
         if link is not None:
             key = key_of(asked, self.config, facts, self.executor)
             peer_link = link.end_of(address, key, self.config, self.executor)
-        self.engine = Engine(self.config, self.executor, disk_files=disk_files, peer_link=peer_link)
+        speculator = None if speculate is None else speculate(self.config)
+        self.engine = Engine(
+            self.config, self.executor, speculator=speculator, disk_files=disk_files, peer_link=peer_link
+        )
         if link is not None:
             link.join(address, self.engine)
         self._num_asked = 0

@@ -19,6 +19,7 @@ from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.build import checked
 from headwater.engine_core.executors.kept_positions import CATCH_UP
 from headwater.engine_core.executors.own_guesser import Draw, OwnGuesser
+from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams
@@ -62,11 +63,9 @@ def engines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 class Recorder:
-    """Stands before the guesser of an executor and notes what it guesses behind which tokens."""
+    """Stands before the guesser of a runner and notes what it guesses behind which tokens."""
 
-    def __init__(self, small: SmallEngine) -> None:
-        assert isinstance(small.executor, SingleExecutor)
-        runner = small.executor._runner
+    def __init__(self, runner: Runner) -> None:
         assert runner._guesser is not None
         self._guesser: OwnGuesser = runner._guesser
         self._tokens = runner.tables[0]
@@ -84,6 +83,11 @@ class Recorder:
             tokens = self._tokens[row, : end + count].tolist()
             if count:
                 self.noted.append((tokens[:end], tokens[end:]))
+
+
+def runner_of(small: SmallEngine) -> Runner:
+    assert isinstance(small.executor, SingleExecutor)
+    return small.executor._runner
 
 
 def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]:
@@ -109,7 +113,7 @@ def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_
     heads = publish(tmp_path / "heads", config, tensors, pickled="of" in kind or "with" in kind)
     with forced.installed():
         small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
-    recorder = Recorder(small)
+    recorder = Recorder(runner_of(small))
     samplings = [greedy(length, seed=seed) for seed in (1, 2, 3)]
     told, load = answers_of_a_new_engine(small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2)
     small.close()
@@ -129,7 +133,7 @@ def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
     config, tensors = CONFIGS[kind], random_heads(kind)
     heads, twin = publish(tmp_path / "heads", config, tensors), HeadsTwin(model, config, tensors)
     small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
-    recorder = Recorder(small)
+    recorder = Recorder(runner_of(small))
     speculator = PausingSpeculator(num_steps).beside(small.config)
     answers_of_a_new_engine(small, PROMPTS[:3], [greedy(num_steps + 8)], speculator)
     small.close()

@@ -130,7 +130,7 @@ def test_the_parts_of_ranks_make_the_block_of_one_process() -> None:
     for (layers, heads), cache in zip(parts, caches, strict=True):
         planes = range(2 * layers.start, 2 * layers.stop)
         part = BlockPart(num_planes=8, planes=planes, num_heads=6, heads=heads)
-        swappers.append(MemorySwapper.of_part(cache, slots, part))
+        swappers.append(MemorySwapper.of_part([cache], slots, part, saves_whole_planes=True))
     for swapper in swappers:
         swapper.swap(save)
     assert (slots == alone.slots).all()

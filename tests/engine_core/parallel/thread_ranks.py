@@ -1,0 +1,108 @@
+"""An engine whose ranks are threads of this process, so that a test reaches into each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
+from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.rank_place import RankPlace, stages_of
+from headwater.engine_core.executors.runner import Runner
+from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.executors.stage_link import StageLinks
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
+from headwater.engine_core.ring import anonymous_memory
+from tests.engine_core.small_models import SmallEngine
+
+
+class ThreadExecutor:
+    """See `Executor`. All ranks have the same results and the same tokens in their tables, or a step raises."""
+
+    swapper = None
+    copies_blocks = True
+    prefill_seconds = 0.0
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        request = checked(options, "cpu", cpu.capabilities)
+        ends, slots = create_group(options.tensor_parallel_size), anonymous_memory("slots", 0)
+        self._groups = [MemoryGroup(rank, end) for rank, end in enumerate(ends)]
+        # A thread begins with as many threads of its own as there are cores, for which weights are packed otherwise.
+        own = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        self._threads = [ThreadPoolExecutor(1, **own) for _ in ends]
+        places = [
+            RankPlace(
+                shard=options.layout.shard(group.index),
+                stage_index=0,
+                stage=stages_of(request)[0],
+                group=group,
+                links=StageLinks(),
+                slots=slots,
+            )
+            for group in self._groups
+        ]
+        built = self._each(lambda rank: cpu.build_rank(request, places[rank], lambda phase, done, total: None))
+        os.close(slots)
+        [self.config] = {config for _, config in built}
+        self.ranks: list[Runner] = []
+        for rank, _ in built:
+            assert isinstance(rank, SingleExecutor)
+            self.ranks.append(rank._runner)
+        self.can_draft = all(rank.can_draft for rank in self.ranks)
+        self._done: list[StepResult] = []
+
+    def submit(self, plan: StepPlan) -> int:
+        self._note(self._each(lambda rank: self.ranks[rank].run(plan)))
+        return plan.step
+
+    def draw(self, plan: DrawPlan) -> int:
+        self._note(self._each(lambda rank: self.ranks[rank].draw(plan)))
+        return plan.step
+
+    def retire(self, handle: int) -> StepResult:
+        return self._done.pop(0)
+
+    def is_ready(self, handle: int) -> bool:
+        return True
+
+    def warm_up(self) -> float:
+        return max(self._each(lambda rank: self.ranks[rank].rehearse()))
+
+    def prepare(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        for thread, group in zip(self._threads, self._groups, strict=True):
+            thread.shutdown()
+            group.close()
+
+    def _each(self, work: Callable[[int], Any]) -> list[Any]:
+        waiting = [thread.submit(work, rank) for rank, thread in enumerate(self._threads)]
+        return [each.result(60) for each in waiting]
+
+    def _note(self, results: list[StepResult]) -> None:
+        first, *others = results
+        for rank, other in enumerate(others, start=1):
+            assert other.token_ids.tolist() == first.token_ids.tolist(), rank
+            assert other.num_tokens.tolist() == first.num_tokens.tolist(), rank
+            assert torch.equal(self.ranks[rank].tables[0], self.ranks[0].tables[0]), "guesses differ"
+        self._done.append(first)
+
+
+class ThreadEngine(SmallEngine):
+    """See `SmallEngine`."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
+        self.ranks = ThreadExecutor(ExecutorOptions(model_folder=folder, **given))
+        self.executor, self.config = self.ranks, self.ranks.config
+        self.engine = Engine(self.config, self.executor)
+        self._link, self._num_asked = None, 0
