@@ -47,6 +47,7 @@ capabilities = Capabilities(
     rank_slots=True,
     stages=True,
     tree_numerics=True,
+    rank_drafts=True,
 )
 
 
@@ -148,6 +149,18 @@ def _check_tree(request: BuildRequest) -> None:
         raise ConfigError("dtype", request.dtype, allowed)
 
 
+def _check_drafting_ranks(request: BuildRequest) -> None:
+    """Raises `ConfigError` for blocks outside the KV cache: ranks copy the parts of the served model's planes alone."""
+    options = request.options
+    if request.draft is None and request.heads is None:
+        return
+    where = f"beside {'draft_model' if request.heads is None else 'draft_heads'} with tensor_parallel_size"
+    for tier, none in (("kv_swap_memory", "0"), ("kv_peer_memory", "0"), ("kv_disk_dir", "none")):
+        if value := getattr(options, tier):
+            size = options.tensor_parallel_size
+            raise ConfigError(tier, str(value), f"{none} {where} {size} on the platform {name}")
+
+
 def max_ranks(options: ExecutorOptions) -> int:
     """A GPU each."""
     return rank_devices.most_ranks(os.environ, torch.cuda.device_count())
@@ -159,6 +172,7 @@ def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
 
 def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
+    _check_drafting_ranks(request)
     from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
 
     return build_cuda_rank(request, place, progress)

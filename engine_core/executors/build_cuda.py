@@ -53,7 +53,7 @@ def build_cuda_executor(
     if draft is not None:
         drafting = ModelDrafting(draft, config)
     elif heads is not None:
-        drafting = HeadsDrafting(heads, served.config, decoder, config)
+        drafting = HeadsDrafting(heads, served.for_heads(decoder, platform), decoder, config)
     if drafting is not None:
         planes += drafting.planes
     block_bytes = sum(each.block_bytes(block_size) for each in planes)

@@ -13,24 +13,28 @@ from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
 from ..executor import UInt8Array
+from ..heads.served import Served, ServedPart
 from ..layers.group import Group
 from ..layers.leaf_matrix import keep_leaves
+from ..layers.sharded import over_group
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_rank import SummingPlatform
 from ..platforms.peer_group import PeerGroup, open_peer_group
+from ..shards import Shard
 from ..weights.model_file import DTYPES
 from .build_cuda import build_cuda_executor
-from .build_single import KV_DTYPES, block_bytes_of, engine_config_of
+from .build_single import KV_DTYPES, block_bytes_of, engine_config_of, load_heads_weights
 from .cuda import CudaExecutor
-from .cuda_drafting import LoadedModel
+from .cuda_drafting import LoadedHeads, LoadedModel
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
 from .gpu_stage import GpuStageEnds, open_stage_memory, sizes_of
 from .head_part import HeadPart
 from .locked_slots import LOCKABLE, RankSlots, check_room, touch
 from .rank_devices import local_devices
+from .rank_drafts import HEAD, draft_layout, load_draft_weights
 from .rank_place import RankPlace, block_part, load_rank_weights, map_slots, rank_model
 
 
@@ -78,7 +82,6 @@ class LoadedRank(LoadedModel):
         if self.stages is not None and not self.has_head:
             [kv_cache] = kv_caches
             return CudaStageExecutor(decoder, platform, config, kv_cache, self.stages, swapper=swapper)
-        part = None if self.group is None else self._head_part(platform, self.group)
         return CudaExecutor(
             decoder,
             platform,
@@ -86,7 +89,7 @@ class LoadedRank(LoadedModel):
             kv_caches,
             swapper=swapper,
             looks_at_all=looks_at_all,
-            head_part=part,
+            head_part=self.head_part(platform),
             stages=self.stages,
         )
 
@@ -110,15 +113,37 @@ class LoadedRank(LoadedModel):
             raise ConfigError("kv_swap_memory", slots.nbytes, LOCKABLE)
         return locked
 
+    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+        return None if self.group is None else _head_part(self, platform, self.place.shard, self.group)
+
+    def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
+        return ServedPart(decoder.config, decoder.embedding, platform.linear(self.weights.linears[HEAD]))
+
     def agreed(self, number: int) -> int:
         of_stage = int(self.host.join(torch.tensor([[number]])).min())
         of_all = self.place.links.of_all_stages(of_stage.to_bytes(8, "little"))
         return min(int.from_bytes(each, "little") for each in of_all)
 
-    def _head_part(self, platform: CudaPlatform, group: PeerGroup) -> HeadPart:
-        part = self.weights.linears["lm_head"]
-        first = self.place.shard.vocabulary(self.config.vocab_size).start
-        return HeadPart(part, platform.linear(part), first, group)
+
+@dataclass(frozen=True, slots=True)
+class LoadedRankDraft(LoadedModel):
+    """A draft model of which this rank has all layers, and a part of the vocabulary head."""
+
+    request: BuildRequest
+    shard: Shard
+    group: PeerGroup
+
+    def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
+        whole = over_group(self.weights, draft_layout(self.request), platform, self.shard, self.group)
+        return model_class(self.config)(self.config, whole, platform, max_model_len)
+
+    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+        return _head_part(self, platform, self.shard, self.group)
+
+
+def _head_part(model: LoadedModel, platform: CudaPlatform, shard: Shard, group: PeerGroup) -> HeadPart:
+    part = model.weights.linears[HEAD]
+    return HeadPart(part, platform.linear(part), shard, model.config.vocab_size, group)
 
 
 def build_cuda_rank(
@@ -153,12 +178,30 @@ def build_cuda_rank(
         served,
         config,
         device,
-        draft=None,
-        heads=None,
+        draft=_draft_of(request, place.shard, group, progress),
+        heads=_heads_of(request, place.shard),
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
     )
+
+
+def _draft_of(
+    request: BuildRequest, shard: Shard, group: PeerGroup | None, progress: Progress
+) -> LoadedRankDraft | None:
+    """Loads the draft model, if there is one. Raises `ConfigError`."""
+    if (draft := request.draft) is None:
+        return None
+    assert group is not None, "drafting is refused beside stages"
+    weights = load_draft_weights(draft, shard, torch.device("cuda"), progress)
+    return LoadedRankDraft(draft.model, weights, KV_DTYPES[draft.kv_format], False, draft, shard, group)
+
+
+def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:
+    """As `_draft_of`, of draft heads."""
+    if request.heads is None:
+        return None
+    return LoadedHeads(request.heads, load_heads_weights(request, torch.device("cuda"), shard), shard)
 
 
 def _check_reach(options: ExecutorOptions, place: RankPlace) -> None:

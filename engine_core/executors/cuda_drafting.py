@@ -13,18 +13,21 @@ from headwater.kernels.compile_ahead import CompileAhead
 from ..config import ConfigError, EngineConfig
 from ..heads.medusa import Medusa
 from ..heads.registry import ChainHeads, chain_heads
+from ..heads.served import Served
 from ..heads_config import HeadsConfig
 from ..layers.kinds import Weights
 from ..model_config import ModelConfig
 from ..models.model import Model, model_class
 from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_tree import TreePlatform
+from ..shards import WHOLE, Shard
 from .cuda import CudaExecutor
 from .cuda_draft_model import guessing_config
 from .cuda_guessers import Make, by_chain, by_model, by_places
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
 from .gpu_memory import Planes, measure
+from .head_part import HeadPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,14 @@ class LoadedModel:
         for the slots."""
         return CudaSwapper(kv_caches, config.num_swap_slots)
 
+    def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
+        """What draft heads read of the model."""
+        return decoder
+
+    def head_part(self, platform: CudaPlatform) -> HeadPart | None:
+        """What there is of the vocabulary head, if ranks divide it."""
+        return None
+
     def agreed(self, number: int) -> int:
         """The least of the numbers of all ranks; returns when each has come here."""
         return number
@@ -81,6 +92,8 @@ class LoadedHeads:
 
     config: HeadsConfig
     weights: Weights
+    shard: Shard = WHOLE
+    """The part of the vocabulary that the weights have."""
 
 
 class Drafting(Protocol):
@@ -104,35 +117,37 @@ class ModelDrafting:
 
     def __init__(self, draft: LoadedModel, config: EngineConfig) -> None:
         self.planes, self._config = [draft.planes], guessing_config(config)
-        self._platform = CudaPlatform.of(draft.config, config)
+        self._platform = draft.platform(config)
         self._decoder = draft.on(self._platform, config.max_model_len)
+        self._head_part = draft.head_part(self._platform)
 
     def measure(self, ahead: CompileAhead) -> int:
         return measure(self._decoder, self._platform, self.planes[0], self._config, ahead).step
 
     def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
-        return by_model(self._decoder, self._platform, config, kv_caches[0])
+        return by_model(self._decoder, self._platform, config, kv_caches[0], self._head_part)
 
 
 class HeadsDrafting:
     """See `Drafting`. They are small beside the served model, so their steps take less memory than its steps."""
 
-    def __init__(self, heads: LoadedHeads, served: ModelConfig, decoder: Model, config: EngineConfig) -> None:
-        """Raises `ConfigError` where the served model's work list does not serve the heads."""
+    def __init__(self, heads: LoadedHeads, served: Served, decoder: Model, config: EngineConfig) -> None:
+        """`served`: what the heads read of the decoder. Raises `ConfigError` where its work list does not serve
+        them."""
         layer, self._decoder = heads.config.layer, decoder
         self.planes = [] if layer is None else [Planes(layer, decoder.dtype)]
-        self._platform = CudaPlatform.of(layer or served, config)
+        self._platform = CudaPlatform.of(layer or served.config, config)
         self._medusa: Medusa | None = None
         self._chain: ChainHeads | None = None
-        what = heads.config, heads.weights, self._platform, decoder, config.max_model_len
+        what = heads.config, heads.weights, self._platform, served, config.max_model_len
         if layer is None:
             self._medusa, self.looks_at_all = Medusa(*what), True
             return
-        ours, theirs = (model.num_heads // model.num_kv_heads for model in (layer, served))
+        ours, theirs = (model.num_heads // model.num_kv_heads for model in (layer, served.config))
         if ours != theirs:
             allowed = f"heads with {theirs} query heads a key head, as the served model; these have {ours}"
             raise ConfigError("draft_heads", heads.config.kind, allowed)
-        self._chain = chain_heads(*what)
+        self._chain = chain_heads(*what, heads.shard)
         self.looks_at_all = self._chain.looks_at_all
 
     def measure(self, ahead: CompileAhead) -> int:

@@ -18,6 +18,7 @@ from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
 from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
+from .head_part import HeadPart
 from .step_buffers import StepBuffers
 from .step_shapes import StepShapes
 
@@ -36,10 +37,18 @@ class Drafted:
 Make = Callable[[Drafted], CudaGuesser]
 
 
-def by_model(decoder: Model, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor) -> Make:
+def by_model(
+    decoder: Model,
+    platform: CudaPlatform,
+    config: EngineConfig,
+    kv_cache: torch.Tensor,
+    head_part: HeadPart | None = None,
+) -> Make:
+    """`head_part`: what this rank has of the draft model's vocabulary head, if ranks divide it."""
+
     def make(drafted: Drafted) -> CudaGuesser:
         table, limits = drafted.table, guessing_config(config)
-        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype)
+        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype, head_part)
         steps = GuessingSteps(limits, StepShapes(limits, platform), sampler, table, drafted.num_parts)
         model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.buffers, steps.shapes)
         return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)

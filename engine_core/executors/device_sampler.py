@@ -96,9 +96,10 @@ class DeviceSampler:
         self._scores = ScoreTable(num_parts, num_positions, device)
         self._is_filtered = np.zeros(num_rows, np.bool_)
 
-    def beside(self, lm_head: LMHead, dtype: torch.dtype) -> DeviceSampler:
-        """Returns one for another model's logits of the same rows; this one admits them."""
-        other = DeviceSampler(lm_head, 1, self._num_positions, dtype, self._device, 1)
+    def beside(self, lm_head: LMHead, dtype: torch.dtype, part: HeadPart | None = None) -> DeviceSampler:
+        """Returns one for another model's logits of the same rows; this one admits them. `part`: what this rank has of
+        that model's head; None: what it has of this one's."""
+        other = DeviceSampler(lm_head, 1, self._num_positions, dtype, self._device, 1, part or self._part)
         other._settings, other._is_filtered = self._settings, self._is_filtered
         return other
 
@@ -150,9 +151,14 @@ class DeviceSampler:
         needs: Needs,
         masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `draw_special`, from logits [S, V]."""
+        """As `draw_special`, from logits [S, V], or [S, N] of the tokens that this rank has."""
         draws, filters = self._load(table_params, places.rows, places.output_indices)
         tokens = self.tokens[: len(places.rows)]
+        if self._part is not None and raw.shape[1] < self.vocab_size:
+            if needs == PLAIN and masks is None:
+                self._part.draw_from(raw, draws, self._candidates, tokens)
+                return tokens
+            raw = self._part.whole(raw)
         logits = raw
         if needs.edits or masks is not None:
             logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)

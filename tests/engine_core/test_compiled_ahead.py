@@ -267,11 +267,18 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     assert len(ahead) > 20
     assert ("_tree_gemm" in {name for _, name, *_ in ahead}) == is_tree
     device.prepare_first()
-    while device.prepare():
-        pass
     assert device.can_draft == drafts
     monkeypatch.setattr(OwnGains, "read", nothing_gained)
-    speculator = AheadSpeculator(config.max_draft_tokens, seed=1).beside(config) if drafts else None
+    serve_at_random(device, config)
+    new = launches.seen - ahead
+    assert not new, "\n".join(sorted(str(x)[:400] for x in new))
+
+
+def serve_at_random(device: CudaExecutor, config: EngineConfig) -> None:
+    """Steps of all kinds and sizes, with drafts where the executor has any."""
+    while device.prepare():
+        pass
+    speculator = AheadSpeculator(config.max_draft_tokens, seed=1).beside(config) if device.can_draft else None
     rng, engine, keys = np.random.default_rng(0), Engine(config, device, speculator=speculator), count()
 
     def add(prompt_len: int, common: int = 0) -> None:
@@ -293,12 +300,10 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
         while engine.has_work():
             engine.step()
     words = -(-MODEL.vocab_size // 32)
-    for step, num_rows in enumerate(n for n in (1, 2, 3, 17, 96) if n <= max_num_seqs):
+    for step, num_rows in enumerate(n for n in (1, 2, 3, 17, 96) if n <= config.max_num_seqs):
         rows = np.arange(num_rows, dtype=np.int32)
         masks = np.full((1, num_rows, words), -1, np.int32)
         device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
-    new = launches.seen - ahead
-    assert not new, "\n".join(sorted(str(x)[:400] for x in new))
 
 
 def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_library(launches: Launches) -> None:

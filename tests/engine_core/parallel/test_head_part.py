@@ -1,0 +1,112 @@
+"""Draws of guesses on GPUs that have the logits of some tokens each: the tokens of one GPU, and the same on each rank.
+Without a GPU kernels are interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.executor import AdmittedRow
+from headwater.engine_core.executors.device_sampler import PLAIN, DeviceSampler, Needs, Places
+from headwater.engine_core.executors.head_part import HeadPart
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.lm_head import LMHead
+from headwater.engine_core.platforms.peer_group import LEAST_SLOT, PeerGroup
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.shards import Shard
+from headwater.kernels.peer_memory import PeerMemory
+from headwater.kernels.step_rows import PARAM_WORDS
+from tests.kernels.peer_rank import PeerRanks, peer_ranks
+from tests.long_values import long_but
+
+VOCAB_SIZE, HIDDEN, PROMPT_LEN, NUM_ROWS = 300, 64, 6, 6
+PLAIN_DRAWS = [SamplingParams(temperature=0.3 * i, seed=i) for i in range(NUM_ROWS)]
+EDITED = [replace(each, repetition_penalty=1.5, logit_bias={7: 2.0, 250: 2.0}) for each in PLAIN_DRAWS]
+FILTERED = [replace(each, temperature=0.9, top_k=9, top_p=0.9) for each in PLAIN_DRAWS]
+
+
+@pytest.fixture(scope="module", params=long_but((2, 3), 3))
+def ranks(request: pytest.FixtureRequest) -> Iterator[PeerRanks]:
+    with peer_ranks(request.param, LEAST_SLOT) as group:
+        yield group
+
+
+class Plainly:
+    """Products in torch."""
+
+    def linear(self, linear: Linear) -> Product:
+        return linear.product
+
+
+class Rows:
+    """A sampler over a matrix as one GPU has it, or over a rank's part, with rows of some samplings."""
+
+    def __init__(self, samplings: list[SamplingParams], memory: PeerMemory, *, is_part: bool) -> None:
+        self.device = memory.bases.device
+        if self.device.type == "cpu":
+            torch.Tensor.pin_memory = lambda tensor: tensor  # type: ignore[assignment,method-assign]
+        shard, platform = Shard(memory.index, memory.size), Plainly()
+        weight = torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(0)).to(self.device) / 8
+        tokens = shard.vocabulary(VOCAB_SIZE)
+        linear = DenseLinear(weight[tokens.start : tokens.stop] if is_part else weight)
+        part = HeadPart(linear, linear.product, shard, VOCAB_SIZE, PeerGroup(memory)) if is_part else None
+        head = LMHead(platform, DenseLinear(weight))  # type: ignore[arg-type]  # nothing else of it is asked for
+        served = DeviceSampler(head, NUM_ROWS, NUM_ROWS, torch.float32, self.device, 3, part)
+        self.sampler = served.beside(head, torch.float32)
+        self.product = linear.product
+        self.params = torch.zeros(NUM_ROWS, PARAM_WORDS, dtype=torch.int32, device=self.device)
+        self.tokens = torch.full((NUM_ROWS, 20), 7, dtype=torch.int32, device=self.device)
+        for row, params in enumerate(samplings):
+            ids = np.full(PROMPT_LEN, 7, np.int32)
+            served.admit(
+                AdmittedRow(row=row, token_ids=ids, num_prompt_tokens=PROMPT_LEN, sampling=params, choice_index=0)
+            )
+            words = np.zeros(PARAM_WORDS, np.int32)
+            strengths = np.array([params.temperature, params.top_p, params.min_p], np.float32)
+            words[0], words[4], words[[3, 5, 6]] = params.seed, params.top_k, strengths.view(np.int32)
+            self.params[row] = torch.from_numpy(words)
+        self.needs = served.needs(np.arange(NUM_ROWS))
+
+    def draw(self, noise: int | None = None) -> list[int]:
+        """From the same hidden states on all ranks; `noise`: the seed of what a rank's logits differ by."""
+        hidden = torch.randn(NUM_ROWS, HIDDEN, generator=torch.Generator().manual_seed(1)).to(self.device)
+        logits = self.product(hidden)
+        if noise is not None:
+            logits = logits + torch.randn(logits.shape, generator=torch.Generator().manual_seed(noise)).to(self.device)
+        rows = torch.arange(NUM_ROWS, dtype=torch.int32, device=self.device)
+        places = Places(rows, torch.full_like(rows, PROMPT_LEN), torch.ones_like(rows))
+        drawn = self.sampler.draw_from(logits, self.params, self.tokens, places, self.needs)
+        tokens: list[int] = drawn.tolist()
+        return tokens
+
+
+def drawn(memory: PeerMemory, samplings: list[SamplingParams]) -> tuple[Needs, list[int], list[int], list[int]]:
+    parts = Rows(samplings, memory, is_part=True)
+    alone = Rows(samplings, memory, is_part=False).draw()
+    return parts.needs, parts.draw(), alone, parts.draw(noise=memory.index)
+
+
+@pytest.mark.parametrize(
+    ("samplings", "is_expected"),
+    [
+        (PLAIN_DRAWS, lambda needs: needs == PLAIN),
+        (EDITED, lambda needs: needs.edits),
+        (FILTERED, lambda needs: needs.filters),
+    ],
+    ids=["plain", "edited", "filtered"],
+)
+def test_guesses_from_parts_are_those_from_whole_rows_and_the_same_on_each_rank(
+    ranks: PeerRanks, samplings: list[SamplingParams], is_expected: Callable[[Needs], bool]
+) -> None:
+    found = ranks(drawn, [samplings] * ranks.size)
+    for needs, from_parts, from_whole, _ in found:
+        assert is_expected(needs)
+        assert from_parts == from_whole
+    # Ranks whose logits have other bits than they should have still agree.
+    assert len({tuple(spoilt) for *_, spoilt in found}) == 1
+    assert found[0][3] != found[0][1]
