@@ -96,7 +96,7 @@ def swapper_of(cache: torch.Tensor, num_slots: int) -> Swapper:
 
 
 def host_rates(swapper: Swapper, num_blocks: int, runs: int) -> Iterator[dict[str, Any]]:
-    """Of both ways at once the rate is that of each."""
+    """A row for each way, and one for both at once, whose rate is that of either way."""
     # Locked, as the swapper's own slots are.
     memory = torch.from_numpy(swapper.slots)
     device_memory = torch.empty((2, *memory.shape), dtype=torch.uint8, device="cuda")

@@ -32,9 +32,10 @@ from .draw_buffers import DrawBuffers, held_at
 from .gpu_stage import TokenTeller, parts_of
 from .head_part import HeadPart
 from .in_flight_step import InFlightStep
-from .own_rows import OwnRows
+from .own_rows import OwnRows, knows_alone
 from .spread import spread_drafts, spread_draw
 from .step_buffers import StepBuffers
+from .step_sender import StepSender
 from .step_shapes import StepShape, StepShapes
 
 
@@ -74,6 +75,7 @@ class CudaExecutor:
         num_parts = parts_of(config)
         self._shapes = StepShapes(config, platform, looks_at_all=looks_at_all)
         self._buffers = StepBuffers(config, self._shapes.max_tiles, device, num_parts)
+        self._sender = StepSender(self._table, self._buffers, self._shapes, device)
         self._planes = [as_planes(each) for each in kv_caches]
         self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
         self._graphs = self._model.graphs
@@ -270,23 +272,14 @@ class CudaExecutor:
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
         """What the device is told of a plan's rows where it drafts, or knows alone where they are, or tells what drafts
         how far they came."""
-        if self._model.shown is not None:
-            is_told = plan.row_steps is None
-        else:
-            is_told = plan.follows is not None or (plan.num_drafts is not None and plan.draft_ids is None)
+        is_told = knows_alone(plan) if self._model.shown is None else plan.row_steps is None
         return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
 
     def _launch(self, whole: StepPlan, plan: StepPlan, own: Int32Array | None) -> tuple[StepShape, torch.Tensor]:
         """Tells the device the step, and what it changes in the table, and has it compute the hidden states. `plan`:
         the whole one with its drafts spread."""
-        changes = self._table.changes(whole)
-        shape, tiles = self._shapes.of(plan)
-        num_draws = int(plan.samples.sum())
-        padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
         first_results = self._first_result(plan.step), self._own_rows.first_gain(self._part(plan.step))
-        sent = self._buffers.send(plan, shape, tiles, padded_draws, changes, first_results, own)
-        if changes.size:
-            self._table.apply(upload(changes, self._device) if sent is None else sent)
+        shape, _ = self._sender.send(whole, plan, own, first_results)
         num_rows = 0 if own is None else own.shape[1]
         if self._guesser is not None:
             self._guesser.follow(whole, self._buffers.steps[:, :num_rows], self._buffers.words(shape).positions)

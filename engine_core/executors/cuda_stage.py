@@ -24,11 +24,12 @@ from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
 from .device_table import DeviceTable
 from .gpu_stage import MessageNumbers, parts_of
-from .own_rows import OwnRows
+from .own_rows import OwnRows, knows_alone
 from .runner import NOTHING
 from .spread import spread_drafts, spread_draw
 from .step_buffers import StepBuffers
-from .step_shapes import StepShape, StepShapes
+from .step_sender import StepSender
+from .step_shapes import StepShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class AwaitedTokens:
 
     number: int
     rows: Int32Array
-    """Of the table, that it tells of."""
+    """Rows of the table of which the message tells."""
     count: int
     """Padded, of rows or positions."""
     are_ends: bool
@@ -69,6 +70,7 @@ class CudaStageExecutor:
         # The next stage goes on with all tokens.
         self._shapes = StepShapes(config, platform, looks_at_all=True)
         self._buffers = StepBuffers(config, self._shapes.max_tiles, self._device, parts)
+        self._sender = StepSender(self._table, self._buffers, self._shapes, self._device)
         self._planes = as_planes(kv_cache)
         self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._buffers, self._shapes)
         self._own_rows = OwnRows(config, self._table, self._buffers, parts)
@@ -111,7 +113,11 @@ class CudaStageExecutor:
             if plan.copied_blocks.size:
                 self._copy_blocks(plan.copied_blocks)
             spread = spread_drafts(plan)
-            shape, num_own, num_draws = self._send(plan, spread)
+            own = None
+            if knows_alone(plan):
+                own = self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+            shape, num_draws = self._sender.send(plan, spread, own)
+            num_own = 0 if own is None else own.shape[1]
             if num_own:
                 launch = partial(self._own_rows.draft, shape, num_own)
                 self._model.graphs.run_once((shape, "drafts", num_own), launch)
@@ -156,24 +162,6 @@ class CudaStageExecutor:
 
     def _part(self, step: int) -> int:
         return step % len(self._done)
-
-    def _send(self, whole: StepPlan, plan: StepPlan) -> tuple[StepShape, int, int]:
-        """Tells the device the step, and what it changes in the table. `plan`: the whole one with its drafts spread.
-        Returns its shape and the numbers of rows that the device tells how far they came, and of draws, both padded."""
-        changes = self._table.changes(whole)
-        shape, tiles = self._shapes.of(plan)
-        own = self._own_columns(whole)
-        count = int(plan.samples.sum())
-        num_draws = self._shapes.num_rows(count) if count else 0
-        sent = self._buffers.send(plan, shape, tiles, num_draws, changes, (0, 0), own)
-        if changes.size:
-            self._table.apply(upload(changes, self._device) if sent is None else sent)
-        return shape, 0 if own is None else own.shape[1], num_draws
-
-    def _own_columns(self, plan: StepPlan) -> Int32Array | None:
-        """As in `CudaExecutor`."""
-        is_told = plan.follows is not None or (plan.num_drafts is not None and plan.draft_ids is None)
-        return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
 
     def _await(self, rows: Int32Array, count: int, *, are_ends: bool) -> None:
         self._awaited.append(AwaitedTokens(self._numbers.next(), rows, count, are_ends))

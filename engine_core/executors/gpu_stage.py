@@ -88,8 +88,8 @@ class TokenTeller:
 
 
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
-    """Of a piece for steps of this config. A message is sent only when the step before it has left every stage, whose
-    messages from more than all plans in flight before were received by then."""
+    """The sizes of a piece for steps of this config. The last stage sends a message only behind the step before it,
+    which has left every other stage; those stages had received all but the messages of plans in flight by then."""
     most_tokens = max(config.max_num_batched_tokens, config.max_positions)
     return StageSizes(
         stream_bytes=-(-most_tokens * hidden_size * dtype.itemsize // 128) * 128,

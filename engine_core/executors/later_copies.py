@@ -17,10 +17,11 @@ LOOK_SECONDS = 0.0003
 
 
 class LaterCopies:
-    """What it cannot count ends the process: the device is of no use any more."""
+    """An error in its thread ends the process: the device is of no use any more."""
 
     def __init__(self, swapper: Swapper, note: Callable[[int, int], None]) -> None:
-        """`note` is given the numbers of blocks saved and loaded so far; nobody else asks the swapper for them."""
+        """The thread gives `note` the numbers of blocks saved and loaded so far. Nothing else may ask the swapper for
+        them."""
         self._swapper, self._note = swapper, note
         self._launched: SimpleQueue[SwapPlan] = SimpleQueue()
         threading.Thread(target=self._count_all, name="copies", daemon=True).start()

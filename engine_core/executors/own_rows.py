@@ -41,6 +41,11 @@ class OwnGains:
         return token_ids, packed % 256, packed // 256
 
 
+def knows_alone(plan: StepPlan) -> bool:
+    """Whether the device alone knows where rows of the plan are, or drafts for them."""
+    return plan.follows is not None or (plan.num_drafts is not None and plan.draft_ids is None)
+
+
 class OwnRows:
     def __init__(self, config: EngineConfig, table: DeviceTable, buffers: StepBuffers, num_parts: int) -> None:
         """`num_parts`: steps whose results may be unread at the same time."""

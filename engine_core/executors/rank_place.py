@@ -183,7 +183,7 @@ def _runner(request: BuildRequest, place: RankPlace, config: EngineConfig, platf
 
 
 def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner) -> MemorySwapper:
-    """Of what drafts all ranks have all planes; the first rank saves them."""
+    """All ranks have all planes of what drafts; the first rank saves them."""
     slots, part = map_slots(place.slots, config, block_bytes_of(request)), block_part(request, place)
     return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=place.shard.index == 0)
 

@@ -45,7 +45,8 @@ class StageHost:
         self._said = ""
 
     def run(self) -> None:
-        """Until it is stopped. Raises `ConfigError` and `JoinRefused` for what a person has to mend."""
+        """Joins and computes again and again until it is stopped. Raises `ConfigError` and `JoinRefused` for what a
+        person has to mend."""
         num_pauses = 0
         try:
             while True:

@@ -67,10 +67,10 @@ class StageEnds(Protocol):
     """What stands at the ends of a stage in the place of what other stages have."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
-        """Of a stage that is not the first."""
+        """What a stage that is not the first has in the place of an embedding."""
 
     def end(self) -> LastNorm:
-        """Of a stage that is not the last."""
+        """What a stage that is not the last has in the place of the last norm."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,13 @@ import struct
 from typing import NamedTuple
 
 PIECE, LAST_PIECE, CONSUMED, BEAT, LOST, OFFER, ACCEPT, REFUSE, FULL = range(9)
-"""Kinds. Of a channel: a piece of a message that goes on, its last piece, and so many bytes that were taken. Of the
-link: a heartbeat, the end of a rank, what a stage is to compute, whether the host does so, and that no stage is
-missing."""
+"""Kinds of frames. Those of a channel: a piece of a message that goes on, its last piece, and the number of bytes that
+were taken. Those of the link: a heartbeat, the end of a rank, what a stage is to compute, whether the host does so, and
+that no stage is missing."""
 PIECE_BYTES = 256 << 10
-"""Of a channel's message in one frame, at most."""
+"""Most bytes of a channel's message in one frame."""
 OTHER_BYTES = 64 << 10
-"""Of any other frame, at most."""
+"""Most bytes of any other frame."""
 HEAD = struct.Struct("<BHI")
 _PIECES = (PIECE, LAST_PIECE)
 

@@ -22,7 +22,8 @@ LEAST_SILENCE = 2.0
 BEAT_SECONDS = 0.2
 """Between two heartbeats, also while nothing is computed."""
 MOST_ELAPSED = 2 * BEAT_SECONDS
-"""Of a wait that took longer, the rest is this host's own: a machine that stood still suspects no other."""
+"""Most seconds of one wait that count as silence of the other host. A longer wait means that this machine stood still,
+and it suspects no other."""
 CLOSED = "has closed its connection"
 OUT_BYTES = 1 << 20
 """Bytes of frames that wait for the socket, before rings are left alone."""

@@ -24,7 +24,7 @@ from .settings import STAGE_SECRET_FILE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """A pipeline stage of an engine on another host, which says all that is not set here."""
+    """A pipeline stage of an engine on another host. The engine says everything that is not set here."""
 
     join: str = setting("", "host:port where the engine awaits its stages, its --stage-listen")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
@@ -44,7 +44,8 @@ class StageSettings:
 
 
 def serve(settings: StageSettings) -> None:
-    """Until a signal or the loss of the supervisor. Raises `ConfigError`, `JoinRefused` and `ModelFolderError`."""
+    """Computes until a signal comes or the supervisor is gone. Raises `ConfigError`, `JoinRefused` and
+    `ModelFolderError`."""
     assert settings.stage_secret_file is not None
     assert settings.model_folder is not None
     ModelManifest.read(settings.model_folder)

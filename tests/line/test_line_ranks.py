@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,19 @@ def kill_a_rank(
     """Kills one of engine-0 while all engines answer. Returns the extra seconds of the answers that moved."""
     bodies = [body_of(f"{moment} {rank} {i}", sampled, num_words, max_tokens) for i, sampled in enumerate(SAMPLED)]
     core, before = line.pids_of("engine-0")[1], line.loads()["engine-0"]["address"]
+
+    def kill() -> None:
+        os.kill(ranks_of(core)[rank], signal.SIGKILL)
+        tell_the_truth(line, num_replicas, before)
+
+    return pauses_of_a_death(line, num_replicas, bodies, moment, kill)
+
+
+def pauses_of_a_death(
+    line: Line, num_replicas: int, bodies: list[dict[str, Any]], moment: str, kill: Callable[[], None]
+) -> list[float]:
+    """Asks for answers, has `kill` called at the moment, and compares every token with an undisturbed answer. Returns
+    the extra seconds of the answers that moved."""
     with contextlib.ExitStack() as stack:
         readers = [stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies]
         if moment == "decode":
@@ -85,8 +98,7 @@ def kill_a_rank(
                 lambda: any(each["load"]["num_running"] for each in line.loads().values()), 60, "nothing is computed"
             )
         died_at = time.monotonic()
-        os.kill(ranks_of(core)[rank], signal.SIGKILL)
-        tell_the_truth(line, num_replicas, before)
+        kill()
     disturbed = [reader.reading for reader in readers]
     line.wait_for(lambda: len(line.loads()) == num_replicas, 120, "the engine is not back")
     assert line.client.get("/ready").json()["ready"]

@@ -3,10 +3,8 @@ for token, when the engine is back with its stages."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,7 @@ from tests.chatting_model import make_chatting_model
 from tests.forked_cluster import ForkedCluster
 from tests.forked_host import free_address, write_secret
 from tests.line.conftest import Line
-from tests.line.survivors import CompletionReader
-from tests.line.test_line_ranks import ENV, NAME, SAMPLED, body_of, num_attempts, undisturbed
+from tests.line.test_line_ranks import ENV, NAME, SAMPLED, body_of, pauses_of_a_death
 from tests.services.engine.stage_process import StageProcess
 
 pytestmark = pytest.mark.slow
@@ -71,31 +68,16 @@ def test_answers_go_on_token_for_token_when_a_stage_host_is_killed(
 ) -> None:
     line = staged.line
     bodies = [body_of(f"{moment} {killed} {i}", sampled, 150, 240) for i, sampled in enumerate(SAMPLED)]
-    with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(CompletionReader(line.record, body).running()) for body in bodies]
-        if moment == "decode":
-            # Where one answer gets more of the cores, others may have ended by now.
-            are_answered = [reader.wait_events(8) for reader in readers]
-            assert any(are_answered)
-        else:
-            line.wait_for(
-                lambda: any(each["load"]["num_running"] for each in line.loads().values()), 60, "nothing is computed"
-            )
-        died_at = time.monotonic()
+
+    def kill() -> None:
         if killed == "host":
             staged.stage.kill()
             staged.start_stage_again()
         else:
             os.kill(staged.stage.rank_pids[0], signal.SIGKILL)
-    disturbed = [reader.reading for reader in readers]
-    line.wait_for(lambda: len(line.loads()) == 1, 120, "the engine is not back")
-    expected = [undisturbed(line, body) for body in bodies]
-    assert [reading.error for reading in disturbed] == [""] * len(bodies)
-    assert [reading.answer for reading in disturbed] == [reading.answer for reading in expected]
-    moved = [reading for reading in disturbed if num_attempts(line, reading) > 1]
-    assert moved
-    pauses = sorted(reading.pause_after(died_at) for reading in moved)
-    print(f"{len(moved)} answers moved, pauses from {pauses[0]:.2f} to {pauses[-1]:.2f} s")
+
+    pauses = sorted(pauses_of_a_death(line, 1, bodies, moment, kill))
+    print(f"{len(pauses)} answers moved, pauses from {pauses[0]:.2f} to {pauses[-1]:.2f} s")
     assert "rank 1 (stage 1 on 127.0.0.1)" in engine_log(line.state_dir)
 
 
