@@ -273,7 +273,9 @@ class EngineWorld:
         self._prepare(replica, asked, run.namespace)
         company = None
         if asked.moves & {Move.CROWD, Move.COMPANY}:
-            _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace)
+            # Answers that were begun elsewhere go first, and so does their company then.
+            begun = run.token_ids[:1]
+            _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, run.namespace, begun)
         replica.prefills.clear()
         _, heard = replica.add(prompt(0), asked.fields, run.namespace, run.token_ids, holder)
         replica.run(heard)
