@@ -17,13 +17,14 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_attention
-from .unpacked_weights import beside, split_blocks, unpack_fp8, unpack_int4, unpack_int8, word_layout
+from .unpacked_weights import beside, split_blocks, twice, unpack_fp8, unpack_int4, unpack_int8, word_layout
 
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 BLOCK_N = 64
-"""Outputs of a program: the rows that the matrix unit takes from four warps."""
+"""Outputs of a program: the rows that the matrix unit takes from four warps. A program may also have half as many:
+each warp then unpacks half of the weights, and zeros are in place of the others."""
 TILE_WORDS = 16
 """Words of an output in a tile: four of each of four blocks."""
 ALIGNMENT = 16
@@ -46,6 +47,8 @@ class RingTiles:
     num_stages: int
     registers: int = 128
     """Registers of a thread at the launch. With fewer, more programs share a multiprocessor."""
+    block_n: int = BLOCK_N
+    """Outputs of a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,15 @@ CROWDED_TILES = {
     (8, 8): RingTiles(8, 8, 2, 80),
 }
 """Tiles where there are more programs than multiprocessors: two or three share one."""
+NARROW_TILES = {
+    (4, 8): RingTiles(8, 8, 4, block_n=BLOCK_N // 2),
+    (4, 16): RingTiles(16, 8, 4, block_n=BLOCK_N // 2),
+    (8, 8): RingTiles(8, 8, 5, block_n=BLOCK_N // 2),
+}
+"""Tiles where there are at most half as many programs as multiprocessors: each program is cut in two. Their rings fill
+a multiprocessor, so that none gets two programs while others have none."""
+LONG_INPUTS = 3072
+"""Number of inputs from which on a program that is cut in two takes less time."""
 ONE_ROUND = 132 * BLOCK_N
 """Number of outputs for which each multiprocessor of an H200 has one program."""
 
@@ -100,9 +112,10 @@ def choose(num_rows: int, weight: PackedWords) -> RingTiles | None:
     most = next((rows for bits, rows in TILES if bits == weight.bits and num_rows <= rows), None)
     if most is None:
         return None
-    key = weight.bits, most
-    is_crowded = weight.shape[0] > ONE_ROUND and key in CROWDED_TILES
-    return CROWDED_TILES[key] if is_crowded else TILES[key]
+    key, num_outputs = (weight.bits, most), weight.shape[0]
+    if num_outputs <= ONE_ROUND // 2 and weight.shape[1] >= LONG_INPUTS and key in NARROW_TILES:
+        return NARROW_TILES[key]
+    return CROWDED_TILES[key] if num_outputs > ONE_ROUND and key in CROWDED_TILES else TILES[key]
 
 
 def fits(shape: tuple[int, int], num_groups: int, bits: int) -> bool:
@@ -129,11 +142,11 @@ def hopper_packed_gemm(
     assert out.is_contiguous()
     num_tiles = next(each for each in (tiles.num_tiles, 4, 2, 1) if k % (each * tile_k) == 0)
     block_k = num_tiles * tile_k
-    _hopper_packed_gemm[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
+    _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
         _tiled(x, [tiles.block_m, block_k]),
-        _tiled(weight.words, [BLOCK_N, num_tiles * TILE_WORDS], 64),
-        _tiled(weight.scales.view(-1), [BLOCK_N]),
+        _tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
         # The copy engine writes to multiples of 128 bytes.
+        _tiled(weight.scales.view(-1), [BLOCK_N]),
         None if weight.zeros is None else _tiled(weight.zeros.view(-1), [2 * BLOCK_N]),
         out,
         m,
@@ -181,9 +194,9 @@ def _hopper_packed_gemm(
     o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
     w_ring = gl.allocate_shared_memory(words.dtype, [STAGES, BLOCK_N, words.block_shape[1]], words.layout)
-    s_ring = gl.allocate_shared_memory(scales.dtype, [STAGES * GROUPS, BLOCK_N], scales.layout)
+    s_ring = gl.allocate_shared_memory(scales.dtype, [STAGES * GROUPS, scales.block_shape[0]], scales.layout)
     if zeros is not None:
-        z_ring = gl.allocate_shared_memory(zeros.dtype, [STAGES * GROUPS, 2 * BLOCK_N], zeros.layout)
+        z_ring = gl.allocate_shared_memory(zeros.dtype, [STAGES * GROUPS, zeros.block_shape[0]], zeros.layout)
     else:
         z_ring = s_ring
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
@@ -256,7 +269,7 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
     TILE_K: gl.constexpr = 512 // shape[6]
     TILES: gl.constexpr = BLOCK_K // TILE_K
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    b_acc = gl.full([BLOCK_N, ROWS], 0.0, gl.float32, mma)
+    b_acc = gl.full([64, ROWS], 0.0, gl.float32, mma)
     num_stages = k // BLOCK_K
     hopper.mbarrier.wait(ready.index(0), 0)
     tile = _load_tile(rings, 0, 0, shape)
@@ -283,23 +296,28 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
             hopper.fence_async_shared()
             hopper.mbarrier.arrive(free.index(slot), count=1)
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
-    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, mma))
-    is_inside = (o_row < m)[None, :] & (o_out < n)[:, None]
+    o_row_of_unit = gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
+    if BLOCK_N == 64:
+        o_out, is_output = o_n + o_row_of_unit, o_row_of_unit >= 0
+    else:
+        o_out, is_output = o_n + (o_row_of_unit >> 4 << 3 | o_row_of_unit & 7), o_row_of_unit & 8 == 0
+    is_inside = (o_row < m)[None, :] & (is_output & (o_out < n))[:, None]
     gl.store(p_out + o_row.to(gl.int64)[None, :] * n + o_out[:, None], b_acc.to(gl.bfloat16), mask=is_inside)
 
 
 @gluon.jit
 def _unpack(tile, PART: gl.constexpr, shape: gl.constexpr):
-    """Weights [N, 64] of a part of a tile as `_load_tile` returns it: of four bits, a tile has two."""
+    """Weights [64, 64] of a part of a tile as `_load_tile` returns it: of four bits, a tile has two."""
+    HALF: gl.constexpr = shape[1] == 32
     if shape[6] == 4:
-        b_left = unpack_int4(tile[2 * PART], tile[4 + 2 * PART])
-        b_right = unpack_int4(tile[2 * PART + 1], tile[4 + 2 * PART + 1])
+        b_left = unpack_int4(tile[2 * PART], tile[4 + 2 * PART], HALF)
+        b_right = unpack_int4(tile[2 * PART + 1], tile[4 + 2 * PART + 1], HALF)
     elif shape[7]:
-        b_left = beside(unpack_int8(tile[0], tile[4]), unpack_int8(tile[1], tile[5]))
-        b_right = beside(unpack_int8(tile[2], tile[6]), unpack_int8(tile[3], tile[7]))
+        b_left = beside(unpack_int8(tile[0], tile[4], HALF), unpack_int8(tile[1], tile[5], HALF))
+        b_right = beside(unpack_int8(tile[2], tile[6], HALF), unpack_int8(tile[3], tile[7], HALF))
     else:
-        b_left = beside(unpack_fp8(tile[0], tile[4]), unpack_fp8(tile[1], tile[5]))
-        b_right = beside(unpack_fp8(tile[2], tile[6]), unpack_fp8(tile[3], tile[7]))
+        b_left = beside(unpack_fp8(tile[0], tile[4], HALF), unpack_fp8(tile[1], tile[5], HALF))
+        b_right = beside(unpack_fp8(tile[2], tile[6], HALF), unpack_fp8(tile[3], tile[7], HALF))
     return beside(b_left, b_right)
 
 
@@ -310,19 +328,30 @@ def _load_tile(rings, slot, TILE: gl.constexpr, shape: gl.constexpr):
     GROUP: gl.constexpr = shape[4]
     TILE_K: gl.constexpr = 512 // shape[6]
     PARTS: gl.constexpr = TILE_K // GROUP if GROUP < TILE_K else 1
-    b_0, b_1, b_2, b_3 = split_blocks(w_ring.index(slot).slice(TILE * 16, 16, dim=1).load(word_layout()))
+    b_words = w_ring.index(slot).slice(TILE * 16, 16, dim=1).load(word_layout(shape[1]))
+    b_0, b_1, b_2, b_3 = split_blocks(twice(b_words) if shape[1] == 32 else b_words)
     first = slot * shape[5] + TILE * TILE_K // GROUP
-    group_0 = _load_group(s_ring, z_ring, first, b_0)
-    group_1 = _load_group(s_ring, z_ring, first + 1, b_0) if PARTS == 4 else group_0
-    group_2 = _load_group(s_ring, z_ring, first + PARTS // 2, b_0) if PARTS > 1 else group_0
-    group_3 = _load_group(s_ring, z_ring, first + 3, b_0) if PARTS == 4 else group_2
+    group_0 = _load_group(s_ring, z_ring, first, b_0, shape[1])
+    group_1 = _load_group(s_ring, z_ring, first + 1, b_0, shape[1]) if PARTS == 4 else group_0
+    group_2 = _load_group(s_ring, z_ring, first + PARTS // 2, b_0, shape[1]) if PARTS > 1 else group_0
+    group_3 = _load_group(s_ring, z_ring, first + 3, b_0, shape[1]) if PARTS == 4 else group_2
     return b_0, b_1, b_2, b_3, group_0, group_1, group_2, group_3
 
 
 @gluon.jit
-def _load_group(s_ring, z_ring, i, b_words):
-    """Scales and zero points of a group, [N, 1] each; e4m3 numbers have none of the latter."""
+def _load_group(s_ring, z_ring, i, b_words, BLOCK_N: gl.constexpr):
+    """Scales and zero points of a group, [64, 1] each; e4m3 numbers have none of the latter."""
+    b_scale = _of_outputs(s_ring.index(i).slice(0, BLOCK_N), b_words)
+    return b_scale, _of_outputs(z_ring.index(i).slice(0, BLOCK_N), b_words)
+
+
+@gluon.jit
+def _of_outputs(values, b_words):
+    """A number for each output, [64, 1], in the threads that have its words."""
     layout: gl.constexpr = gl.SliceLayout(1, b_words.type.layout)
-    b_scale = s_ring.index(i).load(layout)[:, None]
-    b_zero = z_ring.index(i).slice(0, b_words.shape[0]).load(layout)[:, None]
-    return b_scale, b_zero
+    if values.shape[0] == 64:
+        b_values = values.load(layout)
+    else:
+        b_half = values.load(gl.SliceLayout(1, word_layout(32)))[:, None]
+        b_values = gl.convert_layout(gl.reshape(twice(b_half), (64,)), layout)
+    return b_values[:, None]

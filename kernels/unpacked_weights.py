@@ -1,7 +1,8 @@
 """Weights of few bits as numbers in registers, in the places from which Hopper's matrix unit takes them.
 
-A thread holds a word of four bytes of each of four blocks of a tile, for two outputs that are eight apart. The words
-are those of `int4_layout` and `byte_layout`. Every weight is rounded once, as `expand` there rounds it.
+A thread holds a word of four bytes of each of four blocks of a tile, for two outputs that are eight apart. Of a tile
+of half as many outputs it holds one of them, and zeros in place of the other. The words are those of `int4_layout` and
+`byte_layout`. Every weight is rounded once, as `expand` there rounds it.
 """
 
 from __future__ import annotations
@@ -11,15 +12,24 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def word_layout():
-    """Layout of the words of a tile, [64, 16]."""
+def word_layout(num_outputs):
+    """Layout of the words of a tile, [64, 16] or [32, 16]."""
+    of_two = num_outputs == 64
     return gl.DistributedLinearLayout(
-        reg_bases=[[0, 1], [0, 2], [8, 0]],
+        reg_bases=[[0, 1], [0, 2], *([[8, 0]] if of_two else [])],
         lane_bases=[[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]],
+        warp_bases=[[16, 0], [32, 0]] if of_two else [[8, 0], [16, 0]],
         block_bases=[],
-        shape=[64, 16],
+        shape=[num_outputs, 16],
     )
+
+
+@gluon.jit
+def twice(b_rows):
+    """Rows [32, K], eight at a time, and behind them the same ones: [64, K]. Takes no registers."""
+    K: gl.constexpr = b_rows.shape[1]
+    b_both = gl.reshape(gl.join(b_rows, b_rows), (4, 8, K, 2))
+    return gl.reshape(gl.permute(b_both, (0, 3, 1, 2)), (64, K))
 
 
 @gluon.jit
@@ -40,12 +50,12 @@ def beside(b_left, b_right):
 
 
 @gluon.jit
-def unpack_int4(b_words, group):
+def unpack_int4(b_words, group, HALF: gl.constexpr):
     """Converts a block of words, int32 [N, 4], with a group's scales and zero points, [N, 1] each, to bfloat16 weights
     of 32 inputs, [N, 32].
 
     (q - zero) is exact in bfloat16. A float16 scale is the sum of two bfloat16 numbers; the product with the lower one
-    has at most eight bits, so that only the last operation rounds.
+    has at most eight bits, so that only the last operation rounds. `HALF`: outputs whose bit 3 is set get zeros.
     """
     b_scale, b_zero = group
     b_offset = b_zero.to(gl.int32) * 0x10001 | 0x43004300
@@ -53,7 +63,7 @@ def unpack_int4(b_words, group):
         w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
             _INT4_BF16,
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r",
-            [b_words, b_offset, _twice(b_scale)],
+            [b_words, b_offset, _in_both(b_scale)],
             dtype=[gl.bfloat16] * 8,
             is_pure=True,
             pack=2,
@@ -65,16 +75,16 @@ def unpack_int4(b_words, group):
         w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
             _INT4_FP16,
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r",
-            [b_words, b_offset, _twice(b_high), _twice(b_low)],
+            [b_words, b_offset, _in_both(b_high), _in_both(b_low)],
             dtype=[gl.bfloat16] * 8,
             is_pure=True,
             pack=2,
         )
-    return beside(_in_order(w0, w1, w4, w5), _in_order(w2, w3, w6, w7))
+    return beside(_in_order(w0, w1, w4, w5, HALF), _in_order(w2, w3, w6, w7, HALF))
 
 
 @gluon.jit
-def unpack_int8(b_words, group):
+def unpack_int8(b_words, group, HALF: gl.constexpr):
     """As `unpack_int4`, of integers of eight bits: weights of 16 inputs, [N, 16]. The difference is exact in float32,
     and its product with the scale is rounded to float32 first, as in `byte_weights`."""
     b_scale, b_zero = group
@@ -86,11 +96,11 @@ def unpack_int8(b_words, group):
         is_pure=True,
         pack=2,
     )
-    return _in_order(w0, w1, w2, w3)
+    return _in_order(w0, w1, w2, w3, HALF)
 
 
 @gluon.jit
-def unpack_fp8(b_words, group):
+def unpack_fp8(b_words, group, HALF: gl.constexpr):
     """As `unpack_int8`, of e4m3 numbers, which have no zero point."""
     b_scale, _ = group
     w0, w1, w2, w3 = gl.inline_asm_elementwise(
@@ -101,14 +111,18 @@ def unpack_fp8(b_words, group):
         is_pure=True,
         pack=2,
     )
-    return _in_order(w0, w1, w2, w3)
+    return _in_order(w0, w1, w2, w3, HALF)
 
 
 @gluon.jit
-def _in_order(b_00, b_01, b_10, b_11):
+def _in_order(b_00, b_01, b_10, b_11, HALF: gl.constexpr):
     """Weights [N, 16] of pairs 0 and 1 of outputs whose bit 3 is clear, and of those whose bit 3 is set. The assembly
     puts the two elements of a pair where the two outputs of a thread would be: in place of bit 3."""
     N: gl.constexpr = b_00.shape[0]
+    if HALF:
+        # What the second outputs would be is not computed then: the assembler leaves out what nothing reads.
+        b_10 = gl.full(b_10.shape, 0.0, b_10.dtype, b_10.type.layout)
+        b_11 = b_10
     b_pairs = gl.join(gl.join(b_00, b_10), gl.join(b_01, b_11))
     # [outputs / 16, element, outputs, words, bit 3 of an output, pair]
     b_pairs = gl.reshape(b_pairs, (N // 16, 2, 8, 4, 2, 2))
@@ -116,7 +130,7 @@ def _in_order(b_00, b_01, b_10, b_11):
 
 
 @gluon.jit
-def _twice(b_values):
+def _in_both(b_values):
     """Both halves of an int32: a bfloat16."""
     return gl.inline_asm_elementwise("mov.b32 $0, {$1, $1};", "=r,h", [b_values], dtype=gl.int32, is_pure=True, pack=1)
 

@@ -7,7 +7,14 @@ from headwater.kernels import byte_layout, byte_weights
 from headwater.kernels.byte_gemm import byte_linear, expanded, expanded_twin, fits, pack_in_place
 from headwater.kernels.byte_weights import ByteWeight, Fp8Weight, Int8Weight
 from headwater.kernels.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.hopper_packed_gemm import CROWDED_TILES, TILES, PackedWords, choose, hopper_packed_gemm
+from headwater.kernels.hopper_packed_gemm import (
+    CROWDED_TILES,
+    NARROW_TILES,
+    TILES,
+    PackedWords,
+    choose,
+    hopper_packed_gemm,
+)
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ROWS = (1, 2, 8, 9, 16, 17, 64, 100, 200, 256, 400, 1024)
@@ -123,7 +130,9 @@ def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
 
 @GPU
 @pytest.mark.parametrize(
-    "tiles", [each for tiles in (TILES, CROWDED_TILES) for (bits, _), each in tiles.items() if bits == 8], ids=str
+    "tiles",
+    [each for tiles in (TILES, CROWDED_TILES, NARROW_TILES) for (bits, _), each in tiles.items() if bits == 8],
+    ids=str,
 )
 @pytest.mark.parametrize("m", [1, 5, 16, 100, 256])
 def test_all_tiles_have_the_same_bits(m: int, tiles: object, generator: torch.Generator) -> None:
