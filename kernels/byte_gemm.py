@@ -1,7 +1,7 @@
 """x @ weight.T with weights of eight bits on Hopper: the bits of `gemm` over the expanded matrix, for any number of
 rows.
 
-Up to the most rows of `hopper_packed_gemm.TILES` weights become numbers in registers. For more rows the matrix is
+Up to `packed_tiles.MOST_ROWS` rows weights become numbers in registers. For more rows the matrix is
 expanded into scratch memory and left to `gemm`.
 """
 
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import byte_layout, byte_weights, gemm, hopper_packed_gemm
+from . import byte_layout, byte_weights, gemm, hopper_packed_gemm, packed_tiles
 from .byte_weights import ByteWeight, Fp8Weight, Int8Weight
 from .hopper_packed_gemm import PackedWords
 
@@ -34,7 +34,7 @@ def pack_in_place(weight: ByteWeight) -> PackedWords:
 
 def byte_linear(x: torch.Tensor, weight: PackedWords, *, dependent: bool = False) -> torch.Tensor:
     """x [M, K] times weight [N, K]: [M, N] in x's dtype, accumulated in float32."""
-    tiles = hopper_packed_gemm.choose(x.shape[0], weight)
+    tiles = packed_tiles.choose(x.shape[0], *weight.shape, weight.bits)
     if tiles is None or not hopper_packed_gemm.serves(x):
         return gemm.linear(x, expanded(weight, x.dtype), dependent=dependent, is_own=True)
     out = x.new_empty(x.shape[0], weight.shape[0])

@@ -1,8 +1,9 @@
 """x @ weight.T with weights of four or eight bits on Hopper: the bits of `gemm` over the expanded matrix.
 
-Two warps fill rings of packed weights, scales and rows of x by the copy engine. Four warps make packed weights numbers
-in registers, from where the matrix unit takes them as the operand with the many rows; while it multiplies 64 inputs,
-the next are unpacked. K is never split, and its order is that of `gemm`.
+Two warps fill rings of packed weights, scales and rows of x by the copy engine. A team of four warps makes packed
+weights numbers in registers, from where the matrix unit takes them as the operand with the many rows; while it
+multiplies 64 inputs, the next are unpacked. For many rows a second team multiplies the same rows of x by weights of its
+own. K is never split, and its order is that of `gemm`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,12 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_attention
+from .packed_tiles import BLOCK_N, RingTiles
 from .unpacked_weights import beside, split_blocks, twice, unpack_fp8, unpack_int4, unpack_int8, word_layout
 
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
-BLOCK_N = 64
-"""Outputs of a program: the rows that the matrix unit takes from four warps. A program may also have half as many:
-each warp then unpacks half of the weights, and zeros are in place of the others."""
 TILE_WORDS = 16
 """Words of an output in a tile: four of each of four blocks."""
 ALIGNMENT = 16
@@ -36,19 +35,6 @@ GL_DTYPES = {
     torch.bfloat16: gl.bfloat16,
     torch.float32: gl.float32,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RingTiles:
-    block_m: int
-    """Number of rows of x in a tile, a multiple of 8."""
-    num_tiles: int
-    """Tiles of weights in a stage."""
-    num_stages: int
-    registers: int = 128
-    """Registers of a thread at the launch. With fewer, more programs share a multiprocessor."""
-    block_n: int = BLOCK_N
-    """Outputs of a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,52 +56,6 @@ class PackedWords:
     @property
     def group_size(self) -> int:
         return self.shape[1] // len(self.scales)
-
-
-# Keys are bits of a weight and the largest numbers of rows. Measured on an H200 (docs/benchmarks.md, "Weights of few
-# bits") for 1, 16, 64 and, of four bits, 256 rows. For 512 rows two tiles take less time than an expanded matrix.
-TILES = {
-    (4, 8): RingTiles(8, 4, 6),
-    (4, 16): RingTiles(16, 4, 5),
-    (4, 32): RingTiles(32, 2, 8),
-    (4, 64): RingTiles(64, 2, 5),
-    (4, 128): RingTiles(128, 1, 6, 160),
-    (4, 512): RingTiles(256, 1, 3, 240),
-    (8, 8): RingTiles(8, 8, 4),
-    (8, 16): RingTiles(16, 8, 4),
-    (8, 32): RingTiles(32, 4, 6),
-    (8, 64): RingTiles(64, 4, 4),
-    (8, 128): RingTiles(128, 2, 5, 160),
-    (8, 512): RingTiles(256, 1, 6, 240),
-}
-CROWDED_TILES = {
-    (4, 8): RingTiles(8, 4, 2, 80),
-    (4, 16): RingTiles(16, 4, 2, 80),
-    (8, 8): RingTiles(8, 8, 2, 80),
-}
-"""Tiles where there are more programs than multiprocessors: two or three share one."""
-NARROW_TILES = {
-    (4, 8): RingTiles(8, 8, 4, block_n=BLOCK_N // 2),
-    (4, 16): RingTiles(16, 8, 4, block_n=BLOCK_N // 2),
-    (8, 8): RingTiles(8, 8, 5, block_n=BLOCK_N // 2),
-}
-"""Tiles where there are at most half as many programs as multiprocessors: each program is cut in two. Their rings fill
-a multiprocessor, so that none gets two programs while others have none."""
-LONG_INPUTS = 3072
-"""Number of inputs from which on a program that is cut in two takes less time."""
-ONE_ROUND = 132 * BLOCK_N
-"""Number of outputs for which each multiprocessor of an H200 has one program."""
-
-
-def choose(num_rows: int, weight: PackedWords) -> RingTiles | None:
-    """The tiles for a product; None: a matrix that is expanded first takes less time."""
-    most = next((rows for bits, rows in TILES if bits == weight.bits and num_rows <= rows), None)
-    if most is None:
-        return None
-    key, num_outputs = (weight.bits, most), weight.shape[0]
-    if num_outputs <= ONE_ROUND // 2 and weight.shape[1] >= LONG_INPUTS and key in NARROW_TILES:
-        return NARROW_TILES[key]
-    return CROWDED_TILES[key] if num_outputs > ONE_ROUND and key in CROWDED_TILES else TILES[key]
 
 
 def fits(shape: tuple[int, int], num_groups: int, bits: int) -> bool:
@@ -142,11 +82,12 @@ def hopper_packed_gemm(
     assert out.is_contiguous()
     num_tiles = next(each for each in (tiles.num_tiles, 4, 2, 1) if k % (each * tile_k) == 0)
     block_k = num_tiles * tile_k
+    block_g = max(tiles.block_n, BLOCK_N)
     _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
         _tiled(x, [tiles.block_m, block_k]),
         _tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
         # The copy engine writes to multiples of 128 bytes.
-        _tiled(weight.scales.view(-1), [BLOCK_N]),
+        _tiled(weight.scales.view(-1), [block_g]),
         None if weight.zeros is None else _tiled(weight.zeros.view(-1), [2 * BLOCK_N]),
         out,
         m,
@@ -158,7 +99,7 @@ def hopper_packed_gemm(
         STAGES=min(tiles.num_stages, k // block_k),
         DEPENDENT=dependent,
         num_warps=4,
-        maxnreg=tiles.registers,
+        **({} if tiles.registers is None else {"maxnreg": tiles.registers}),
         **dependent_launch.launch_options(dependent),
     )
 
@@ -203,20 +144,34 @@ def _hopper_packed_gemm(
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         hopper.mbarrier.init(ready.index(i), count=2)
-        hopper.mbarrier.init(free.index(i), count=1)
+        hopper.mbarrier.init(free.index(i), count=2 if BLOCK_N == 128 else 1)
     hopper.fence_async_shared()
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, zeros is not None)
-    gl.warp_specialize(
-        [
-            (_multiply, (rings, p_out, o_m, o_n, m, n, k, shape)),
-            (_copy_weights, (x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE, shape)),
-            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
-        ],
-        [1, 1],
-        [40, 40],
-    )
+    of_weights = (x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE, shape)
+    of_rows = (x, rings, o_m, k, DEPENDENT, shape)
+    if BLOCK_N == 128:
+        gl.warp_specialize(
+            [
+                (_multiply, (rings, p_out, o_m, o_n, m, n, k, 0, shape)),
+                (_multiply, (rings, p_out, o_m, o_n, m, n, k, 1, shape)),
+                (_copy_weights, of_weights),
+                (_copy_rows, of_rows),
+            ],
+            [4, 1, 1],
+            [232, 40, 40],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_multiply, (rings, p_out, o_m, o_n, m, n, k, 0, shape)),
+                (_copy_weights, of_weights),
+                (_copy_rows, of_rows),
+            ],
+            [1, 1],
+            [40, 40],
+        )
 
 
 @gluon.jit
@@ -260,7 +215,8 @@ def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
+def _multiply(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.constexpr):
+    """Multiplies the weights of a team's outputs by all rows of the program."""
     x_ring, _, _, _, ready, free = rings
     ROWS: gl.constexpr = shape[0]
     BLOCK_N: gl.constexpr = shape[1]
@@ -272,14 +228,14 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
     b_acc = gl.full([64, ROWS], 0.0, gl.float32, mma)
     num_stages = k // BLOCK_K
     hopper.mbarrier.wait(ready.index(0), 0)
-    tile = _load_tile(rings, 0, 0, shape)
+    tile = _load_tile(rings, 0, 0, TEAM, shape)
     for i in range(num_stages):
         slot = i % STAGES
         b_rows = x_ring.index(slot)
         for t in gl.static_range(TILES):
             now = tile
             if t + 1 < TILES:
-                tile = _load_tile(rings, slot, t + 1, shape)
+                tile = _load_tile(rings, slot, t + 1, TEAM, shape)
             for part in gl.static_range(TILE_K // 64):
                 b_weight = gl.convert_layout(_unpack(now, part, shape), gl.DotOperandLayout(0, mma, 2))
                 b_x = b_rows.slice(t * TILE_K + 64 * part, 64, dim=1).permute((1, 0))
@@ -289,7 +245,7 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
         # end each product before the next one.
         after = gl.minimum(i + 1, num_stages - 1)
         hopper.mbarrier.wait(ready.index(after % STAGES), after // STAGES & 1)
-        tile = _load_tile(rings, after % STAGES, 0, shape)
+        tile = _load_tile(rings, after % STAGES, 0, TEAM, shape)
         b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         if i + STAGES < num_stages:
             # The copy engine writes through another proxy than loads read.
@@ -297,10 +253,10 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
             hopper.mbarrier.arrive(free.index(slot), count=1)
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
     o_row_of_unit = gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
-    if BLOCK_N == 64:
-        o_out, is_output = o_n + o_row_of_unit, o_row_of_unit >= 0
-    else:
+    if BLOCK_N == 32:
         o_out, is_output = o_n + (o_row_of_unit >> 4 << 3 | o_row_of_unit & 7), o_row_of_unit & 8 == 0
+    else:
+        o_out, is_output = o_n + 64 * TEAM + o_row_of_unit, o_row_of_unit >= 0
     is_inside = (o_row < m)[None, :] & (is_output & (o_out < n))[:, None]
     gl.store(p_out + o_row.to(gl.int64)[None, :] * n + o_out[:, None], b_acc.to(gl.bfloat16), mask=is_inside)
 
@@ -322,27 +278,29 @@ def _unpack(tile, PART: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _load_tile(rings, slot, TILE: gl.constexpr, shape: gl.constexpr):
-    """Words of the four blocks of a tile of a stage, then (scales, zero points) of each block."""
+def _load_tile(rings, slot, TILE: gl.constexpr, TEAM: gl.constexpr, shape: gl.constexpr):
+    """Words of a team's outputs of the four blocks of a tile of a stage, then (scales, zero points) of each block."""
     _, w_ring, s_ring, z_ring, _, _ = rings
     GROUP: gl.constexpr = shape[4]
     TILE_K: gl.constexpr = 512 // shape[6]
     PARTS: gl.constexpr = TILE_K // GROUP if GROUP < TILE_K else 1
-    b_words = w_ring.index(slot).slice(TILE * 16, 16, dim=1).load(word_layout(shape[1]))
-    b_0, b_1, b_2, b_3 = split_blocks(twice(b_words) if shape[1] == 32 else b_words)
+    OUTPUTS: gl.constexpr = 32 if shape[1] == 32 else 64
+    words = w_ring.index(slot).slice(TEAM * OUTPUTS, OUTPUTS, dim=0).slice(TILE * 16, 16, dim=1)
+    b_words = words.load(word_layout(OUTPUTS))
+    b_0, b_1, b_2, b_3 = split_blocks(twice(b_words) if OUTPUTS == 32 else b_words)
     first = slot * shape[5] + TILE * TILE_K // GROUP
-    group_0 = _load_group(s_ring, z_ring, first, b_0, shape[1])
-    group_1 = _load_group(s_ring, z_ring, first + 1, b_0, shape[1]) if PARTS == 4 else group_0
-    group_2 = _load_group(s_ring, z_ring, first + PARTS // 2, b_0, shape[1]) if PARTS > 1 else group_0
-    group_3 = _load_group(s_ring, z_ring, first + 3, b_0, shape[1]) if PARTS == 4 else group_2
+    group_0 = _load_group(s_ring, z_ring, first, b_0, TEAM, OUTPUTS)
+    group_1 = _load_group(s_ring, z_ring, first + 1, b_0, TEAM, OUTPUTS) if PARTS == 4 else group_0
+    group_2 = _load_group(s_ring, z_ring, first + PARTS // 2, b_0, TEAM, OUTPUTS) if PARTS > 1 else group_0
+    group_3 = _load_group(s_ring, z_ring, first + 3, b_0, TEAM, OUTPUTS) if PARTS == 4 else group_2
     return b_0, b_1, b_2, b_3, group_0, group_1, group_2, group_3
 
 
 @gluon.jit
-def _load_group(s_ring, z_ring, i, b_words, BLOCK_N: gl.constexpr):
+def _load_group(s_ring, z_ring, i, b_words, TEAM: gl.constexpr, OUTPUTS: gl.constexpr):
     """Scales and zero points of a group, [64, 1] each; e4m3 numbers have none of the latter."""
-    b_scale = _of_outputs(s_ring.index(i).slice(0, BLOCK_N), b_words)
-    return b_scale, _of_outputs(z_ring.index(i).slice(0, BLOCK_N), b_words)
+    b_scale = _of_outputs(s_ring.index(i).slice(TEAM * OUTPUTS, OUTPUTS), b_words)
+    return b_scale, _of_outputs(z_ring.index(i).slice(TEAM * OUTPUTS, OUTPUTS), b_words)
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import gemm, hopper_packed_gemm
+from . import gemm, hopper_packed_gemm, packed_tiles
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
 from .hopper_packed_gemm import PackedWords
 from .int4_layout import Int4Weight, depth
@@ -54,7 +54,7 @@ def choose(num_rows: int, dtype: torch.dtype) -> Int4Tiles | None:
 def int4_linear(x: torch.Tensor, weight: Int4Weight, *, dependent: bool = False) -> torch.Tensor:
     """x [M, K] times weight [N, K]: [M, N] in x's dtype, accumulated in float32."""
     if (packed := _packed(x, weight)) is not None and (
-        ring := hopper_packed_gemm.choose(x.shape[0], packed)
+        ring := packed_tiles.choose(x.shape[0], *packed.shape, packed.bits)
     ) is not None:
         out = x.new_empty(x.shape[0], weight.shape[0])
         hopper_packed_gemm.hopper_packed_gemm(x, packed, out, ring, dependent=dependent)

@@ -171,15 +171,16 @@ def order_of_sums() -> dict[str, str]:
 
 def packed(bits: int, num_rows: int, *, has_zeros: bool, num_outputs: int = hopper_packed_gemm.BLOCK_N) -> str:
     """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
-    block_k, of_a_group = 2 * 512 // bits, hopper_packed_gemm.BLOCK_N
+    block_k, of_a_group = 2 * 512 // bits, max(num_outputs, hopper_packed_gemm.BLOCK_N)
     words = gl.NVMMASharedLayout(64, 32, 2)
     types = dict.fromkeys(("m", "n", "k"), "i32") | {"p_out": "*bf16"}
     types |= {"x": described(num_rows, block_k), "scales": descriptor("fp16", gl.float16, of_a_group)}
     types |= {"words": f"tensordesc<i32[{num_outputs}, 32],{words!r}>"}
-    types |= {"zeros": descriptor("u8", gl.uint8, 2 * of_a_group)} if has_zeros else {}
+    types |= {"zeros": descriptor("u8", gl.uint8, 2 * hopper_packed_gemm.BLOCK_N)} if has_zeros else {}
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
     values |= {} if has_zeros else {"zeros": None}
-    return compiled(hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, maxnreg=128)
+    options = {} if num_outputs > hopper_packed_gemm.BLOCK_N else {"maxnreg": 128}
+    return compiled(hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, **options)
 
 
 def edits() -> dict[str, str]:
@@ -254,8 +255,12 @@ def main() -> None:
         for num_rows in (8, 64)
     }
     products |= {
-        f"{name}, half": packed(bits, 8, has_zeros=has_zeros, num_outputs=hopper_packed_gemm.BLOCK_N // 2)
+        f"{name}, {team}": packed(bits, num_rows, has_zeros=has_zeros, num_outputs=num_outputs)
         for name, bits, has_zeros in (("int4", 4, True), ("int8", 8, True), ("fp8", 8, False))
+        for team, num_rows, num_outputs in (
+            ("half a team", 8, hopper_packed_gemm.BLOCK_N // 2),
+            ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
+        )
     }
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
     teams |= {f"{tiles} of e4m3": many_rounded_rows(tiles) for tiles in w8a8.TEAM_TILES[:1]}

@@ -7,17 +7,11 @@ from headwater.kernels import byte_layout, byte_weights
 from headwater.kernels.byte_gemm import byte_linear, expanded, expanded_twin, fits, pack_in_place
 from headwater.kernels.byte_weights import ByteWeight, Fp8Weight, Int8Weight
 from headwater.kernels.gemm import configure_blas, linear, linear_twin
-from headwater.kernels.hopper_packed_gemm import (
-    CROWDED_TILES,
-    NARROW_TILES,
-    TILES,
-    PackedWords,
-    choose,
-    hopper_packed_gemm,
-)
+from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
+from headwater.kernels.packed_tiles import RingTiles, choose, tiles_of
 from tests.kernels.paging import GPU, POISON, relative_error
 
-ROWS = (1, 2, 8, 9, 16, 17, 64, 100, 200, 256, 400, 1024)
+ROWS = (1, 2, 8, 9, 16, 17, 64, 100, 200, 256, 400, 1024, 2048, 2304)
 SHAPES = [(8192, 8192), (24576, 4096), (4096, 12288), (1168, 896)]
 """[N, K]; the last one is whole in no number of large tiles."""
 KINDS = ["fp8", "float16", "bfloat16", "float32"]
@@ -107,7 +101,9 @@ def test_weights_that_the_copy_engine_cannot_read_do_not_fit(generator: torch.Ge
 
 def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix(generator: torch.Generator) -> None:
     weight = packed(made("fp8", 64, 128, 1, generator))
-    assert [choose(m, weight) is not None for m in (1, 8, 9, 64, 512, 513)] == [True] * 5 + [False]
+    assert [choose(m, *weight.shape, weight.bits) is not None for m in (1, 8, 9, 64, 2048, 2049)] == [True] * 5 + [
+        False
+    ]
 
 
 @GPU
@@ -129,16 +125,12 @@ def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
 
 
 @GPU
-@pytest.mark.parametrize(
-    "tiles",
-    [each for tiles in (TILES, CROWDED_TILES, NARROW_TILES) for (bits, _), each in tiles.items() if bits == 8],
-    ids=str,
-)
+@pytest.mark.parametrize("tiles", tiles_of(8), ids=str)
 @pytest.mark.parametrize("m", [1, 5, 16, 100, 256])
-def test_all_tiles_have_the_same_bits(m: int, tiles: object, generator: torch.Generator) -> None:
+def test_all_tiles_have_the_same_bits(m: int, tiles: RingTiles, generator: torch.Generator) -> None:
     configure_blas()
     weight = made("fp8", 4112, 4096, 32, generator)
     x = torch.randn(m, 4096, generator=generator, device=generator.device).bfloat16()
     out = x.new_full((m, 4112), POISON)
-    hopper_packed_gemm(x, packed(weight), out, tiles)  # type: ignore[arg-type]
+    hopper_packed_gemm(x, packed(weight), out, tiles)
     assert torch.equal(out, linear(x, byte_weights.expand(weight, torch.bfloat16), is_own=True))

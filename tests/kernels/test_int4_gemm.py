@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from headwater.kernels.gemm import configure_blas, linear, linear_twin
+from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
 from headwater.kernels.int4_gemm import MOST_ROWS, TILES, Int4Tiles, choose, expanded, int4_gemm, int4_linear
 from headwater.kernels.int4_layout import Int4Weight, expand, pack
+from headwater.kernels.packed_tiles import RingTiles, tiles_of
 from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
 from tests.kernels.test_int4_layout import random_weight
 
-ROWS = (1, 2, 8, 16, 17, 64, 100, 200, MOST_ROWS, 400, 1024)
+ROWS = (1, 2, 8, 16, 17, 64, 100, 200, MOST_ROWS, 400, 1024, 2048, 2304)
 SHAPES = [(8192, 8192), (6144, 4096), (4096, 12288), (1152, 896), (576, 1536)]
 """[N, K]; the last ones are whole in no number of large tiles."""
 ALL_TILES = list(TILES.values())
@@ -132,6 +134,20 @@ def test_all_tiles_have_the_same_bits(m: int, tiles: Int4Tiles, generator: torch
     out = x.new_full((m, 4104), POISON)
     int4_gemm(x, weight, out, tiles)
     assert torch.equal(out, linear(x, expand(weight, torch.bfloat16), is_own=True))
+
+
+@GPU
+@pytest.mark.parametrize("tiles", tiles_of(4), ids=str)
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
+def test_all_tiles_for_hopper_have_the_same_bits(tiles: RingTiles, group_size: int, generator: torch.Generator) -> None:
+    configure_blas()
+    weight, x = made(4112, 4096, group_size, generator), rows(300, 4096, generator)
+    words = PackedWords(words=weight.words, scales=weight.scales, zeros=weight.zeros, bits=4)
+    matrix = expand(weight, torch.bfloat16)
+    for m in (1, 5, 16, 100, 256, 300):
+        out = x.new_full((m, 4112), POISON)
+        hopper_packed_gemm(x[:m], words, out, tiles)
+        assert torch.equal(out, linear(x[:m], matrix, is_own=True)), m
 
 
 def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix() -> None:
