@@ -135,7 +135,7 @@ def expanded(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
 
 
 @triton.jit
-def _unpack(b_words, NIBBLE: tl.constexpr):
+def unpack(b_words, NIBBLE: tl.constexpr):
     """A nibble of each word as float32, plus 128 or, of an odd one, 2048: it is put where their mantissas end, so that
     a word is shifted four times for eight nibbles."""
     IS_ODD: tl.constexpr = NIBBLE % 2
@@ -150,7 +150,7 @@ def _weight(b_words, b_scale, b_zero, dtype: tl.constexpr, SCALED: tl.constexpr,
     """(nibble - zero) * scale, rounded; or the nibble as float32. Nothing else is rounded: the sums and products have
     at most 23 bits, and float32 holds all of the last product."""
     OFFSET: tl.constexpr = 2048.0 if NIBBLE % 2 else 128.0
-    b_values = _unpack(b_words, NIBBLE)
+    b_values = unpack(b_words, NIBBLE)
     return tl.fma(b_values, b_scale, -(b_zero + OFFSET) * b_scale).to(dtype) if SCALED else b_values - OFFSET
 
 

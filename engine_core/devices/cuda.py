@@ -12,7 +12,6 @@ import torch
 
 from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.environment import Environment
-from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError, EngineConfig
 from ..executor import Executor
@@ -25,6 +24,7 @@ from ..layers.linear import Linear
 from ..layers.staged import layer_of
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
+from ..weights.blocks import Parts
 from ..weights.model_file import DTYPES
 
 api = 1
@@ -102,15 +102,15 @@ def copy_blocks(
     kernel.copy_blocks(source, target, source_blocks, target_blocks)
 
 
-def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Int4Weight) -> bool:
-    """Whether a weight of eight bits, or of a GGUF file, stays packed. Embedding and head are read by kernels of their
-    own."""
+def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteWeight | Parts) -> bool:
+    """Whether a weight of eight bits, or of a GGUF file, stays packed. Of the former, embedding and head are read by
+    kernels of their own."""
     from headwater.kernels import byte_gemm, hopper_attention, int4_gemm, w8a8  # noqa: PLC0415
 
+    if isinstance(weight, tuple):
+        return DTYPES[request.dtype] in int4_gemm.DTYPES
     if layer_of(name) is None:
         return False
-    if isinstance(weight, Int4Weight):
-        return DTYPES[request.dtype] in int4_gemm.DTYPES
     is_served = hopper_attention.is_hopper(device) and DTYPES[request.dtype] == torch.bfloat16
     return is_served and (
         byte_gemm.fits(weight) or (request.rounds_tokens and weight.rounds_tokens and w8a8.fits(weight))
@@ -122,12 +122,14 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
     from ..layers.ordered import order_linears  # noqa: PLC0415
+    from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
 
     device, options = torch.device("cuda"), request.options
 
     def loaded(each: BuildRequest) -> LoadedModel:
-        weights = load_weights(each, device, progress, keeps=partial(_keeps, each, device), with_leaves=keep_leaves)
-        ordered = order_linears(weights, rounds_tokens=each.rounds_tokens)
+        keeps = partial(_keeps, each, device)
+        weights = load_weights(each, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves)
+        ordered = order_linears(with_look_up(weights), rounds_tokens=each.rounds_tokens)
         return LoadedModel(each.model, ordered, KV_DTYPES[each.kv_format], each.is_tree)
 
     return build_cuda_executor(

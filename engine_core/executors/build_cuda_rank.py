@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.kernels import int4_gemm
 from headwater.kernels.peer_memory import reaches
 from headwater.kernels.stage_memory import StageMemory
 
@@ -20,6 +21,7 @@ from ..layers.sharded import over_group
 from ..models.model import Model, model_class
 from ..options import BuildRequest, ExecutorOptions, Progress
 from ..platforms.cuda import CudaPlatform
+from ..platforms.cuda_packed import with_look_up
 from ..platforms.cuda_rank import SummingPlatform
 from ..platforms.peer_group import PeerGroup, open_peer_group
 from ..shards import Shard
@@ -151,8 +153,9 @@ def build_cuda_rank(
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
     """On the GPU that is this process's first. Raises `ConfigError`."""
     device, options, host = torch.device("cuda"), request.options, place.group
-    weights = load_rank_weights(request, place, device, progress, with_leaves=keep_leaves)
     config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
+    in_planes = dtype in int4_gemm.DTYPES
+    weights = load_rank_weights(request, place, device, progress, in_planes=in_planes, with_leaves=keep_leaves)
     _check_reach(options, place)
     group = None
     if place.shard.size > 1:
@@ -163,7 +166,7 @@ def build_cuda_rank(
         stages = open_stage_memory(place.stage_index, sizes, place.links.of_all_stages)
     served = LoadedRank(
         place.local_config(request.model),
-        weights,
+        with_look_up(weights),
         KV_DTYPES[request.kv_format],
         request.is_tree,
         request,
@@ -193,8 +196,9 @@ def _draft_of(
     if (draft := request.draft) is None:
         return None
     assert group is not None, "drafting is refused beside stages"
-    weights = load_draft_weights(draft, shard, torch.device("cuda"), progress)
-    return LoadedRankDraft(draft.model, weights, KV_DTYPES[draft.kv_format], False, draft, shard, group)
+    in_planes = DTYPES[draft.dtype] in int4_gemm.DTYPES
+    weights = load_draft_weights(draft, shard, torch.device("cuda"), progress, in_planes=in_planes)
+    return LoadedRankDraft(draft.model, with_look_up(weights), KV_DTYPES[draft.kv_format], False, draft, shard, group)
 
 
 def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:

@@ -26,6 +26,7 @@ from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.dummy import DUMMIES, dummy
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES, Tensors
+from ..weights.planes import put_all_in_planes
 from .chained_heads import ChainedHeads
 from .draft_model import DraftModel
 from .memory_swapper import MemorySwapper
@@ -46,17 +47,21 @@ def load_weights(
     *,
     keeps_packed: bool = False,
     keeps: Keeps = keeps_none,
+    in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
     """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
     eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are trees: then `with_leaves` makes
-    of them what the platform multiplies. Raises `ConfigError`."""
+    of them what the platform multiplies. `in_planes`: weights in block formats that are kept become planes. Raises
+    `ConfigError`."""
     layout = model_class(request.model).layout(request.model)
     loading = partial(progress, "loading weights")
     if request.is_tree:
         tensors = stored_tensors(request, device, loading, keeps_packed=False)
         return with_leaves(kinds.load_weights(layout, tensors, DTYPES[request.dtype]), layout, WHOLE)
     tensors = stored_tensors(request, device, loading, keeps_packed=keeps_packed, keeps=keeps)
+    if in_planes:
+        put_all_in_planes(tensors)
     return kinds.load_weights(layout, tensors, DTYPES[request.dtype])
 
 

@@ -13,12 +13,14 @@ from functools import partial
 import torch
 
 from ..layers import kinds
-from ..layers.kinds import Weights
+from ..layers.kinds import Weights, keeps_divided
 from ..models.model import model_class
 from ..options import BuildRequest, Progress
 from ..shards import Shard
+from ..weights.byte_weights import keeps_none
 from ..weights.layout import Layout, Split
 from ..weights.model_file import DTYPES
+from ..weights.planes import in_planes as as_planes
 from .build_single import stored_tensors
 
 HEAD = "lm_head"
@@ -31,11 +33,19 @@ def draft_layout(request: BuildRequest) -> Layout:
 
 
 def load_draft_weights(
-    request: BuildRequest, shard: Shard, device: torch.device, progress: Progress, *, keeps_packed: bool = False
+    request: BuildRequest,
+    shard: Shard,
+    device: torch.device,
+    progress: Progress,
+    *,
+    keeps_packed: bool = False,
+    in_planes: bool = False,
 ) -> Weights:
-    """As `build_single.load_weights`, of a draft model with this rank's rows of its vocabulary head. Raises
+    """As `rank_place.load_rank_weights`, of a draft model with this rank's rows of its vocabulary head. Raises
     `ConfigError`."""
     # Tensors of a file are mapped; random ones are made where they are used.
     source = torch.device("cpu") if request.options.load_format == "auto" else device
-    tensors = stored_tensors(request, source, partial(progress, "loading weights"), keeps_packed=keeps_packed)
-    return kinds.load_weights(draft_layout(request), tensors, DTYPES[request.dtype], shard, device)
+    layout, loading = draft_layout(request), partial(progress, "loading weights")
+    keeps = keeps_divided(layout, shard) if in_planes else keeps_none
+    tensors = stored_tensors(request, source, loading, keeps_packed=keeps_packed, keeps=keeps)
+    return kinds.load_weights(layout, tensors, DTYPES[request.dtype], shard, device, as_planes if in_planes else None)

@@ -14,9 +14,8 @@ import torch
 from ..config import EngineConfig
 from ..executor import Executor, UInt8Array
 from ..layers import kinds
-from ..layers.blocks import BlockTable
 from ..layers.group import Group
-from ..layers.kinds import Weights
+from ..layers.kinds import Table, Weights, keeps_divided
 from ..layers.leaves import WithLeaves, cut_leaves, of_leaves
 from ..layers.linear import Linear
 from ..layers.platform import Platform
@@ -30,8 +29,10 @@ from ..ring import map_at_least
 from ..sampling.operations import PartSampling
 from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
+from ..weights.byte_weights import keeps_none
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
+from ..weights.planes import in_planes as as_planes
 from .block_part import BlockPart
 from .build_single import KV_DTYPES, add_guesser, block_bytes_of, random_tensors, stored_tensors
 from .memory_swapper import MemorySwapper
@@ -105,21 +106,27 @@ def load_rank_weights(
     progress: Progress,
     *,
     keeps_packed: bool = False,
+    in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
     """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors, which are mapped.
-    Raises `ConfigError`."""
+    `in_planes`: weights in block formats whose parts are whole in blocks become planes, others are expanded. Raises
+    `ConfigError`."""
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
     # The source of a tied weight is there for it alone.
     wanted = {**own, **{name: layout[name] for name in others & sources}}
-    keeps_packed, loading = keeps_packed and not request.is_tree, partial(progress, "loading weights")
+    keeps_packed, in_planes = keeps_packed and not request.is_tree, in_planes and not request.is_tree
+    loading, keeps = (
+        partial(progress, "loading weights"),
+        keeps_divided(layout, place.shard) if in_planes else keeps_none,
+    )
     if request.options.load_format == "auto":
-        tensors = stored_tensors(request, torch.device("cpu"), loading, keeps_packed=keeps_packed)
+        tensors = stored_tensors(request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps)
         elsewhere = {name for name in others if name not in sources}
         kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
-        part = kinds.load_weights(wanted, kept, dtype, place.shard, device)
+        part = kinds.load_weights(wanted, kept, dtype, place.shard, device, as_planes if in_planes else None)
     else:
         part = _random_weights(request, place, wanted, device, loading, keeps_packed=keeps_packed)
     weights = stage_weights(part, layout, place.stage, dtype)
@@ -139,7 +146,7 @@ def _random_weights(
     holds."""
     linears: dict[str, Linear] = {}
     tensors: dict[str, torch.Tensor] = {}
-    tables: dict[str, BlockTable] = {}
+    tables: dict[str, Table] = {}
     sources = [name for name, spec in wanted.items() if not spec.tied_to]
     for done, source in enumerate(sources, start=1):
         one = {name: spec for name, spec in wanted.items() if source in (name, spec.tied_to)}

@@ -2,28 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from headwater.kernels.byte_weights import ByteWeight
+
 from ..config import ConfigError
 from ..shards import WHOLE, Shard
-from ..weights.blocks import BLOCKS, PARTS, stored_parts
+from ..weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
+from ..weights.byte_weights import Keeps
 from ..weights.layout import Layout, Split, WeightSpec
+from ..weights.planes import PLANES, stored_planes
 from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
 from .fp8 import Fp8Linear, Fp8TokensLinear
 from .int4 import Int4Linear
 from .int8 import Int8Linear, W8A8Linear
 from .linear import Cut, Linear, StoredLinear
+from .planes import PlanesLinear, PlanesTable
 
 Tensors = Mapping[str, torch.Tensor]
+Table = BlockTable | PlanesTable
+"""An embedding that stays packed."""
 KINDS: dict[str, type[StoredLinear]] = {
     kind.kind: kind
-    for kind in (DenseLinear, Int4Linear, Int8Linear, W8A8Linear, Fp8Linear, Fp8TokensLinear, BlockLinear)
+    for kind in (
+        DenseLinear,
+        Int4Linear,
+        Int8Linear,
+        W8A8Linear,
+        Fp8Linear,
+        Fp8TokensLinear,
+        BlockLinear,
+        PlanesLinear,
+    )
 }
-"""Kinds that a model's file can hold, by name."""
+"""Kinds that a model's file can hold, or tensors made of it when it is loaded, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +49,9 @@ class Weights:
     linears: Mapping[str, Linear]
     tensors: Mapping[str, torch.Tensor]
     """Embeddings, norms, biases."""
-    tables: Mapping[str, BlockTable] = field(default_factory=dict)
-    """Embeddings that stay packed."""
+    tables: Mapping[str, Table] = field(default_factory=dict)
 
-    def table(self, name: str) -> torch.Tensor | BlockTable:
+    def table(self, name: str) -> torch.Tensor | Table:
         """An embedding, packed or not."""
         return self.tables[name] if name in self.tables else self.tensors[name]
 
@@ -53,13 +68,15 @@ def load_weights(
     dtype: torch.dtype,
     shard: Shard = WHOLE,
     device: torch.device | None = None,
+    ready: Callable[[Tensors], Tensors] | None = None,
 ) -> Weights:
     """dtype is the one that the model computes in. Of weights that ranks divide, the shard's part, which alone goes to
-    the device; None: tensors stay where they are. Raises `ConfigError` for a tensor that is missing, has another shape
+    the device; None: tensors stay where they are. `ready` changes the tensors of a weight, by suffix, when they are
+    there. Raises `ConfigError` for a tensor that is missing, has another shape
     or dtype, or is not in the layout, and for one that cannot be divided."""
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}
-    tables: dict[str, BlockTable] = {}
+    tables: dict[str, Table] = {}
     used: set[str] = set()
     for name, spec in layout.items():
         source = spec.tied_to or name
@@ -67,15 +84,14 @@ def load_weights(
             kind = _kind_of(source, tensors)
             own = _own_tensors(kind, source, spec, tensors, dtype)
             used |= {source + suffix for suffix in own}
-            linears[name] = kind.load(_on(device, _cut(kind, own, source, spec, dtype, shard)), dtype)
-        elif source + BLOCKS in tensors:
-            own = _own_tensors(BlockLinear, source, spec, tensors, dtype)
+            there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
+            linears[name] = _kind_of("", there).load(there, dtype)
+        elif source + BLOCKS in tensors or source + PLANES in tensors:
+            kind = BlockLinear if source + BLOCKS in tensors else PlanesLinear
+            own = _own_tensors(kind, source, spec, tensors, dtype)
             used |= {source + suffix for suffix in own}
-            own = _on(device, _cut(BlockLinear, own, source, spec, dtype, shard))
-            parts = stored_parts(own[BLOCKS], own[PARTS])
-            if len(parts) != 1:
-                raise ConfigError(f"parts of {source}", len(parts), "1, as of every table")
-            tables[name] = BlockTable(parts[0], dtype)
+            there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
+            tables[name] = _table(source, there, dtype)
         else:
             plain[name] = _cut_rows(_tensor(tensors, source, spec.shape), spec, shard).to(device)
             used.add(source)
@@ -84,8 +100,20 @@ def load_weights(
     return Weights(linears=linears, tensors=plain, tables=tables)
 
 
-def _on(device: torch.device | None, tensors: Tensors) -> dict[str, torch.Tensor]:
-    return {suffix: tensor.to(device) for suffix, tensor in tensors.items()}
+def _on(device: torch.device | None, tensors: Tensors, ready: Callable[[Tensors], Tensors] | None) -> Tensors:
+    there = {suffix: tensor.to(device) for suffix, tensor in tensors.items()}
+    return there if ready is None else ready(there)
+
+
+def _table(source: str, tensors: Tensors, dtype: torch.dtype) -> Table:
+    """The packed embedding of its tensors by suffix. Raises `ConfigError`."""
+    if len(tensors[PARTS]) != 1:
+        raise ConfigError(f"parts of {source}", len(tensors[PARTS]), "1, as of every table")
+    if PLANES in tensors:
+        [planes] = stored_planes(tensors[PLANES], tensors[PARTS])
+        return PlanesTable(planes, dtype)
+    [part] = stored_parts(tensors[BLOCKS], tensors[PARTS])
+    return BlockTable(part, dtype)
 
 
 def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
@@ -103,6 +131,29 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
     return tuple(found)
 
 
+def keeps_divided(layout: Layout, shard: Shard) -> Keeps:
+    """Keeps weights in block formats whose parts of every rank are whole in blocks, and no others. All ranks say the
+    same of a weight."""
+
+    def keeps(name: str, weight: ByteWeight | Parts) -> bool:
+        if not isinstance(weight, tuple) or name not in layout:
+            return False
+        spec = layout[name]
+        for each in (Shard(index, shard.size) for index in range(shard.size)):
+            outputs = outputs_of(spec, each)
+            if not any(map(len, outputs)) or not can_cut(weight, outputs, _inputs_of(spec, each)):
+                return False
+        return True
+
+    return keeps
+
+
+def _inputs_of(spec: WeightSpec, shard: Shard) -> range:
+    """Range of a weight's inputs that a shard has."""
+    num_inputs = spec.shape[1]
+    return shard.part(num_inputs) if spec.split is Split.INPUTS else range(num_inputs)
+
+
 def _cut(
     kind: type[StoredLinear],
     own: dict[str, torch.Tensor],
@@ -115,9 +166,9 @@ def _cut(
     if shard == WHOLE or spec.split is Split.NONE:
         return own
     num_outputs, num_inputs = spec.shape
-    inputs = shard.part(num_inputs) if spec.split is Split.INPUTS else range(num_inputs)
+    cut = Cut(outputs=outputs_of(spec, shard), inputs=_inputs_of(spec, shard))
     try:
-        return kind.cut(own, (num_outputs, num_inputs), dtype, Cut(outputs=outputs_of(spec, shard), inputs=inputs))
+        return kind.cut(own, (num_outputs, num_inputs), dtype, cut)
     except ConfigError as error:
         raise error.of(source) from None
 

@@ -24,7 +24,7 @@ from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule,
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
-from ..layers.blocks import BlockLinear
+from ..layers.blocks import BlockLinear, BlockTable
 from ..layers.dense import DenseLinear
 from ..layers.group_tiles import TileLinear
 from ..layers.kinds import Weights
@@ -129,7 +129,10 @@ class CpuPlatform:
 
 def with_cpu_look_up(weights: Weights) -> Weights:
     """The weights, with the CPU's kernel for rows of tables that stay packed."""
-    tables = {name: replace(table, look_up=block_rows.block_rows) for name, table in weights.tables.items()}
+    tables = {
+        name: replace(table, look_up=block_rows.block_rows) if isinstance(table, BlockTable) else table
+        for name, table in weights.tables.items()
+    }
     return replace(weights, tables=tables)
 
 

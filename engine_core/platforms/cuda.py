@@ -35,10 +35,19 @@ from ..layers.int4 import Int4Linear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.ordered import OrderedLinear
+from ..layers.planes import PlanesLinear
 from ..layers.rounded import RoundedLinear
 from ..model_config import ModelConfig
 from ..sampling.operations import SamplingOperations
-from .cuda_packed import expanded_product, expander, is_packed, launch_rounded, packed_product, rounded_product
+from .cuda_packed import (
+    expanded_product,
+    expander,
+    is_packed,
+    launch_planes,
+    launch_rounded,
+    packed_product,
+    rounded_product,
+)
 from .cuda_sampling import CudaSampling
 from .product_verdicts import ProductVerdicts, own_products
 
@@ -126,6 +135,7 @@ class CudaPlatform:
             DenseLinear.kind: self._dense,
             Int4Linear.kind: self._packed,
             OrderedLinear.kind: self._packed,
+            PlanesLinear.kind: self._packed,
             RoundedLinear.kind: partial(rounded_product, early_rows=EARLY_ROWS),
         }
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
@@ -171,6 +181,7 @@ class CudaPlatform:
         for product in self.own_products:
             weight = dense.get(product)
             launch_all_tiles(expanders[product]() if weight is None else weight)
+        launch_planes(weights.linears.values())
         launch_rounded(weights.linears.values())
 
     def decode_plan(self, num_rows: int) -> DecodePlan:

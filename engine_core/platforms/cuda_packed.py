@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import TypeGuard
 
 import torch
 
-from headwater.kernels import byte_gemm, int4_gemm, w8a8
+from headwater.kernels import block_gemm, byte_gemm, int4_gemm, w8a8
 from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.token_rounding import RoundedTokens, Tokens
 
@@ -16,9 +17,10 @@ from ..layers.int4 import Int4Linear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
 from ..layers.ordered import OrderedLinear
+from ..layers.planes import PlanesLinear, PlanesTable
 from ..layers.rounded import RoundedLinear
 
-PackedLinear = Int4Linear | OrderedLinear
+PackedLinear = Int4Linear | OrderedLinear | PlanesLinear
 
 
 def is_packed(linear: Linear) -> TypeGuard[PackedLinear]:
@@ -32,6 +34,8 @@ def packed_product(linear: PackedLinear, early_rows: int) -> Product:
         dependent = x.shape[0] <= early_rows
         if isinstance(linear, Int4Linear):
             return int4_gemm.int4_linear(x, linear.weight, dependent=dependent)
+        if isinstance(linear, PlanesLinear):
+            return block_gemm.block_linear(x, linear.parts, dependent=dependent)
         return byte_gemm.byte_linear(x, linear.weight, dependent=dependent)
 
     return product
@@ -41,6 +45,8 @@ def expander(linear: PackedLinear) -> Callable[[], torch.Tensor]:
     """Makes the matrix that many rows are worth."""
     if isinstance(linear, Int4Linear):
         return partial(int4_gemm.expanded, linear.weight, linear.dtype)
+    if isinstance(linear, PlanesLinear):
+        return partial(block_gemm.expanded, linear.parts, linear.dtype)
     return partial(byte_gemm.expanded, linear.weight, linear.dtype)
 
 
@@ -59,6 +65,26 @@ def rounded_product(linear: Linear, *, early_rows: int) -> Product:
         return w8a8.w8a8_linear(x, weight, dependent=num_tokens <= early_rows)
 
     return product
+
+
+def with_look_up(weights: Weights) -> Weights:
+    """The weights, with the GPU's kernel for rows of tables that stay packed."""
+    tables = {
+        name: replace(table, look_up=block_gemm.rows_of) if isinstance(table, PlanesTable) else table
+        for name, table in weights.tables.items()
+    }
+    return replace(weights, tables=tables)
+
+
+def launch_planes(linears: Iterable[Linear]) -> None:
+    """Once with all kernels of the products of weights in planes. Layers of a model differ in their formats, so that
+    those of its first and last layer are not all of them."""
+    known = {}
+    for each in linears:
+        if isinstance(each, PlanesLinear):
+            known[tuple((part.format.type_id, part.shape) for part in each.parts)] = each
+    for each in known.values():
+        block_gemm.launch_all_tiles(each.parts, each.dtype)
 
 
 def has_rounded(weights: Weights) -> bool:

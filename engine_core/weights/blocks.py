@@ -5,7 +5,7 @@ A weight may have parts of several formats, since projections that are joined in
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -74,24 +74,53 @@ def cut_parts(parts: Parts, outputs: Sequence[range], inputs: range) -> Parts:
     return tuple(found)
 
 
-def _cut_part(part: BlockWeight, rows: range, inputs: range) -> BlockWeight:
+def can_cut(parts: Parts, outputs: Sequence[range], inputs: range) -> bool:
+    """Whether `cut_parts` cuts a weight there."""
+    first = 0
+    for part in parts:
+        own = [(max(each.start - first, 0), min(each.stop - first, part.num_rows)) for each in outputs]
+        try:
+            for begin, end in own:
+                if begin < end:
+                    _check_cut(part, range(begin, end), inputs)
+        except ConfigError:
+            return False
+        first += part.num_rows
+    return True
+
+
+def _check_cut(part: BlockWeight, rows: range, inputs: range) -> None:
+    """Raises `ConfigError` where a tile or a unit would be cut."""
     unit = part.format.unit
     if rows.start % TILE_ROWS or (rows.stop % TILE_ROWS and rows.stop != part.num_rows):
         raise ConfigError("outputs of a rank", len(rows), f"multiples of {TILE_ROWS}, as {part.format.name} is stored")
     if inputs.start % unit or inputs.stop % unit:
         raise ConfigError("inputs of a rank", len(inputs), f"multiples of {unit}, as {part.format.name} is stored")
+
+
+def _cut_part(part: BlockWeight, rows: range, inputs: range) -> BlockWeight:
+    _check_cut(part, rows, inputs)
+    unit = part.format.unit
     tiles = part.tiles[rows.start // TILE_ROWS : -(-rows.stop // TILE_ROWS), inputs.start // unit : inputs.stop // unit]
     return BlockWeight(format=part.format, tiles=tiles.contiguous(), num_rows=len(rows))
 
 
-def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
-    """Puts every packed weight of a model's file into the dtype, one after another: the two forms of all of them are
-    never in memory at once. Raises `ConfigError` naming the one that does not fit."""
+def expand_all(
+    tensors: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    keeps: Callable[[str, Parts], bool] = lambda name, parts: False,
+) -> None:
+    """Puts every packed weight of a model's file into the dtype, but those that are kept, one after another: the two
+    forms of all of them are never in memory at once. Raises `ConfigError` naming the one that does not fit."""
     for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
         if name + PARTS not in tensors:
             raise ConfigError("checkpoint", f"without {name}{PARTS}", "every tensor of the architecture")
         try:
-            tensors[name] = dense(stored_parts(tensors.pop(name + BLOCKS), tensors.pop(name + PARTS)), dtype)
+            weight = stored_parts(tensors[name + BLOCKS], tensors[name + PARTS])
+            if keeps(name, weight):
+                continue
+            del tensors[name + BLOCKS], tensors[name + PARTS]
+            tensors[name] = dense(weight, dtype)
         except ConfigError as error:
             raise error.of(name) from None
 

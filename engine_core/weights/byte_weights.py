@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 import torch
 
 from headwater.kernels.byte_weights import ByteWeight, Fp8Weight, Int8Weight, expand
-from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
+from .blocks import Parts
 from .grouped import GROUPS, SCALES, WIDE_SCALE_DTYPES, ZEROS, check_tensor
 
 INT8, W8A8, FP8, FP8_TOKENS = ".int8", ".w8a8", ".fp8", ".f8a8"
 """Names of the values in a model's file, behind the layer's: of integers, of integers made for activations that are
 rounded too, and likewise of floating-point numbers."""
 BYTES = (INT8, W8A8, FP8, FP8_TOKENS)
-Keeps = Callable[[str, ByteWeight | Int4Weight], bool]
+Keeps = Callable[[str, ByteWeight | Parts], bool]
 """Whether a platform has a product for a weight of a name, so that it stays packed."""
 
 
@@ -46,7 +46,7 @@ def stored(tensors: Mapping[str, torch.Tensor]) -> ByteWeight:
     )
 
 
-def keeps_none(name: str, weight: ByteWeight | Int4Weight) -> bool:
+def keeps_none(name: str, weight: ByteWeight | Parts) -> bool:
     """The answer of platforms that have none."""
     return False
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from . import blocks, byte_weights, regrouped
+from . import blocks, byte_weights
 from .blocks import BLOCKS
 from .byte_weights import INT8, W8A8, Keeps, keeps_none
 from .int4 import WORDS
@@ -49,8 +49,7 @@ def load(
 def expand_all(tensors: Tensors, dtype: torch.dtype, keeps: Keeps = keeps_none) -> None:
     """Puts the weights for which most platforms have no product into the dtype: those in block formats and those of
     eight bits. What `keeps` says stays packed. Raises `ConfigError` for one that cannot be."""
-    regrouped.regroup_all(tensors, keeps)
-    blocks.expand_all(tensors, dtype)
+    blocks.expand_all(tensors, dtype, keeps)
     byte_weights.expand_all(tensors, dtype, keeps)
 
 

@@ -1,4 +1,4 @@
-"""Weights of eight bits and of GGUF files on a GPU: the bits of the model expanded, whatever else is in the batch."""
+"""Weights of eight bits on a GPU: the bits of the model expanded, whatever else is in the batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from headwater.engine_core.platforms import cuda as cuda_platform
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
-from tests.engine_core.test_block_weights import write
 from tests.engine_core.test_int4_on_gpu import answers
 
 pytestmark = pytest.mark.gpu
@@ -87,14 +86,6 @@ def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
         # Sums of integers are exact in whatever way they are made.
         monkeypatch.setattr(cuda_platform, "rounded_product", lambda linear, early_rows: linear.product)
         assert together == answers(packed, asked)
-
-
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
-def test_a_gguf_file_answers_as_its_weights_expanded_to_the_bit(kind: str, tmp_path: Path) -> None:
-    folder = write(tmp_path, kind, "bfloat16")
-    asked = [[5, 6, 7], list(range(3, 60)), [9]]
-    assert kinds_of(folder) == {"int4" if kind == "Q4_0" else "ordered"}
-    assert answers(folder, asked) == answers(tmp_path / "expanded", asked)
 
 
 @pytest.mark.parametrize("form", ORDERED)

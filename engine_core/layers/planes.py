@@ -1,0 +1,71 @@
+"""Weights in GGUF's block formats as a GPU's kernels read them, made when a model is loaded: a model's file has
+blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from headwater.kernels.block_planes import BlockPlanes, expand, expand_rows
+
+from ..config import ConfigError
+from ..weights.blocks import PARTS, facts_of
+from ..weights.planes import PLANES, num_bytes, stored_planes
+from .linear import ExpandableLinear, Parameter
+
+LookUp = Callable[[BlockPlanes, torch.Tensor, torch.dtype], torch.Tensor]
+"""As `kernels.block_planes.expand_rows`."""
+
+
+class PlanesLinear(ExpandableLinear):
+    """A weight is rounded to the model's dtype: what is made of it is what a dense layer of these weights makes."""
+
+    kind = "planes"
+    suffixes = (PLANES, PARTS)
+
+    def __init__(self, parts: tuple[BlockPlanes, ...], dtype: torch.dtype) -> None:
+        """Outputs of the parts follow one another."""
+        self.parts, self.dtype = parts, dtype
+        self.out_features, self.in_features = sum(part.shape[0] for part in parts), parts[0].shape[1]
+
+    @classmethod
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
+        """Number of parts and their formats are as stored."""
+        facts = facts_of(stored[PARTS])
+        shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
+        if shape != (out_features, {in_features}):
+            raise ConfigError("parts of block weights", facts, f"{out_features} rows of {in_features} inputs")
+        return (
+            Parameter(suffix=PLANES, shape=(num_bytes(facts),), dtype=torch.uint8, out_axis=None, in_axis=None),
+            Parameter(suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None),
+        )
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        return cls(stored_planes(tensors[PLANES], tensors[PARTS]), dtype)
+
+    def expanded(self) -> torch.Tensor:
+        return torch.cat([expand(part, self.dtype) for part in self.parts])
+
+
+@dataclass(frozen=True, slots=True)
+class PlanesTable:
+    """An embedding that stays packed: its rows are expanded when they are looked up."""
+
+    weight: BlockPlanes
+    dtype: torch.dtype
+    """Type of the rows that are looked up."""
+    look_up: LookUp = expand_rows
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.words.device
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids int64 [T] → [T, H]"""
+        return self.look_up(self.weight, token_ids, self.dtype)

@@ -1,0 +1,159 @@
+"""x @ weight.T with weights in GGUF's block formats: the bits of `gemm` over the expanded matrix, for any rows.
+
+Up to `MOST_ROWS` rows weights become numbers in registers on their way to the matrix unit, where they are the operand
+with the many rows; K is never split and its order is that of `gemm`. More rows are worth a matrix: it is expanded into
+scratch memory and left to `gemm`. Outputs of several parts follow one another, each part in a format of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from . import gemm
+from .block_planes import BlockPlanes
+from .block_unpacking import constants, expanded_rows, load_scales, unpack_blocks
+from .block_unpacking import expanded as expand_into
+from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .int4_gemm import BLOCK_N, NUM_WARPS, TILES, Int4Tiles, choose, in_order, rows_of_threads
+from .int4_layout import depth
+
+Parts = Sequence[BlockPlanes]
+
+
+def block_linear(x: torch.Tensor, parts: Parts, *, dependent: bool = False) -> torch.Tensor:
+    """x [M, K] times parts [N_i, K]: [M, N] in x's dtype, accumulated in float32."""
+    tiles = choose(x.shape[0], x.dtype)
+    if tiles is None:
+        return gemm.linear(x, expanded(parts, x.dtype), dependent=dependent, is_own=True)
+    out, first = x.new_empty(x.shape[0], num_outputs(parts)), 0
+    for part in parts:
+        block_gemm(x, part, out[:, first : first + part.shape[0]], tiles, dependent=dependent)
+        first += part.shape[0]
+    return out
+
+
+def num_outputs(parts: Parts) -> int:
+    return sum(part.shape[0] for part in parts)
+
+
+def expanded(parts: Parts, dtype: torch.dtype) -> torch.Tensor:
+    """The weights [N, K], each rounded to the dtype once, in a launch a part."""
+    out = torch.empty(num_outputs(parts), parts[0].shape[1], dtype=dtype, device=parts[0].words.device)
+    first = 0
+    for part in parts:
+        expand_into(part, out[first : first + part.shape[0]])
+        first += part.shape[0]
+    return out
+
+
+def rows_of(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows [T, K] of weights at row_ids, integers [T], in one launch."""
+    out = torch.empty(len(row_ids), planes.shape[1], dtype=dtype, device=planes.words.device)
+    expanded_rows(planes, row_ids, out)
+    return out
+
+
+def launch_all_tiles(parts: Parts, dtype: torch.dtype) -> None:
+    """Launches every kernel that products with these parts may take."""
+    device, k = parts[0].words.device, parts[0].shape[1]
+    for num_rows in (1, *(rows for rows in TILES)):
+        x = torch.zeros(num_rows, k, dtype=dtype, device=device)
+        for dependent in (False, True):
+            block_linear(x, parts, dependent=dependent)
+    expanded(parts, dtype)
+
+
+def block_gemm(
+    x: torch.Tensor, weight: BlockPlanes, out: torch.Tensor, tiles: Int4Tiles, *, dependent: bool = False
+) -> None:
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N], whose rows may be parts of longer ones."""
+    m, (n, k) = x.shape[0], weight.shape
+    assert x.dtype == out.dtype
+    assert x.stride(1) == out.stride(1) == 1
+    stages = tiles.num_stages - (weight.format.bits == 8)
+    _block_gemm[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
+        x,
+        weight.words,
+        weight.high,
+        weight.scales,
+        weight.minima,
+        weight.factors,
+        weight.min_factors,
+        out,
+        m,
+        n,
+        k,
+        x.stride(0),
+        weight.words.stride(0),
+        out.stride(0),
+        **constants(weight.format),
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=BLOCK_N,
+        BLOCK_K=depth(k),
+        DEPENDENT=dependent,
+        num_warps=NUM_WARPS,
+        num_stages=stages,
+        **launch_options(dependent),
+    )
+
+
+# One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.
+@triton.jit(do_not_specialize_on_alignment=["m"])
+def _block_gemm(
+    p_x,
+    p_words,
+    p_high,
+    p_scales,
+    p_minima,
+    p_factors,
+    p_min_factors,
+    p_out,
+    m,
+    n,
+    k,
+    stride_x,
+    stride_words,
+    stride_out,
+    BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    UNIT: tl.constexpr,
+    SUB_BLOCK: tl.constexpr,
+    MIN_SIGN: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    WORD: tl.constexpr = 4 if BITS == 8 else 8
+    WORDS: tl.constexpr = BLOCK_K // WORD
+    o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    o_n = (tl.program_id(0) * BLOCK_N + rows_of_threads(BLOCK_N))[:, None]
+    is_m, is_n = o_m < m, o_n < n
+    release_dependents(DEPENDENT)
+    o_word = o_n.to(tl.int64) * stride_words + tl.arange(0, WORDS)[None, :]
+    p_x += o_m * stride_x + tl.arange(0, BLOCK_K)[None, :]
+    dtype: tl.constexpr = p_x.dtype.element_ty
+    b_acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    b_first, b_last, b_added = load_scales(
+        p_scales, p_minima, p_factors, p_min_factors, 0, o_n, is_n, n, UNIT, SUB_BLOCK, MIN_SIGN, BLOCK_K
+    )
+    wait_for_inputs(DEPENDENT)
+    for i_k in range(0, k, BLOCK_K):
+        i_word = i_k // BLOCK_K * WORDS
+        b_words = tl.load(p_words + o_word + i_word, mask=is_n, other=0)
+        b_high = b_words if p_high is None else tl.load(p_high + o_word + i_word, mask=is_n, other=0).to(tl.int32)
+        b_x = tl.load(p_x + i_k, mask=is_m, other=0.0)
+        # Scales of the next tile, which are too narrow for the copies that fill stages.
+        i_next = tl.minimum(i_k + BLOCK_K, k - BLOCK_K)
+        b_next_first, b_next_last, b_next_added = load_scales(
+            p_scales, p_minima, p_factors, p_min_factors, i_next, o_n, is_n, n, UNIT, SUB_BLOCK, MIN_SIGN, BLOCK_K
+        )
+        b_weight = in_order(unpack_blocks(b_words, b_high, b_first, b_last, b_added, dtype, BITS, OFFSET))
+        b_acc = tl.dot(b_weight, tl.trans(b_x), b_acc)
+        b_first, b_last, b_added = b_next_first, b_next_last, b_next_added
+    o_out = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
+    tl.store(p_out + tl.trans(o_m) * stride_out + o_out, b_acc.to(dtype), mask=tl.trans(is_m) & (o_out < n))
