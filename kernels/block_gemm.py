@@ -1,21 +1,22 @@
 """x @ weight.T with weights in GGUF's block formats: the bits of `gemm` over the expanded matrix, for any rows.
 
-Up to `MOST_ROWS` rows weights become numbers in registers on their way to the matrix unit, where they are the operand
-with the many rows; K is never split and its order is that of `gemm`. More rows are worth a matrix: it is expanded into
-scratch memory and left to `gemm`. Outputs of several parts follow one another, each part in a format of its own.
+Up to `int4_gemm.MOST_ROWS` rows weights become numbers in registers on their way to the matrix unit, where they are the
+operand with the many rows; K is never split and its order is that of `gemm`. More rows are worth a matrix: it is
+expanded into scratch memory and left to `gemm`. On Hopper `hopper_block_gemm` multiplies bfloat16 rows. Outputs of
+several parts follow one another, each part in a format of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import triton
 import triton.language as tl
 
-from . import gemm
+from . import gemm, hopper_block_gemm, hopper_packed_gemm
 from .block_planes import BlockPlanes
-from .block_unpacking import constants, expanded_rows, load_scales, unpack_blocks
+from .block_unpacking import constants, expanded_rows, load_high, load_scales, unpack_blocks
 from .block_unpacking import expanded as expand_into
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
 from .int4_gemm import BLOCK_N, NUM_WARPS, TILES, Int4Tiles, choose, in_order, rows_of_threads
@@ -26,14 +27,26 @@ Parts = Sequence[BlockPlanes]
 
 def block_linear(x: torch.Tensor, parts: Parts, *, dependent: bool = False) -> torch.Tensor:
     """x [M, K] times parts [N_i, K]: [M, N] in x's dtype, accumulated in float32."""
-    tiles = choose(x.shape[0], x.dtype)
-    if tiles is None:
+    multiply = [_kernel_for(x, part, dependent=dependent) for part in parts]
+    if None in multiply:
         return gemm.linear(x, expanded(parts, x.dtype), dependent=dependent, is_own=True)
     out, first = x.new_empty(x.shape[0], num_outputs(parts)), 0
-    for part in parts:
-        block_gemm(x, part, out[:, first : first + part.shape[0]], tiles, dependent=dependent)
+    for part, each in zip(parts, multiply, strict=True):
+        assert each is not None
+        each(out[:, first : first + part.shape[0]])
         first += part.shape[0]
     return out
+
+
+def _kernel_for(x: torch.Tensor, weight: BlockPlanes, *, dependent: bool) -> Callable[[torch.Tensor], None] | None:
+    """Writes the product of x and a weight to a matrix; None: a matrix that is expanded first takes less time."""
+    if hopper_packed_gemm.serves(x) and hopper_block_gemm.fits(weight):
+        ring = hopper_block_gemm.choose(x.shape[0], weight)
+        if ring is None:
+            return None
+        return lambda out: hopper_block_gemm.hopper_block_gemm(x, weight, out, ring, dependent=dependent)
+    tiles = choose(x.shape[0], x.dtype)
+    return None if tiles is None else lambda out: block_gemm(x, weight, out, tiles, dependent=dependent)
 
 
 def num_outputs(parts: Parts) -> int:
@@ -60,7 +73,7 @@ def rows_of(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) -> t
 def launch_all_tiles(parts: Parts, dtype: torch.dtype) -> None:
     """Launches every kernel that products with these parts may take."""
     device, k = parts[0].words.device, parts[0].shape[1]
-    for num_rows in (1, *(rows for rows in TILES)):
+    for num_rows in sorted({1, *TILES, *(rows for _, rows in hopper_packed_gemm.TILES)}):
         x = torch.zeros(num_rows, k, dtype=dtype, device=device)
         for dependent in (False, True):
             block_linear(x, parts, dependent=dependent)
@@ -80,9 +93,7 @@ def block_gemm(
         weight.words,
         weight.high,
         weight.scales,
-        weight.minima,
         weight.factors,
-        weight.min_factors,
         out,
         m,
         n,
@@ -108,9 +119,7 @@ def _block_gemm(
     p_words,
     p_high,
     p_scales,
-    p_minima,
     p_factors,
-    p_min_factors,
     p_out,
     m,
     n,
@@ -121,7 +130,6 @@ def _block_gemm(
     BITS: tl.constexpr,
     OFFSET: tl.constexpr,
     UNIT: tl.constexpr,
-    SUB_BLOCK: tl.constexpr,
     MIN_SIGN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -134,25 +142,23 @@ def _block_gemm(
     o_n = (tl.program_id(0) * BLOCK_N + rows_of_threads(BLOCK_N))[:, None]
     is_m, is_n = o_m < m, o_n < n
     release_dependents(DEPENDENT)
-    o_word = o_n.to(tl.int64) * stride_words + tl.arange(0, WORDS)[None, :]
+    p_words += o_n.to(tl.int64) * stride_words + tl.arange(0, WORDS)[None, :]
     p_x += o_m * stride_x + tl.arange(0, BLOCK_K)[None, :]
     dtype: tl.constexpr = p_x.dtype.element_ty
     b_acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    b_first, b_last, b_added = load_scales(
-        p_scales, p_minima, p_factors, p_min_factors, 0, o_n, is_n, n, UNIT, SUB_BLOCK, MIN_SIGN, BLOCK_K
-    )
+    b_first, b_last, b_added = load_scales(p_scales, p_factors, 0, o_n, k, UNIT, MIN_SIGN, BLOCK_K)
     wait_for_inputs(DEPENDENT)
     for i_k in range(0, k, BLOCK_K):
-        i_word = i_k // BLOCK_K * WORDS
-        b_words = tl.load(p_words + o_word + i_word, mask=is_n, other=0)
-        b_high = b_words if p_high is None else tl.load(p_high + o_word + i_word, mask=is_n, other=0).to(tl.int32)
+        b_words = tl.load(p_words + i_k // BLOCK_K * WORDS, mask=is_n, other=0)
+        b_high = b_words if p_high is None else load_high(p_high, i_k, o_n, is_n, n, k, 0, BLOCK_K)
+        b_upper = load_high(p_high, i_k, o_n, is_n, n, k, 1, BLOCK_K) if BITS == 6 else b_words
         b_x = tl.load(p_x + i_k, mask=is_m, other=0.0)
         # Scales of the next tile, which are too narrow for the copies that fill stages.
         i_next = tl.minimum(i_k + BLOCK_K, k - BLOCK_K)
         b_next_first, b_next_last, b_next_added = load_scales(
-            p_scales, p_minima, p_factors, p_min_factors, i_next, o_n, is_n, n, UNIT, SUB_BLOCK, MIN_SIGN, BLOCK_K
+            p_scales, p_factors, i_next, o_n, k, UNIT, MIN_SIGN, BLOCK_K
         )
-        b_weight = in_order(unpack_blocks(b_words, b_high, b_first, b_last, b_added, dtype, BITS, OFFSET))
+        b_weight = in_order(unpack_blocks(b_words, b_high, b_upper, b_first, b_last, b_added, dtype, BITS, OFFSET))
         b_acc = tl.dot(b_weight, tl.trans(b_x), b_acc)
         b_first, b_last, b_added = b_next_first, b_next_last, b_next_added
     o_out = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]

@@ -1,8 +1,9 @@
 """Weights in GGUF's block formats as planes in which a GPU's kernels read them, and what they expand to.
 
-The low four bits of all weights are words of `int4_layout`; bits above them have a plane with as many elements, scales
-and minima have planes [groups, N]. Weights of eight bits are words of `byte_layout`. A weight takes as many bytes as in
-a file, but for Q4_K and Q5_K, whose scales and minima of six bits take eight: 2.8 and 2.3 % more.
+The low four bits of all weights are words of `int4_layout`; weights of eight bits are words of `byte_layout`. Bits
+above them, scales and factors have planes of their own, in which 64 outputs make a block: what a program reads for a
+tile of inputs lies together. A weight takes as many bytes as in a file, but for Q4_K and Q5_K, whose scales and minima
+of six bits take eight: 2.8 and 2.3 % more.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from . import byte_layout, int4_layout
-from .block_formats import BLOCK, TILE_ROWS, BlockFormat, BlockWeight, read_scales, read_values
+from .block_formats import BLOCK, TILE_ROWS, BlockFormat, BlockWeight, Scales, read_scales, read_values
 from .int4_layout import depth
 
+OUTPUTS = 64
+"""Number of outputs in a block. The last block is filled up with zeros."""
 _TILES = 64
-"""Number of tiles that are reordered or expanded at a time."""
+"""Number of tiles that are reordered or expanded at a time: whole blocks."""
+_HIGH = {128: torch.int32, 64: torch.int16, 32: torch.uint8}
+"""Type of an element with a bit for each weight that a thread reads of a tile of so many inputs."""
+PlaneShape = tuple[tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +33,13 @@ class BlockPlanes:
     words: torch.Tensor
     """int32 [N, K / 8], the low four bits of weights; of eight bits [N, K / 4]."""
     high: torch.Tensor | None
-    """Bits above them, of each word: uint8 [N, K / 8] of five bits, int16 of six; else None."""
+    """[bits above four, blocks of outputs, tiles, 64, 4], see `int4_layout`: of words c of the blocks of inputs i of a
+    tile, bit 4 i + p, or twice the size of a tile / 8 on for e = 1, belongs to nibble 4 e + p. None: there are none."""
     scales: torch.Tensor
-    """float16 [K / unit, N]"""
-    minima: torch.Tensor | None
-    """float16 [K / unit, N]; None: the format has none."""
+    """float16 [blocks of outputs, K / unit, 1 or 2, 64]: scales, and minima where the format has them."""
     factors: torch.Tensor | None
-    """uint8, of Q6_K int8 [sub-blocks, N]: factors of the unit's scale; None: 1."""
-    min_factors: torch.Tensor | None
-    """uint8 [sub-blocks, N]: factors of the unit's minimum; None: 1."""
+    """uint8, of Q6_K int8 [blocks of outputs, K / 32, 2, 64]: factors of the scale and of the minimum of 32 inputs, in
+    Q6_K of the scales of 16 inputs each. None: 1."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -43,72 +47,95 @@ class BlockPlanes:
 
     @property
     def num_bytes(self) -> int:
-        planes = (self.words, self.high, self.scales, self.minima, self.factors, self.min_factors)
-        return sum(plane.nbytes for plane in planes if plane is not None)
-
-
-PlaneShape = tuple[tuple[int, int], torch.dtype]
-_HIGH = {5: torch.uint8, 6: torch.int16}
-"""Type of an element with the bits above four of the eight weights of a word, by the bits of a weight."""
+        return sum(plane.nbytes for plane in (self.words, self.high, self.scales, self.factors) if plane is not None)
 
 
 def plane_shapes(format: BlockFormat, num_rows: int, num_inputs: int) -> dict[str, PlaneShape]:
     """Shape and dtype of each plane that a weight has, by the name of its field."""
     words = num_rows, num_inputs // (4 if format.bits == 8 else int4_layout.WORD)
-    units = num_inputs // format.unit, num_rows
-    sub_blocks = num_inputs // sub_block(format), num_rows
-    shapes: dict[str, PlaneShape] = {"words": (words, torch.int32), "scales": (units, torch.float16)}
-    if format.bits in _HIGH:
-        shapes["high"] = words, _HIGH[format.bits]
-    if format.has_min:
-        shapes["minima"] = units, torch.float16
+    num_blocks, tile = -(-num_rows // OUTPUTS), depth(num_inputs)
+    scales = num_blocks, num_inputs // format.unit, 2 if format.has_min else 1, OUTPUTS
+    shapes: dict[str, PlaneShape] = {"words": (words, torch.int32), "scales": (scales, torch.float16)}
+    if format.bits in (5, 6):
+        shapes["high"] = (format.bits - 4, num_blocks, num_inputs // tile, OUTPUTS, 4), _HIGH[tile]
     if format.is_nested:
-        shapes["factors"] = sub_blocks, torch.uint8 if format.has_min else torch.int8
-        if format.has_min:
-            shapes["min_factors"] = sub_blocks, torch.uint8
+        factors = num_blocks, num_inputs // BLOCK, 2, OUTPUTS
+        shapes["factors"] = factors, torch.uint8 if format.has_min else torch.int8
     return shapes
-
-
-def sub_block(format: BlockFormat) -> int:
-    """Number of inputs that share a scale."""
-    return BLOCK if format.has_min or not format.is_nested else BLOCK // 2
 
 
 def planes_of(weight: BlockWeight) -> BlockPlanes:
     """The planes of a weight, on its device."""
     format, (n, k), device = weight.format, weight.shape, weight.tiles.device
     shapes = plane_shapes(format, n, k)
-    words, high = (
-        torch.empty(shapes[name][0], dtype=shapes[name][1], device=device) if name in shapes else None
-        for name in ("words", "high")
-    )
-    assert words is not None
-    for begin in range(0, len(weight.tiles), _TILES):
-        rows = slice(begin * TILE_ROWS, min((begin + _TILES) * TILE_ROWS, n))
-        values = read_values(weight.tiles[begin : begin + _TILES], format).flatten(0, 1)[: rows.stop - rows.start]
-        if format.bits == 8:
-            words[rows] = byte_layout.ordered(values) if k % byte_layout.TILE == 0 else values.view(torch.int32)
-        else:
-            words[rows] = int4_layout.pack(values & 15)
-        if high is not None:
-            high[rows] = _high_words(values >> 4, format.bits - 4)
-    scales = read_scales(weight.tiles, format)
-    step, factors = format.unit // sub_block(format), torch.uint8 if format.has_min else torch.int8
-    return BlockPlanes(
+    made = {name: torch.zeros(shape, dtype=dtype, device=device) for name, (shape, dtype) in shapes.items()}
+    planes = BlockPlanes(
         format=format,
-        words=words,
-        high=high,
-        # Numbers that were float16 in the file.
-        scales=_plane(scales.scale[:, :, ::step], n, torch.float16),
-        minima=None if scales.minimum is None else _plane(scales.minimum[:, :, ::step], n, torch.float16),
-        factors=None if scales.factor is None else _plane(scales.factor, n, factors),
-        min_factors=None if scales.min_factor is None else _plane(scales.min_factor, n, factors),
+        words=made["words"],
+        high=made.get("high"),
+        scales=made["scales"],
+        factors=made.get("factors"),
     )
+    for begin in range(0, len(weight.tiles), _TILES):
+        _fill(planes, weight.tiles[begin : begin + _TILES], begin * TILE_ROWS)
+    return planes
 
 
-def _plane(values: torch.Tensor, num_rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """[tiles, 16, groups] → [groups, N]"""
-    return values.flatten(0, 1)[:num_rows].t().to(dtype).contiguous()
+def _fill(planes: BlockPlanes, tiles: torch.Tensor, first_row: int) -> None:
+    """Writes the rows of some tiles, whole blocks of them but at the end."""
+    format, (n, k) = planes.format, planes.shape
+    count = min(len(tiles) * TILE_ROWS, n - first_row)
+    values = read_values(tiles, format).flatten(0, 1)[:count]
+    rows, blocks = slice(first_row, first_row + count), slice(first_row // OUTPUTS, -(-(first_row + count) // OUTPUTS))
+    if format.bits == 8:
+        is_ordered = k % byte_layout.TILE == 0
+        planes.words[rows] = byte_layout.ordered(values) if is_ordered else values.view(torch.int32)
+    else:
+        planes.words[rows] = int4_layout.pack(values & 15)
+    if planes.high is not None:
+        for bit, plane in enumerate(planes.high):
+            of_blocks = _in_blocks(_high_bits(values >> 4 + bit & 1), plane[blocks].shape[0])
+            plane[blocks] = of_blocks.transpose(1, 2)
+    scales = read_scales(tiles, format)
+    of_units = _pairs(scales.scale, scales.minimum)[:count]
+    # What sub-blocks of a unit have in common is repeated there.
+    of_units = of_units[:, :: of_units.shape[1] // planes.scales.shape[1]]
+    planes.scales[blocks] = _in_blocks(of_units, planes.scales[blocks].shape[0]).permute(0, 2, 3, 1).half()
+    if planes.factors is not None:
+        factors = _factors(scales)[:count]
+        of_blocks = _in_blocks(factors, planes.factors[blocks].shape[0]).permute(0, 2, 3, 1)
+        planes.factors[blocks] = of_blocks.to(planes.factors.dtype)
+
+
+def _pairs(first: torch.Tensor, second: torch.Tensor | None) -> torch.Tensor:
+    """[tiles, 16, groups] → [rows, groups, 1 or 2]"""
+    return torch.stack((first,) if second is None else (first, second), dim=3).flatten(0, 1)
+
+
+def _factors(scales: Scales) -> torch.Tensor:
+    """int32 [rows, K / 32, 2]"""
+    assert scales.factor is not None
+    if scales.min_factor is None:
+        return scales.factor.flatten(0, 1).unflatten(1, (-1, 2))
+    return _pairs(scales.factor, scales.min_factor)
+
+
+def _in_blocks(of_rows: torch.Tensor, num_blocks: int) -> torch.Tensor:
+    """[rows, …] → [blocks, 64, …], filled up with zeros."""
+    whole = of_rows.new_zeros(num_blocks * OUTPUTS, *of_rows.shape[1:])
+    whole[: len(of_rows)] = of_rows
+    return whole.unflatten(0, (num_blocks, OUTPUTS))
+
+
+def _high_bits(bits: torch.Tensor) -> torch.Tensor:
+    """Packs uint8 [N, K] of one bit into elements [N, tiles, 4], as `BlockPlanes.high` has them."""
+    n, k = bits.shape
+    blocks = depth(k) // BLOCK
+    # [N, tiles, i, p, c, e] -> [N, tiles, c, e, i, p]
+    of_words = bits.view(n, -1, blocks, 4, 4, 2).permute(0, 1, 4, 5, 2, 3).reshape(n, k // depth(k), 4, -1)
+    shifts = torch.arange(of_words.shape[3], device=bits.device)
+    # Sums of powers of two: the highest bit of a type is its sign.
+    return (of_words.long() << shifts).sum(3).to(_HIGH[depth(k)])
 
 
 def expand(planes: BlockPlanes, dtype: torch.dtype) -> torch.Tensor:
@@ -123,53 +150,44 @@ def expand_rows(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) 
     for begin in range(0, len(row_ids), num_rows):
         ids = row_ids[begin : begin + num_rows].long()
         values = _values(planes, ids).float() - planes.format.offset
-        scale, minimum = (_of_inputs(plane, ids, k) for plane in (planes.scales, planes.minima))
-        factor, min_factor = (_of_inputs(plane, ids, k) for plane in (planes.factors, planes.min_factors))
-        assert scale is not None
-        values *= scale if factor is None else scale * factor
-        if minimum is not None:
-            values += minimum if min_factor is None else -(minimum * min_factor)
-        out[begin : begin + num_rows] = values.to(dtype)
+        scale, added = _scales(planes, ids)
+        values *= scale
+        out[begin : begin + num_rows] = (values if added is None else values + added).to(dtype)
     return out
 
 
-def _of_inputs(plane: torch.Tensor | None, row_ids: torch.Tensor, num_inputs: int) -> torch.Tensor | None:
-    """float32 [T, K] of a plane [groups, N]."""
-    if plane is None:
-        return None
-    return plane[:, row_ids].t().float().repeat_interleave(num_inputs // len(plane), dim=1)
+def _scales(planes: BlockPlanes, row_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The scale of each weight and what is added to it, float32 [T, K] each."""
+    format, k = planes.format, planes.shape[1]
+    blocks, places = row_ids // OUTPUTS, row_ids % OUTPUTS
+
+    def of_inputs(numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.float().repeat_interleave(k // numbers.shape[1], dim=1)
+
+    # [T, units, 1 or 2], [T, K / 32, 2]
+    scales = planes.scales.movedim(3, 1)[blocks, places]
+    first, second = of_inputs(scales[..., 0]), of_inputs(scales[..., 1]) if format.has_min else None
+    if planes.factors is not None:
+        factors = planes.factors.movedim(3, 1)[blocks, places]
+        first = first * of_inputs(factors[..., 0] if format.has_min else factors.flatten(1))
+        if second is not None:
+            second = -(second * of_inputs(factors[..., 1]))
+    return first, second
 
 
 def _values(planes: BlockPlanes, row_ids: torch.Tensor) -> torch.Tensor:
     """The stored numbers, uint8 [T, K]."""
-    words, bits = planes.words[row_ids], planes.format.bits
-    if bits == 8:
-        is_ordered = planes.shape[1] % byte_layout.TILE == 0
+    words, k = planes.words[row_ids], planes.shape[1]
+    if planes.format.bits == 8:
+        is_ordered = k % byte_layout.TILE == 0
         return byte_layout.restored(words, torch.uint8) if is_ordered else words.view(torch.uint8)
     values = int4_layout.unpack(words)
-    if planes.high is not None:
-        values = values | _read_high_words(planes.high[row_ids], bits - 4) << 4
+    for bit, plane in enumerate(() if planes.high is None else planes.high):
+        # [T, tiles, 4]
+        elements = plane.transpose(1, 2)[row_ids // OUTPUTS, row_ids % OUTPUTS]
+        blocks = depth(k) // BLOCK
+        bits = elements.long()[..., None] >> torch.arange(8 * blocks, device=elements.device) & 1
+        # [T, tiles, c, e, i, p] -> [T, tiles, i, p, c, e]
+        bits = bits.view(len(row_ids), -1, 4, 2, blocks, 4).permute(0, 1, 4, 5, 2, 3).reshape(-1, k)
+        values = values | bits.to(torch.uint8) << 4 + bit
     return values
-
-
-def _high_words(high: torch.Tensor, bits: int) -> torch.Tensor:
-    """Packs uint8 [N, K] of one or two bits into an element for each word of `int4_layout`, [N, K / 8]: bit 4 e + p, or
-    two of them from twice that on, belong to its nibble 4 e + p."""
-    n, k = high.shape
-    # [N, tiles, blocks, p, c, e] -> [N, words, e, p]
-    of_words = high.reshape(n, -1, depth(k) // BLOCK, 4, 4, 2).permute(0, 1, 4, 2, 5, 3).reshape(n, k // 8, 2, 4)
-    shifts = bits * torch.arange(4, dtype=torch.uint8, device=high.device)
-    halves = (of_words << shifts).sum(3, dtype=torch.uint8)
-    if bits == 1:
-        return halves[..., 0] | halves[..., 1] << 4
-    return halves.contiguous().view(torch.int16)[..., 0]
-
-
-def _read_high_words(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Reads what `_high_words` made: uint8 [N, K]."""
-    n, k = words.shape[0], words.shape[1] * int4_layout.WORD
-    halves = torch.stack((words & 15, words >> 4), 2) if bits == 1 else words.view(torch.uint8).view(n, -1, 2)
-    shifts = bits * torch.arange(4, dtype=torch.uint8, device=words.device)
-    # [N, tiles, c, blocks, e, p] -> [N, tiles, blocks, p, c, e]
-    of_words = (halves[..., None] >> shifts & (1 << bits) - 1).view(n, -1, 4, depth(k) // BLOCK, 2, 4)
-    return of_words.permute(0, 1, 3, 5, 2, 4).reshape(n, k)

@@ -51,19 +51,22 @@ NARROW_TILES = {
 }
 """Tiles where there are at most half as many programs as multiprocessors: each program is cut in two. Their rings fill
 a multiprocessor, so that none gets two programs while others have none."""
+LONE_TEAM = {4: RingTiles(256, 1, 3, 240), 8: RingTiles(256, 1, 6, 240)}
+"""Tiles of a team without another for 129 to `MOST_ROWS_OF_ONE` rows, by bits of a weight."""
+MOST_ROWS_OF_ONE = 512
 WIDE_TILES = {
     4: {
         RingTiles(128, 1, 6, 160): 21.5,
         RingTiles(64, 2, 4, None, 2 * BLOCK_N): 22.5,
         RingTiles(128, 2, 2, None, 2 * BLOCK_N): 29.5,
-        RingTiles(256, 1, 3, 240): 31.0,
+        LONE_TEAM[4]: 31.0,
         RingTiles(256, 1, 3, None, 2 * BLOCK_N): 47.0,
     },
     8: {
         RingTiles(128, 2, 5, 160): 22.5,
         RingTiles(64, 4, 3, None, 2 * BLOCK_N): 25.5,
         RingTiles(128, 2, 4, None, 2 * BLOCK_N): 31.0,
-        RingTiles(256, 1, 6, 240): 35.0,
+        LONE_TEAM[8]: 35.0,
         RingTiles(256, 1, 5, None, 2 * BLOCK_N): 47.5,
     },
 }

@@ -80,7 +80,7 @@ def unpack_int4(b_words, group, HALF: gl.constexpr):
             is_pure=True,
             pack=2,
         )
-    return beside(_in_order(w0, w1, w4, w5, HALF), _in_order(w2, w3, w6, w7, HALF))
+    return beside(in_order(w0, w1, w4, w5, HALF), in_order(w2, w3, w6, w7, HALF))
 
 
 @gluon.jit
@@ -96,7 +96,7 @@ def unpack_int8(b_words, group, HALF: gl.constexpr):
         is_pure=True,
         pack=2,
     )
-    return _in_order(w0, w1, w2, w3, HALF)
+    return in_order(w0, w1, w2, w3, HALF)
 
 
 @gluon.jit
@@ -111,11 +111,11 @@ def unpack_fp8(b_words, group, HALF: gl.constexpr):
         is_pure=True,
         pack=2,
     )
-    return _in_order(w0, w1, w2, w3, HALF)
+    return in_order(w0, w1, w2, w3, HALF)
 
 
 @gluon.jit
-def _in_order(b_00, b_01, b_10, b_11, HALF: gl.constexpr):
+def in_order(b_00, b_01, b_10, b_11, HALF: gl.constexpr):
     """Weights [N, 16] of pairs 0 and 1 of outputs whose bit 3 is clear, and of those whose bit 3 is set. The assembly
     puts the two elements of a pair where the two outputs of a thread would be: in place of bit 3."""
     N: gl.constexpr = b_00.shape[0]

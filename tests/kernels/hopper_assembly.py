@@ -21,6 +21,7 @@ from headwater.kernels import (
     decode_attention,
     draft_rows,
     edit_logits,
+    hopper_block_gemm,
     hopper_decode_attention,
     hopper_decode_splits,
     hopper_packed_gemm,
@@ -33,6 +34,9 @@ from headwater.kernels import (
     token_rounding,
     w8a8,
 )
+from headwater.kernels.block_formats import Q4_1, Q4_K, Q6_K, Q8_0, BlockFormat
+from headwater.kernels.block_planes import plane_shapes
+from headwater.kernels.block_unpacking import constants
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
 
@@ -183,6 +187,23 @@ def packed(bits: int, num_rows: int, *, has_zeros: bool, num_outputs: int = hopp
     return compiled(hopper_packed_gemm._hopper_packed_gemm, types, values, GluonASTSource, **options)
 
 
+def in_blocks(format: BlockFormat, num_rows: int) -> str:
+    """A product of weights in a block format, two tiles in a stage."""
+    block_k, shapes = 2 * hopper_block_gemm.tile_inputs(format.bits), plane_shapes(format, 64, 512)
+    words = gl.NVMMASharedLayout(64, 32, 2)
+    types = dict.fromkeys(("m", "n", "k", "stride_out"), "i32") | {"p_out": "*bf16"}
+    types |= {"x": described(num_rows, block_k), "words": f"tensordesc<i32[64, 32],{words!r}>"}
+    types |= {"scales": descriptor("fp16", gl.float16, hopper_block_gemm.scale_chunk(format))}
+    if "high" in shapes:
+        types |= {"high": descriptor("i32", gl.int32, hopper_block_gemm.CHUNK)}
+    if "factors" in shapes:
+        name, dtype = ("u8", gl.uint8) if format.has_min else ("i8", gl.int8)
+        types |= {"factors": descriptor(name, dtype, hopper_block_gemm.CHUNK)}
+    values = constants(format) | {"STAGES": 3, "DEPENDENT": True}
+    values |= {name: None for name in ("high", "factors") if name not in types}
+    return compiled(hopper_block_gemm._hopper_block_gemm, types, values, GluonASTSource, maxnreg=128)
+
+
 def edits() -> dict[str, str]:
     """The kernels of `edit_logits` by name, as it launches them."""
     types = dict.fromkeys(("p_row", "p_position", "p_table", "p_mark", "p_output"), "*i32")
@@ -271,6 +292,7 @@ def main() -> None:
                 "others": others,
                 "teams": teams,
                 "packed": products,
+                "blocks": {each.name: in_blocks(each, 8) for each in (Q4_1, Q4_K, Q6_K, Q8_0)},
                 "edits": edits(),
                 "drafts": drafts(),
                 "rounded": rounded(),

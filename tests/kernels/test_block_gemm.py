@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headwater.kernels import block_gemm as block_gemm_kernels
+from headwater.kernels import hopper_block_gemm
 from headwater.kernels.block_formats import FORMATS, Q4_0, Q4_K, Q5_0, Q6_K, Q8_0, BlockFormat, pack
 from headwater.kernels.block_gemm import block_gemm, block_linear, expanded, launch_all_tiles, rows_of
 from headwater.kernels.block_planes import BlockPlanes, expand, expand_rows, planes_of
@@ -81,13 +83,13 @@ def test_parts_of_several_formats_stand_side_by_side(m: int, dtype: torch.dtype,
     assert relative_error(out, linear_twin(x.double(), matrix(parts, dtype).double())) < 3e-3
 
 
-@pytest.mark.parametrize("fault", ["words", "high", "scales", "minima", "factors", "min_factors"])
+@pytest.mark.parametrize("fault", ["words", "high", "scales", "factors"])
 def test_a_fault_of_one_plane_shows(fault: str, generator: torch.Generator) -> None:
     format = next(each for each in EVERY if each.name == ("q6_k" if fault == "factors" else "q5_k"))
     weight, x = made(format, 64, 512, generator), rows(4, 512, generator)
     reference = linear_twin(x.double(), expand(weight, torch.bfloat16).double())
     plane = getattr(weight, fault)
-    plane.copy_(plane.flip(1))
+    plane.copy_(plane.flip(0 if fault == "words" else 2))
     assert relative_error(block_linear(x, [weight]), reference) > 1e-2
 
 
@@ -129,13 +131,18 @@ def test_all_tiles_have_the_same_bits(m: int, format: BlockFormat, generator: to
         assert torch.equal(out, expected), tiles
 
 
+def num_compiled() -> int:
+    """Number of products that are compiled, of both kernels."""
+    kernels = block_gemm_kernels._block_gemm, hopper_block_gemm._hopper_block_gemm
+    return sum(len(caches[0]) for kernel in kernels for caches in kernel.device_caches.values())
+
+
 @GPU
 def test_after_all_tiles_were_launched_no_product_compiles_a_kernel(generator: torch.Generator) -> None:
     parts = [made(format, n, 512, generator) for format, n in ((Q4_K, 48), (Q8_0, 16))]
     launch_all_tiles(parts, torch.bfloat16)
-    kernel = block_gemm.__globals__["_block_gemm"]
-    known = sum(len(caches[0]) for caches in kernel.device_caches.values())
-    for m in (1, 3, 16, 24, 50, 65, 128, 200, 256):
+    known = num_compiled()
+    for m in (1, 3, 8, 16, 24, 50, 65, 128, 200, 256, 512):
         for dependent in (False, True):
             block_linear(rows(m, 512, generator), parts, dependent=dependent)
-    assert sum(len(caches[0]) for caches in kernel.device_caches.values()) == known
+    assert num_compiled() == known > 0

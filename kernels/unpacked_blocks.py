@@ -1,0 +1,87 @@
+"""Weights in GGUF's block formats as numbers in registers, in the places from which Hopper's matrix unit takes them.
+
+As `unpacked_weights`, with the bits of `block_planes.expand`: a number times its scale is exact in float32, and a sum
+with a minimum is rounded to it before it is rounded to bfloat16.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .unpacked_weights import beside, in_order
+
+
+@gluon.constexpr_function
+def bit_layout():
+    """Layout of the elements of a tile of `BlockPlanes.high`, [256]: a thread has those of its words."""
+    return gl.DistributedLinearLayout(
+        reg_bases=[[32]],
+        lane_bases=[[1], [2], [4], [8], [16]],
+        warp_bases=[[64], [128]],
+        block_bases=[],
+        shape=[256],
+    )
+
+
+@gluon.jit
+def block_scales(group, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constexpr):
+    """Scales of the first and of the last 16 inputs of a block of 32, and what is added to its weights, float32 [N, 1]
+    each. `group`: scale, minimum and both factors as they are stored."""
+    b_scale, b_minimum, b_factor, b_other = group
+    b_first = b_scale.to(gl.float32)
+    b_last, b_added = b_first, b_minimum.to(gl.float32) * MIN_SIGN
+    if IS_NESTED:
+        b_one, b_two = b_factor.to(gl.float32), b_other.to(gl.float32)
+        b_last = b_first * (b_two if MIN_SIGN == 0 else b_one)
+        b_first = b_first * b_one
+        b_added = b_added * b_two
+    return b_first, b_last, b_added
+
+
+@gluon.jit
+def unpack_block(
+    b_words, b_high, b_upper, group,
+    BLOCK: gl.constexpr, BITS: gl.constexpr, OFFSET: gl.constexpr, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constexpr,
+):  # fmt: skip
+    """Converts words int32 [N, 4] of block BLOCK of a tile, and the elements of its fifth and sixth bits, to bfloat16
+    weights of 32 inputs, [N, 32]."""
+    b_first, b_last, b_added = block_scales(group, IS_NESTED, MIN_SIGN)
+    w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+        assembly(BLOCK, BITS, OFFSET, MIN_SIGN),
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 12,
+        [b_words, b_high, b_upper, b_first, b_last, b_added],
+        dtype=[gl.bfloat16] * 8,
+        is_pure=True,
+        pack=2,
+    )
+    return beside(in_order(w0, w1, w4, w5, False), in_order(w2, w3, w6, w7, False))
+
+
+@gluon.constexpr_function
+def assembly(block, bits, offset, min_sign):
+    """Unpacks two words, $8 and $9, with elements of their fifth and sixth bits, $10 to $13, scales of the first and
+    of the last 16 inputs, $14 to $17, and what is added, $18 and $19, into pairs of weights, $0 to $7. A nibble becomes
+    the last bits of 128 + q, to which those above it are added."""
+    bias = 0x4300 + offset
+    lines = ["{", ".reg .b32 value, bits, base;", ".reg .f32 left, right;", f"mov.b32 base, {bias << 16 | bias:#x};"]
+    for word in (0, 1):
+        for pair in range(4):
+            lines.append(f"shr.u32 value, ${8 + word}, {4 * pair};")
+            lines.append("lop3.b32 value, value, 0x000F000F, 0x43004300, 0xEA;")
+            for plane in range(bits - 4):
+                places = 4 * block + pair - 4 - plane
+                move = "shr.u32" if places >= 0 else "shl.b32"
+                lines.append(f"{move} bits, ${10 + 2 * plane + word}, {abs(places)};")
+                lines.append(f"lop3.b32 value, bits, {0x100010 << plane:#x}, value, 0xEA;")
+            lines.append("sub.rn.bf16x2 value, value, base;")
+            lines += ["shl.b32 bits, value, 16;", "mov.b32 left, bits;"]
+            lines += ["and.b32 bits, value, 0xFFFF0000;", "mov.b32 right, bits;"]
+            scale = f"${14 + word + 2 * (pair // 2)}"
+            for number in ("left", "right"):
+                if min_sign:
+                    lines.append(f"fma.rn.f32 {number}, {number}, {scale}, ${18 + word};")
+                else:
+                    lines.append(f"mul.rn.f32 {number}, {number}, {scale};")
+            lines.append(f"cvt.rn.bf16x2.f32 ${4 * word + pair}, right, left;")
+    return "\n".join([*lines, "}"])
