@@ -2,8 +2,8 @@
 
 Up to `int4_gemm.MOST_ROWS` rows weights become numbers in registers on their way to the matrix unit, where they are the
 operand with the many rows; K is never split and its order is that of `gemm`. More rows are worth a matrix: it is
-expanded into scratch memory and left to `gemm`. On Hopper `hopper_block_gemm` multiplies bfloat16 rows. Outputs of
-several parts follow one another, each part in a format of its own.
+expanded into scratch memory and left to `gemm`, if it is not too large. On Hopper `hopper_block_gemm` multiplies
+bfloat16 rows. Outputs of several parts follow one another, each part in a format of its own.
 """
 
 from __future__ import annotations
@@ -19,16 +19,30 @@ from .block_planes import BlockPlanes
 from .block_unpacking import constants, expanded_rows, load_high, load_scales, unpack_blocks
 from .block_unpacking import expanded as expand_into
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .int4_gemm import BLOCK_N, NUM_WARPS, TILES, Int4Tiles, choose, in_order, rows_of_threads
+from .int4_gemm import (
+    BLOCK_N,
+    DTYPES,
+    MOST_ROWS,
+    NUM_WARPS,
+    TILES,
+    Int4Tiles,
+    choose,
+    in_order,
+    rows_of_threads,
+)
 from .int4_layout import depth
 
 Parts = Sequence[BlockPlanes]
+MOST_SCRATCH = 768 << 20
+"""Bytes of the largest matrix that is expanded: a vocabulary head is larger, and seldom has many rows."""
 
 
 def block_linear(x: torch.Tensor, parts: Parts, *, dependent: bool = False) -> torch.Tensor:
     """x [M, K] times parts [N_i, K]: [M, N] in x's dtype, accumulated in float32."""
     multiply = [_kernel_for(x, part, dependent=dependent) for part in parts]
     if None in multiply:
+        if x.dtype in DTYPES and not is_expanded(parts, x.dtype):
+            return torch.cat([block_linear(some, parts) for some in x.split(MOST_ROWS)])
         return gemm.linear(x, expanded(parts, x.dtype), dependent=dependent, is_own=True)
     out, first = x.new_empty(x.shape[0], num_outputs(parts)), 0
     for part, each in zip(parts, multiply, strict=True):
@@ -47,6 +61,11 @@ def _kernel_for(x: torch.Tensor, weight: BlockPlanes, *, dependent: bool) -> Cal
         return lambda out: hopper_block_gemm.hopper_block_gemm(x, weight, out, ring, dependent=dependent)
     tiles = choose(x.shape[0], x.dtype)
     return None if tiles is None else lambda out: block_gemm(x, weight, out, tiles, dependent=dependent)
+
+
+def is_expanded(parts: Parts, dtype: torch.dtype) -> bool:
+    """Whether many rows are multiplied by the expanded matrix. Those of a larger one are multiplied in pieces."""
+    return num_outputs(parts) * parts[0].shape[1] * dtype.itemsize <= MOST_SCRATCH
 
 
 def num_outputs(parts: Parts) -> int:
@@ -77,7 +96,8 @@ def launch_all_tiles(parts: Parts, dtype: torch.dtype) -> None:
         x = torch.zeros(num_rows, k, dtype=dtype, device=device)
         for dependent in (False, True):
             block_linear(x, parts, dependent=dependent)
-    expanded(parts, dtype)
+    if is_expanded(parts, dtype):
+        expanded(parts, dtype)
 
 
 def block_gemm(

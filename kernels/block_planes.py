@@ -109,14 +109,16 @@ def _fill(planes: BlockPlanes, tiles: torch.Tensor, first_row: int) -> None:
 
 def _pairs(first: torch.Tensor, second: torch.Tensor | None) -> torch.Tensor:
     """[tiles, 16, groups] → [rows, groups, 1 or 2]"""
-    return torch.stack((first,) if second is None else (first, second), dim=3).flatten(0, 1)
+    parts = [first] if second is None else [first, second]
+    return torch.stack(parts, dim=3).flatten(0, 1)
 
 
 def _factors(scales: Scales) -> torch.Tensor:
     """int32 [rows, K / 32, 2]"""
     assert scales.factor is not None
     if scales.min_factor is None:
-        return scales.factor.flatten(0, 1).unflatten(1, (-1, 2))
+        num_tiles, num_rows, num_factors = scales.factor.shape
+        return scales.factor.reshape(num_tiles * num_rows, num_factors // 2, 2)
     return _pairs(scales.factor, scales.min_factor)
 
 
@@ -124,7 +126,7 @@ def _in_blocks(of_rows: torch.Tensor, num_blocks: int) -> torch.Tensor:
     """[rows, …] → [blocks, 64, …], filled up with zeros."""
     whole = of_rows.new_zeros(num_blocks * OUTPUTS, *of_rows.shape[1:])
     whole[: len(of_rows)] = of_rows
-    return whole.unflatten(0, (num_blocks, OUTPUTS))
+    return whole.view(num_blocks, OUTPUTS, *of_rows.shape[1:])
 
 
 def _high_bits(bits: torch.Tensor) -> torch.Tensor:

@@ -35,8 +35,7 @@ def expanded(planes: BlockPlanes, out: torch.Tensor) -> None:
 
 def expanded_rows(planes: BlockPlanes, row_ids: torch.Tensor, out: torch.Tensor) -> None:
     """As `expanded`, rows at row_ids, integers [T], to out [T, K]."""
-    assert row_ids.is_contiguous()
-    _expand_rows(planes, row_ids, out)
+    _expand_rows(planes, row_ids.contiguous(), out)
 
 
 def _expand_rows(planes: BlockPlanes, row_ids: torch.Tensor | None, out: torch.Tensor) -> None:
@@ -172,7 +171,7 @@ def _bytes_in_order(b_words):
     return tl.reshape(b_bytes, (b_words.shape[0], b_words.shape[1] * 4))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _expand_blocks(
     p_words,
     p_high,

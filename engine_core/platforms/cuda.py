@@ -42,6 +42,7 @@ from ..sampling.operations import SamplingOperations
 from .cuda_packed import (
     expanded_product,
     expander,
+    is_expanded,
     is_packed,
     launch_planes,
     launch_rounded,
@@ -380,7 +381,8 @@ class CudaPlatform:
     def _packed(self, linear: Linear) -> Product:
         assert is_packed(linear)
         # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
-        self._choice(expanded_product(linear)).is_own = True
+        if is_expanded(linear):
+            self._choice(expanded_product(linear)).is_own = True
         return packed_product(linear, EARLY_ROWS)
 
     def _choice(self, product: ProbedProduct) -> ProductChoice:

@@ -41,6 +41,11 @@ def packed_product(linear: PackedLinear, early_rows: int) -> Product:
     return product
 
 
+def is_expanded(linear: PackedLinear) -> bool:
+    """Whether many rows are multiplied by an expanded matrix."""
+    return not isinstance(linear, PlanesLinear) or block_gemm.is_expanded(linear.parts, linear.dtype)
+
+
 def expander(linear: PackedLinear) -> Callable[[], torch.Tensor]:
     """Makes the matrix that many rows are worth."""
     if isinstance(linear, Int4Linear):

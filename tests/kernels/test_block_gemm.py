@@ -83,6 +83,16 @@ def test_parts_of_several_formats_stand_side_by_side(m: int, dtype: torch.dtype,
     assert relative_error(out, linear_twin(x.double(), matrix(parts, dtype).double())) < 3e-3
 
 
+def test_a_matrix_that_is_too_large_for_scratch_memory_is_multiplied_in_pieces(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    parts, x = [made(Q4_K, 24, 256, generator)], rows(2 * MOST_ROWS + 3, 256, generator)
+    expected = linear_twin(x.double(), matrix(parts, x.dtype).double())
+    monkeypatch.setattr(block_gemm_kernels, "MOST_SCRATCH", 0)
+    monkeypatch.setattr(block_gemm_kernels, "expanded", None)
+    assert relative_error(block_linear(x, parts), expected) < 3e-3
+
+
 @pytest.mark.parametrize("fault", ["words", "high", "scales", "factors"])
 def test_a_fault_of_one_plane_shows(fault: str, generator: torch.Generator) -> None:
     format = next(each for each in EVERY if each.name == ("q6_k" if fault == "factors" else "q5_k"))
