@@ -18,6 +18,8 @@ from headwater.engine_core.executors.multi import MultiExecutor
 from headwater.engine_core.executors.rank_devices import SHARE
 from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.block_formats import Q4_K, Q6_K, Q8_0
+from tests.engine_core.block_models import write_blocks
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLED, SAMPLINGS, refused
 from tests.engine_core.small_models import SmallEngine, greedy
@@ -76,6 +78,16 @@ def test_two_ranks_score_nearly_as_one_process(qwen3: tuple[Any, Path]) -> None:
         a, b = (np.array([entry.logprob for entry in each.prompt_logprobs]) for each in (ours, theirs))
         # bf16 rounds the parts of a sum that one process rounds once.
         assert np.abs(a - b).mean() < 0.2
+
+
+def test_weights_in_blocks_answer_on_two_ranks_as_they_do_expanded_to_the_bit(tmp_path: Path) -> None:
+    """Parts of `o` would be cut inside a block of 256 inputs where it has such: these are expanded."""
+    answers = []
+    for folder in write_blocks(tmp_path, (Q6_K, Q4_K, Q8_0), "bfloat16"):
+        with engine(folder, tensor_parallel_size=2) as two:
+            answers.append(two.answer(PROMPTS, *SAMPLINGS))
+    packed, expanded = ([(each.token_ids, each.logprobs) for each in some] for some in answers)
+    assert packed == expanded
 
 
 def test_the_death_of_a_rank_ends_the_executor(qwen3: tuple[Any, Path]) -> None:
