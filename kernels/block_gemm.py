@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import gemm, hopper_block_gemm, hopper_packed_gemm
+from . import gemm, hopper_block_gemm, hopper_packed_gemm, packed_tiles
 from .block_planes import BlockPlanes
 from .block_unpacking import constants, expanded_rows, load_high, load_scales, unpack_blocks
 from .block_unpacking import expanded as expand_into
@@ -31,6 +31,7 @@ from .int4_gemm import (
     rows_of_threads,
 )
 from .int4_layout import depth
+from .packed_tiles import MOST_ROWS_OF_ONE
 
 Parts = Sequence[BlockPlanes]
 MOST_SCRATCH = 768 << 20
@@ -92,7 +93,8 @@ def rows_of(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) -> t
 def launch_all_tiles(parts: Parts, dtype: torch.dtype) -> None:
     """Launches every kernel that products with these parts may take."""
     device, k = parts[0].words.device, parts[0].shape[1]
-    for num_rows in sorted({1, *TILES, *(rows for _, rows in hopper_packed_gemm.TILES)}):
+    of_rings = {MOST_ROWS_OF_ONE, *(rows for _, rows in packed_tiles.TILES)}
+    for num_rows in sorted({1, *TILES, *of_rings}):
         x = torch.zeros(num_rows, k, dtype=dtype, device=device)
         for dependent in (False, True):
             block_linear(x, parts, dependent=dependent)

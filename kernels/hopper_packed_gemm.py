@@ -30,6 +30,7 @@ ALIGNMENT = 16
 """Number of outputs by which they divide: the copy engine reads zero points of a group from a multiple of 16 bytes."""
 GL_DTYPES = {
     torch.int32: gl.int32,
+    torch.int8: gl.int8,
     torch.uint8: gl.uint8,
     torch.float16: gl.float16,
     torch.bfloat16: gl.bfloat16,

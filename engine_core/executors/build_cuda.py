@@ -58,7 +58,7 @@ def build_cuda_executor(
         planes += drafting.planes
     block_bytes = sum(each.block_bytes(block_size) for each in planes)
     with CompileAhead(device) as ahead:
-        if platform.probes:
+        if platform.probes(weights):
             ahead.note(partial(platform.launch_probe, weights))
         inputs = LayerInputs(() if heads is None else heads.config.input_layers)
         memory = measure(decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head)

@@ -16,7 +16,7 @@ from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.device import kernel_cache_dir
-from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
+from headwater.kernels.gemm import configure_blas
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
@@ -50,6 +50,7 @@ from .cuda_packed import (
     rounded_product,
 )
 from .cuda_sampling import CudaSampling
+from .dense_products import ProductChoice, dense_matrices, dense_product, dense_silu_product, matrix_of
 from .product_verdicts import ProductVerdicts, own_products
 
 DEPENDENT_ROWS = 8
@@ -91,18 +92,8 @@ class AttentionPlan:
     dependent: bool
 
 
-@dataclass(slots=True)
-class ProductChoice:
-    """Whether our kernel makes a product that the library would be asked for. Layers hold it before it is known."""
-
-    is_own: bool = False
-
-
 class CudaPlatform:
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of launches."""
-
-    probes = True
-    """Whether `prepare` has products to compare."""
 
     def __init__(
         self, model: ModelConfig, block_size: int, *, max_decodes: int, max_model_len: int, device: torch.device
@@ -159,7 +150,7 @@ class CudaPlatform:
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         """Probes products of these weights with so many rows, where this machine has not done so before: what the
         library makes with other bits than our kernels is made by ours from now on, also by layers that are there."""
-        dense = _dense(weights)
+        dense = dense_matrices(weights)
         products = {name: ProbedProduct.of(weight) for name, weight in dense.items()}
         counts = {product: head_row_counts for name, product in products.items() if name == "lm_head"}
         counts |= {product: row_counts for name, product in products.items() if name != "lm_head"}
@@ -170,14 +161,18 @@ class CudaPlatform:
             self._choice(product).is_own = True
         torch.cuda.empty_cache()
 
+    def probes(self, weights: Weights) -> bool:
+        """Whether `prepare` has products of these weights to compare."""
+        return bool(dense_matrices(weights))
+
     def launch_probe(self, weights: Weights) -> None:
         """Once with each kernel that `prepare` compares with."""
-        for weight in {weight.dtype: weight for weight in _dense(weights).values()}.values():
+        for weight in {weight.dtype: weight for weight in dense_matrices(weights).values()}.values():
             product_probe.launch_reference(weight)
 
     def launch_own_products(self, weights: Weights) -> None:
         """Once with all kernels that serve where the library does not, so that no step compiles them."""
-        dense = {ProbedProduct.of(weight): weight for weight in _dense(weights).values()}
+        dense = {ProbedProduct.of(weight): weight for weight in dense_matrices(weights).values()}
         expanders = {expanded_product(each): expander(each) for each in weights.linears.values() if is_packed(each)}
         for product in self.own_products:
             weight = dense.get(product)
@@ -371,12 +366,12 @@ class CudaPlatform:
         return {"k_scale": self._kv_scale, "v_scale": self._kv_scale} if is_fp8 else {}
 
     def _dense(self, linear: Linear) -> Product:
-        weight = _matrix(linear)
-        return partial(_linear, weight=weight, choice=self._choice(ProbedProduct.of(weight)))
+        weight = matrix_of(linear)
+        return dense_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
 
     def _dense_silu(self, linear: Linear) -> Product:
-        weight = _matrix(linear)
-        return partial(_linear_silu_mul, weight=weight, choice=self._choice(ProbedProduct.of(weight)))
+        weight = matrix_of(linear)
+        return dense_silu_product(weight, self._choice(ProbedProduct.of(weight)), EARLY_ROWS)
 
     def _packed(self, linear: Linear) -> Product:
         assert is_packed(linear)
@@ -394,20 +389,3 @@ class CudaPlatform:
 
 def _is_early(x: torch.Tensor) -> bool:
     return x.shape[0] <= EARLY_ROWS
-
-
-def _linear(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> torch.Tensor:
-    return linear(x, weight, dependent=_is_early(x), is_own=choice.is_own)
-
-
-def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> torch.Tensor:
-    return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=choice.is_own)
-
-
-def _matrix(linear: Linear) -> torch.Tensor:
-    assert isinstance(linear, DenseLinear)
-    return linear.weight
-
-
-def _dense(weights: Weights) -> dict[str, torch.Tensor]:
-    return {name: _matrix(linear) for name, linear in weights.linears.items() if linear.kind == DenseLinear.kind}

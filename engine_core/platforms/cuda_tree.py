@@ -17,13 +17,15 @@ from headwater.kernels.tree_gemm import launch_all_tiles, tree_gemm
 from ..layers.kinds import Weights
 from ..layers.leaf_matrix import LeafLinear
 from ..layers.linear import Linear, Product
-from .cuda import EARLY_ROWS, CudaPlatform, ProductChoice
+from .cuda import EARLY_ROWS, CudaPlatform
+from .dense_products import ProductChoice
 
 
 class TreePlatform(CudaPlatform):
     """See `Platform`. No product is left to the library, so that there is nothing to probe."""
 
-    probes = False
+    def probes(self, weights: Weights) -> bool:
+        return False
 
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         pass

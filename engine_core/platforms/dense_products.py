@@ -1,0 +1,49 @@
+"""Products of matrices in the model's dtype on a GPU: cuBLASLt's, or ours where a probe found other bits in those."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from headwater.kernels.gemm import linear, linear_silu_mul
+
+from ..layers.dense import DenseLinear
+from ..layers.kinds import Weights
+from ..layers.linear import Linear, Product
+
+
+@dataclass(slots=True)
+class ProductChoice:
+    """Whether our kernel makes a product that the library would be asked for. Layers hold it before it is known."""
+
+    is_own: bool = False
+
+
+def matrix_of(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear, DenseLinear)
+    return linear.weight
+
+
+def dense_matrices(weights: Weights) -> dict[str, torch.Tensor]:
+    """Those of linear layers, by name."""
+    return {name: matrix_of(each) for name, each in weights.linears.items() if each.kind == DenseLinear.kind}
+
+
+def dense_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
+    """Up to so many rows a product starts while the kernel before it ends."""
+    return partial(_linear, weight=weight, choice=choice, early_rows=early_rows)
+
+
+def dense_silu_product(weight: torch.Tensor, choice: ProductChoice, early_rows: int) -> Product:
+    """As `dense_product`, with SiLU of the first half of the outputs times the second behind it."""
+    return partial(_linear_silu_mul, weight=weight, choice=choice, early_rows=early_rows)
+
+
+def _linear(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int) -> torch.Tensor:
+    return linear(x, weight, dependent=x.shape[0] <= early_rows, is_own=choice.is_own)
+
+
+def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice, early_rows: int) -> torch.Tensor:
+    return linear_silu_mul(x, weight, dependent=x.shape[0] <= early_rows, is_own=choice.is_own)
