@@ -68,7 +68,7 @@ class Engine:
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
         loads = self._scheduler.loads
-        self._tiers.open_leases(self._scheduler.pool, loads.release, self._in_flight.last_to_compute)
+        self._tiers.open_leases(self._scheduler.pool, loads.release, self._in_flight)
         self._output = StepOutput(step=0)
         self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
@@ -182,8 +182,8 @@ class Engine:
                 leases.lend(message)
             case LeaseCopied(lease=lease):
                 leases.copied(lease)
-            case LeaseEnd(lease=lease):
-                leases.end(lease)
+            case LeaseEnd(lease=lease, num_copied=num_copied):
+                leases.end(lease, num_copied)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the steps in flight."""

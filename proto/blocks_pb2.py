@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadwater/proto/blocks.proto\x12\x0cheadwater.v1\"M\n\tPullFrame\x12!\n\x05pulls\x18\x01 \x03(\x0b\x32\x12.headwater.v1.Pull\x12\r\n\x05\x65nded\x18\x02 \x03(\x04\x12\x0e\n\x06\x63opied\x18\x03 \x03(\x04\"\x8c\x01\n\x04Pull\x12\x0f\n\x07pull_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tnamespace\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0e\n\x06parent\x18\x06 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x03(\x0c\x12\x0e\n\x06\x64irect\x18\x08 \x01(\x08\"(\n\x06Places\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\"\x9d\x01\n\nBlockFrame\x12\x0f\n\x07pull_id\x18\x01 \x01(\x04\x12#\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x13.headwater.v1.Claim\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\"\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x13.headwater.v1.Claim\x12$\n\x06places\x18\x05 \x01(\x0b\x32\x14.headwater.v1.Places\"?\n\x05\x43laim\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x0c\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\x32G\n\x06\x42locks\x12=\n\x04Pull\x12\x17.headwater.v1.PullFrame\x1a\x18.headwater.v1.BlockFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadwater/proto/blocks.proto\x12\x0cheadwater.v1\"a\n\tPullFrame\x12!\n\x05pulls\x18\x01 \x03(\x0b\x32\x12.headwater.v1.Pull\x12\r\n\x05\x65nded\x18\x02 \x03(\x04\x12\x0e\n\x06\x63opied\x18\x03 \x03(\x04\x12\x12\n\nnum_copied\x18\x04 \x03(\r\"\x8c\x01\n\x04Pull\x12\x0f\n\x07pull_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\x06\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x11\n\tnamespace\x18\x04 \x01(\x0c\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x0e\n\x06parent\x18\x06 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x03(\x0c\x12\x0e\n\x06\x64irect\x18\x08 \x01(\x08\";\n\x06Places\x12\x0e\n\x06handle\x18\x01 \x01(\x0c\x12\x0e\n\x06\x62locks\x18\x02 \x03(\r\x12\x11\n\tpublished\x18\x03 \x01(\x0c\"\x9d\x01\n\nBlockFrame\x12\x0f\n\x07pull_id\x18\x01 \x01(\x04\x12#\n\x06\x62\x65\x66ore\x18\x02 \x01(\x0b\x32\x13.headwater.v1.Claim\x12\x0f\n\x07records\x18\x03 \x01(\x0c\x12\"\n\x05\x61\x66ter\x18\x04 \x01(\x0b\x32\x13.headwater.v1.Claim\x12$\n\x06places\x18\x05 \x01(\x0b\x32\x14.headwater.v1.Places\"?\n\x05\x43laim\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12\x14\n\x0c\x62lock_hashes\x18\x02 \x03(\x0c\x12\x13\n\x0bgenerations\x18\x03 \x03(\x04\x32G\n\x06\x42locks\x12=\n\x04Pull\x12\x17.headwater.v1.PullFrame\x1a\x18.headwater.v1.BlockFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,15 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headwater.proto.blocks_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PULLFRAME']._serialized_start=46
-  _globals['_PULLFRAME']._serialized_end=123
-  _globals['_PULL']._serialized_start=126
-  _globals['_PULL']._serialized_end=266
-  _globals['_PLACES']._serialized_start=268
-  _globals['_PLACES']._serialized_end=308
-  _globals['_BLOCKFRAME']._serialized_start=311
-  _globals['_BLOCKFRAME']._serialized_end=468
-  _globals['_CLAIM']._serialized_start=470
-  _globals['_CLAIM']._serialized_end=533
-  _globals['_BLOCKS']._serialized_start=535
-  _globals['_BLOCKS']._serialized_end=606
+  _globals['_PULLFRAME']._serialized_end=143
+  _globals['_PULL']._serialized_start=146
+  _globals['_PULL']._serialized_end=286
+  _globals['_PLACES']._serialized_start=288
+  _globals['_PLACES']._serialized_end=347
+  _globals['_BLOCKFRAME']._serialized_start=350
+  _globals['_BLOCKFRAME']._serialized_end=507
+  _globals['_CLAIM']._serialized_start=509
+  _globals['_CLAIM']._serialized_end=572
+  _globals['_BLOCKS']._serialized_start=574
+  _globals['_BLOCKS']._serialized_end=645
 # @@protoc_insertion_point(module_scope)

@@ -27,6 +27,7 @@ class PullFrame(_message.Message):
     PULLS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     COPIED_FIELD_NUMBER: _builtins.int
+    NUM_COPIED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def pulls(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pull]:
         """new ones"""
@@ -37,7 +38,11 @@ class PullFrame(_message.Message):
 
     @_builtins.property
     def copied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """direct pulls whose blocks the puller has copied"""
+        """direct pulls whose blocks the puller has copied, to be claimed again"""
+
+    @_builtins.property
+    def num_copied(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Blocks that were copied for each of `ended`, of direct pulls that need no second claim; shorter: 0 for the others."""
 
     def __init__(
         self,
@@ -45,10 +50,11 @@ class PullFrame(_message.Message):
         pulls: _abc.Iterable[Global___Pull] | None = ...,
         ended: _abc.Iterable[_builtins.int] | None = ...,
         copied: _abc.Iterable[_builtins.int] | None = ...,
+        num_copied: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied", b"copied", "ended", b"ended", "pulls", b"pulls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied", b"copied", "ended", b"ended", "num_copied", b"num_copied", "pulls", b"pulls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -114,8 +120,11 @@ class Places(_message.Message):
 
     HANDLE_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
     handle: _builtins.bytes
     """what the cache is opened by"""
+    published: _builtins.bytes
+    """what the memory is opened by in which the engine publishes its blocks; empty: none"""
     @_builtins.property
     def blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """numbers of the blocks"""
@@ -125,10 +134,11 @@ class Places(_message.Message):
         *,
         handle: _builtins.bytes = ...,
         blocks: _abc.Iterable[_builtins.int] | None = ...,
+        published: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "handle", b"handle", "published", b"published"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,7 +148,7 @@ Global___Places: _TypeAlias = Places  # noqa: Y015
 class BlockFrame(_message.Message):
     """Answers a pull: `before`, then the records in order, then `after`; of several pulls one after another.
     A direct pull is answered by `before` and `places`, and by `after` once its blocks were copied; or, where there are no
-    places, as one without records.
+    places, as one without records. Where the puller reads what is published, it ends the pull in place of `after`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

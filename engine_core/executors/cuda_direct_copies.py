@@ -16,7 +16,7 @@ from headwater.kernels.peer_memory import PeerError, close_address, handle_of, o
 from headwater.kernels.pull_blocks import pull_blocks
 
 from ..executor import Int32Array
-from .shared_kv import host_id
+from ..process_memory import host_id
 
 ASSUMED_BYTES_PER_SECOND = 100e9
 """Speed of a copy between GPUs before one was measured; other copies use the same links."""

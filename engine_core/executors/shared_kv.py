@@ -14,20 +14,17 @@ import secrets
 import weakref
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..executor import Int32Array, UInt8Array
 from ..lanes import Lane, ThreadLane
+from ..process_memory import host_id, is_shareable, open_memory
 from ..ring import anonymous_memory, map_at_least
 
 ASSUMED_BYTES_PER_SECOND = 2e9
 """Speed of a copy before one was measured; steps use the same memory."""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-PROCESSES = Path("/proc/self/ns/pid")
-"""Names the namespace of process ids that this process is in: those of two containers differ."""
 
 
 class SharedMemory:
@@ -96,7 +93,7 @@ class SharedCopy:
 
 def _handle(memory: SharedMemory, num_blocks: int) -> bytes:
     """Empty where descriptors of other processes cannot be opened."""
-    if not BOOT_ID.exists():
+    if not is_shareable():
         return b""
     pieces = [[descriptor, name] for descriptor, name, _ in memory.pieces]
     return json.dumps({"host": host_id(), "process": os.getpid(), "num_blocks": num_blocks, "pieces": pieces}).encode()
@@ -109,22 +106,13 @@ def _opened(handle: bytes, like: Sequence[UInt8Array]) -> list[UInt8Array]:
         raise OSError("the engine is on another host")
     caches = list[UInt8Array]()
     for (descriptor, name), own in zip(described["pieces"], like, strict=True):
-        path = f"/proc/{described['process']}/fd/{descriptor}"
-        # The process may have ended, and its number may be another one's.
-        if name not in os.readlink(path):
-            raise OSError(f"{path} is not the memory of that engine")
-        found = os.open(path, os.O_RDONLY)
+        found = open_memory(described["process"], descriptor, name)
         try:
             size = own[:, 0].size * int(described["num_blocks"])
             mapped = mmap.mmap(found, size, prot=mmap.PROT_READ)
         except ValueError as error:
-            raise OSError(f"{path} has not {described['num_blocks']} blocks") from error
+            raise OSError(f"{name} has not {described['num_blocks']} blocks") from error
         finally:
             os.close(found)
         caches.append(np.frombuffer(mapped, np.uint8).reshape(len(own), described["num_blocks"], -1))
     return caches
-
-
-def host_id() -> str:
-    """Equal for processes of which one can open the other's descriptors, as far as places tell."""
-    return f"{BOOT_ID.read_text().strip()} {os.readlink(PROCESSES)}"

@@ -20,7 +20,7 @@ from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
 from .direct_leases import DirectLeases
-from .lending import LastToCompute, Lender, Read, Release
+from .lending import Lender, Read, Release, Steps
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 
 
@@ -51,7 +51,7 @@ class BlockLeases:
         link: PeerLink,
         pool: BlockPool,
         release: Release,
-        last_to_compute: LastToCompute,
+        steps: Steps,
         lenders: Sequence[Lender] = (),
         *,
         lane: Lane | None = None,
@@ -60,8 +60,8 @@ class BlockLeases:
         self._lenders = tuple(lenders)
         self._direct: DirectLeases | None = None
         if (copies := swapper.direct_copies) is not None:
-            self._direct = DirectLeases(copies.handle, link, pool, release, last_to_compute, lenders)
-        self._last_to_compute = last_to_compute
+            self._direct = DirectLeases(copies.handle, link, pool, release, steps, lenders)
+        self._steps = steps
         self._swapper, self._link, self._pool, self._release = swapper, link, pool, release
         self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
@@ -106,10 +106,11 @@ class BlockLeases:
         lease = self._leases[request.lease] = _Lease(request)
         self._asked.append(lease)
 
-    def end(self, number: int) -> None:
-        """Ends a lease; one that is not here has ended already. What is being copied is discarded."""
+    def end(self, number: int, num_copied: int = 0) -> None:
+        """Ends a lease; one that is not here has ended already. What is being copied is discarded. `num_copied`: blocks
+        that another engine copied directly."""
         if self._direct is not None:
-            self._direct.end(number)
+            self._direct.end(number, num_copied)
         if (lease := self._leases.pop(number, None)) is None:
             return
         lease.has_ended = True
@@ -152,7 +153,7 @@ class BlockLeases:
             self._pool.share(lease.blocks)
             lease.before = self._claim(lease)
             lease.slots = [self._free_slots.popleft() for _ in lease.hashes]
-            lease.after_step = self._last_to_compute(lease.hashes)
+            lease.after_step = self._steps.last_to_compute(lease.hashes)
             self._pinned.append(lease)
 
     def _hold_behind(self, lease: _Lease, hashes: Sequence[bytes]) -> None:

@@ -19,8 +19,10 @@ class BlockPool:
         assert num_blocks > 1
         self.num_usable = self.num_free = num_blocks - 1
         self.ref_counts = [0] * num_blocks
-        self.generations = [0] * num_blocks
+        self.generations: list[int] | memoryview[int] = [0] * num_blocks
         """How often each block was handed out: what it contained in an earlier generation is gone."""
+        self._cached: list[int] | None = None
+        """Blocks that were cached since `take_cached`; None where nobody asks."""
         self.num_shared = 0
         """Blocks held more than once."""
         self.elsewhere: Collection[bytes] = ()
@@ -100,6 +102,8 @@ class BlockPool:
             return False
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
+        if self._cached is not None:
+            self._cached.append(block)
         return block_hash not in self.elsewhere
 
     def find(self, block_hash: bytes) -> int | None:
@@ -119,6 +123,21 @@ class BlockPool:
     def _forget_partial(self, block: int) -> None:
         if (key := self._partial_key_of.pop(block, None)) is not None:
             del self._partial_of[key]
+
+    def publish(self, generations: memoryview[int]) -> None:
+        """From now on generations are counted in this memory, which others may read, and `take_cached` has answers."""
+        for block, generation in enumerate(self.generations):
+            generations[block] = generation
+        self.generations = generations
+        self._cached = list(self._block_of.values())
+
+    def take_cached(self) -> list[tuple[int, bytes, int]]:
+        """Block, hash and generation of blocks that were cached since the last call and still are."""
+        if not self._cached:
+            return []
+        cached, self._cached = self._cached, []
+        hash_of, generations = self._hash_of, self.generations
+        return [(block, found, generations[block]) for block in cached if (found := hash_of[block]) is not None]
 
     def hash_of(self, block: int) -> bytes | None:
         """By which it can be found."""

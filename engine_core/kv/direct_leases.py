@@ -1,8 +1,9 @@
 """Blocks of this engine's KV cache that engines of the same host copy from where they lie.
 
 A lease pins its blocks until the other engine says that it has copied them, or until the link says that it is gone.
-Whatever a copy read that outlived its lease, the other engine discards: no second claim is made for it. Knows hashes
-and the block pool; knows nothing about sockets or requests.
+Whatever a copy read that outlived its lease, the other engine discards: no second claim is made for it. Where the
+blocks are published, engines begin before their lease is here, and need no second claim. Knows hashes and the block
+pool; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from .block_pool import BlockPool
-from .lending import LastToCompute, Lender, Release
+from .lending import Lender, Release, Steps
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink, Places
+from .published_blocks import PublishedBlocks
 
 MOST_PINNED = 0.5
 """Share of the KV cache that leases pin at most; others wait for their turn."""
@@ -40,12 +42,12 @@ class DirectLeases:
         link: PeerLink,
         pool: BlockPool,
         release: Release,
-        last_to_compute: LastToCompute,
+        steps: Steps,
         lenders: Sequence[Lender],
     ) -> None:
         """`lenders` hold blocks that are not in the KV cache."""
         self._handle, self._link, self._pool, self._release = handle, link, pool, release
-        self._last_to_compute = last_to_compute
+        self._steps, self._published = steps, PublishedBlocks.of(pool, steps)
         self._lenders, self._most_pinned = tuple(lenders), max(1, int(MOST_PINNED * len(pool.ref_counts)))
         self._asked: deque[_Lease] = deque()
         self._pinned: dict[int, _Lease] = {}
@@ -70,6 +72,10 @@ class DirectLeases:
         """Blocks that are held, once for each lease."""
         return [block for lease in (*self._pinned.values(), *self._open.values()) for block in lease.blocks]
 
+    @property
+    def _published_handle(self) -> bytes:
+        return b"" if self._published is None else self._published.handle
+
     def lend(self, request: LeaseRequest) -> None:
         self._asked.append(_Lease(request))
 
@@ -83,21 +89,26 @@ class DirectLeases:
         self.num_lent += len(lease.blocks)
         self._link.send(Lent(lease=number, rows=[], before=lease.before, after=after))
 
-    def end(self, number: int) -> None:
-        """Ends a lease; one that is not here has ended already."""
+    def end(self, number: int, num_copied: int = 0) -> None:
+        """Ends a lease, of which the other engine copied so many blocks and compared them by itself; one that is not
+        here has ended already."""
+        num_leases = self.num_leases
         self._asked = deque(lease for lease in self._asked if lease.request.lease != number)
         for leases in (self._pinned, self._open):
             if (lease := leases.pop(number, None)) is not None:
                 self._let_go(lease)
+        self.num_lent += num_copied if self.num_leases < num_leases else 0
 
     def advance(self, retired_step: int) -> bool:
         """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of since
         the last call."""
+        if self._published is not None:
+            self._published.advance(retired_step)
         while self._asked and self._pin(self._asked[0]):
             self._asked.popleft()
         for number in [number for number, lease in self._pinned.items() if lease.after_step <= retired_step]:
             lease = self._open[number] = self._pinned.pop(number)
-            places = Places(handle=self._handle, blocks=lease.blocks)
+            places = Places(handle=self._handle, blocks=lease.blocks, published=self._published_handle)
             self._link.send(Lent(lease=number, rows=[], before=lease.before, after=Claim(), places=places))
         has_released, self._has_released = self._has_released, False
         return has_released
@@ -118,7 +129,7 @@ class DirectLeases:
         lease.blocks, lease.hashes = found[:num_free], list(hashes[: min(len(found), num_free)])
         self._pool.share(lease.blocks)
         lease.before = self._claim(lease)
-        lease.after_step = self._last_to_compute(lease.hashes)
+        lease.after_step = self._steps.last_to_compute(lease.hashes)
         self._pinned[lease.request.lease] = lease
         return True
 

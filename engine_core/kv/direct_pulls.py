@@ -1,22 +1,28 @@
 """Pulls that copy blocks out of another engine's KV cache into this one's, where both engines are of one host.
 
 No record is made and nothing is summed up: the other engine pins the blocks and says where they are, this one copies
-them, and the other one says what they are once more. A block is used only where both claims name it. Knows hashes and
-blocks; knows nothing about sockets or requests.
+them, and the other one says what they are once more. A block is used only where both claims name it.
+
+Where the other engine publishes its blocks in memory that this one reads, no answer is waited for: the copy begins
+while the lease is still asked for, and whether the blocks were handed out meanwhile is looked up when it has ended.
+Knows hashes and blocks; knows nothing about sockets or requests.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from ..executor import DirectCopies, DirectCopy
+from ..executor import DirectCopies, DirectCopy, Int32Array
 from ..request import Holder
 from .block_source import Ticket
-from .peer_link import Claim, PeerLink, Placed, PullCopied, Pulled, PullEnd, PullRequest, Wanted
+from .peer_link import Claim, PeerLink, Placed, Places, PullCopied, Pulled, PullEnd, PullRequest, Wanted
+from .published_blocks import BlocksView, Found
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +45,42 @@ class _Pull:
     holder: Holder
     copy: DirectCopy | None = None
     num_copied: int = 0
+    check: _Check | None = None
+    """How the copy is compared without an answer; None: the other engine claims its blocks once more."""
     is_told: bool = False
     """Whether the other engine knows that the blocks were copied."""
     answer: Pulled | None = None
+    num_unchanged: int | None = None
+    """Leading blocks that the check found to be what they were before the copy; None: it was not made."""
     is_cancelled: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its blocks are still to be copied."""
+        return self.copy is None and self.answer is None and not self.is_cancelled
+
+    @property
+    def is_copied(self) -> bool:
+        return self.copy is not None and self.copy.is_done
 
     @property
     def has_ended(self) -> bool:
         """Nobody writes to the ticket's blocks any more, and nothing more will be said."""
-        return self.answer is not None and (self.copy is None or self.copy.is_done)
+        is_answered = self.answer is not None or self.num_unchanged is not None
+        return is_answered and (self.copy is None or self.copy.is_done)
+
+
+class _Check(NamedTuple):
+    view: BlocksView
+    found: Found
+    """What was copied, as it was before."""
+
+
+class _Engine(NamedTuple):
+    """What an engine said of its memory."""
+
+    handle: bytes
+    view: BlocksView | None
 
 
 class DirectPulls:
@@ -55,11 +88,14 @@ class DirectPulls:
 
     def __init__(self, copies: DirectCopies, link: PeerLink) -> None:
         self._copies, self._link = copies, link
+        self._open_view: Callable[[bytes], BlocksView] = BlocksView
         self._pulls: dict[int, _Pull] = {}
+        self._new = deque[_Pull]()
+        """Pulls that were not launched yet."""
         self._unreachable: set[tuple[str, int]] = set()
         """Engines whose memory could not be opened, by address and incarnation."""
-        self._handles: dict[tuple[str, int], bytes] = {}
-        """What is open, by engine."""
+        self._engines: dict[tuple[str, int], _Engine] = {}
+        """Those whose memory is open."""
         self._left: set[tuple[str, int]] = set()
         """Engines to which there is no session any more, and whose blocks are still being copied."""
 
@@ -71,30 +107,43 @@ class DirectPulls:
         return (holder.address, holder.epoch) not in self._unreachable
 
     def pull(self, number: int, ticket: Ticket, holder: Holder, wanted: Wanted) -> None:
-        self._pulls[number] = _Pull(number, ticket, holder)
+        """Asks for a lease. Where the other engine publishes all of the blocks, they are copied meanwhile, from
+        `launch` on."""
+        pull = self._pulls[number] = _Pull(number, ticket, holder)
+        self._new.append(pull)
         self._link.send(PullRequest(pull=number, holder=holder, wanted=wanted, rows=[], is_direct=True))
 
+    def launch(self) -> None:
+        """Begins copies of published blocks. What the targets contained before may have to be copied first: other
+        sources launch before this one."""
+        while self._new:
+            pull = self._new.popleft()
+            engine = self._engines.get((pull.holder.address, pull.holder.epoch))
+            if engine is None or engine.view is None or not pull.is_waiting:
+                continue
+            found = engine.view.find(pull.ticket.hashes)
+            # Blocks that are not there yet, or in a tier behind the KV cache, are the other engine's to find.
+            if len(found.blocks) == len(pull.ticket.hashes) and self._copy(pull, engine.handle, found.blocks):
+                pull.check = _Check(engine.view, found)
+
     def placed(self, message: Placed) -> None:
-        """Copies the blocks that the other engine has pinned; a second word of one pull does not count."""
+        """Copies the blocks that the other engine has pinned; a second word of one pull does not count, nor one of
+        blocks that are being copied already."""
         pull = self._pulls.get(message.pull)
-        if pull is None or pull.is_cancelled or pull.copy is not None or pull.answer is not None:
+        if pull is None or not pull.is_waiting:
             return
         num_blocks = min(self._num_claimed(pull, message.before), len(message.places.blocks))
         if not num_blocks:
             self._link.send(PullEnd(pull=pull.number))
             return
-        blocks = [message.places.blocks[:num_blocks], pull.ticket.blocks[:num_blocks]]
-        sources, targets = np.array(blocks, np.int32)
         # Also where the copy is refused, the cache may be open by then.
-        self._handles[pull.holder.address, pull.holder.epoch] = message.places.handle
-        try:
-            pull.copy = self._copies.copy(message.places.handle, sources, targets)
-        except OSError as error:
-            log.info("blocks of %s come as records: %s", pull.holder.address, error)
-            self._unreachable.add((pull.holder.address, pull.holder.epoch))
+        engine = self._open(pull.holder, message.places)
+        sources = np.array(message.places.blocks[:num_blocks], np.int32)
+        if not self._copy(pull, engine.handle, sources):
             self._link.send(PullEnd(pull=pull.number))
-            return
-        pull.num_copied = num_blocks
+        elif engine.view is not None:
+            generations = np.array(message.before.generations[:num_blocks], np.uint64)
+            pull.check = _Check(engine.view, Found(sources, generations))
 
     def pulled(self, answer: Pulled) -> None:
         """Takes the link's answer; a second one to the same pull does not count."""
@@ -105,7 +154,7 @@ class DirectPulls:
     def left(self, holder: Holder) -> None:
         """Lets go of the memory of an engine to which there is no session any more: it may be dead, and its successor
         needs the room."""
-        if (holder.address, holder.epoch) in self._handles:
+        if (holder.address, holder.epoch) in self._engines:
             self._left.add((holder.address, holder.epoch))
             self._close_left()
 
@@ -119,10 +168,9 @@ class DirectPulls:
     def poll(self) -> list[DirectEnd]:
         """Those that ended since the last call."""
         for pull in self._pulls.values():
-            is_copied = pull.copy is not None and pull.copy.is_done
-            if is_copied and not pull.is_told and pull.answer is None:
+            if pull.is_copied and not pull.is_told and pull.answer is None:
                 pull.is_told = True
-                self._link.send(PullCopied(pull=pull.number))
+                self._end_copy(pull)
         ended = [pull for pull in self._pulls.values() if pull.has_ended]
         for pull in ended:
             del self._pulls[pull.number]
@@ -137,10 +185,46 @@ class DirectPulls:
             if pull.copy is not None and not pull.copy.is_done
         }
         for engine in self._left - copied_from:
-            self._copies.close(self._handles.pop(engine))
+            self._copies.close(self._engines.pop(engine).handle)
         self._left &= copied_from
 
+    def _open(self, holder: Holder, places: Places) -> _Engine:
+        """Notes by what the memory of an engine is opened, and opens what it publishes."""
+        key = holder.address, holder.epoch
+        if (engine := self._engines.get(key)) is None:
+            view = None
+            if places.published:
+                try:
+                    view = self._open_view(places.published)
+                except OSError as error:
+                    log.info("what %s publishes is not read: %s", holder.address, error)
+            engine = self._engines[key] = _Engine(places.handle, view)
+        return engine
+
+    def _copy(self, pull: _Pull, handle: bytes, sources: Int32Array) -> bool:
+        """Launches the copy of a pull's leading blocks. False where the memory cannot be opened."""
+        targets = np.array(pull.ticket.blocks[: len(sources)], np.int32)
+        try:
+            pull.copy = self._copies.copy(handle, sources, targets)
+        except OSError as error:
+            log.info("blocks of %s come as records: %s", pull.holder.address, error)
+            self._unreachable.add((pull.holder.address, pull.holder.epoch))
+            return False
+        pull.num_copied = len(sources)
+        return True
+
+    def _end_copy(self, pull: _Pull) -> None:
+        """Compares what was copied with what it is now, or asks the other engine to claim it again."""
+        if pull.check is None:
+            self._link.send(PullCopied(pull=pull.number))
+            return
+        pull.num_unchanged = pull.check.view.num_unchanged(pull.check.found)
+        if not pull.is_cancelled:
+            self._link.send(PullEnd(pull=pull.number, num_copied=pull.num_copied))
+
     def _end_of(self, pull: _Pull) -> DirectEnd:
+        if pull.num_unchanged is not None:
+            return DirectEnd(pull.ticket, pull.num_unchanged, pull.is_cancelled, goes_by_records=False)
         answer, num_usable = pull.answer, 0
         assert answer is not None
         if pull.copy is not None and not pull.is_cancelled:

@@ -27,8 +27,15 @@ class Lender(Protocol):
         """Ends one hold of each of these blocks. No read of them may run or follow."""
 
 
-LastToCompute = Callable[[Collection[bytes]], int]
-"""Number of the youngest step in flight that computes one of these blocks; 0: none does."""
+class Steps(Protocol):
+    """Steps in flight. A block is cached from when its step is planned."""
+
+    @property
+    def youngest(self) -> int:
+        """Number of the youngest one; 0: there is none."""
+
+    def last_to_compute(self, hashes: Collection[bytes]) -> int:
+        """Number of the youngest one that computes one of these blocks; 0: none does."""
 
 
 class Release(Protocol):

@@ -152,6 +152,8 @@ class PeerBlocks:
 
     def launch(self) -> None:
         self._loads.launch()
+        if self._direct is not None:
+            self._direct.launch()
 
     def cancel(self, ticket: Ticket) -> None:
         if self._direct is not None and self._costs_of[ticket] is self._direct_costs:

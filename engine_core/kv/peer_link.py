@@ -74,6 +74,8 @@ class PullEnd:
     """To the link: the core waits for this pull no more. The link answers it all the same."""
 
     pull: int
+    num_copied: int = 0
+    """Blocks of a direct pull that were copied, where no second claim is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,8 @@ class Places:
     handle: bytes
     """What the cache is opened by: see `DirectCopies`."""
     blocks: list[int]
+    published: bytes = b""
+    """What the memory is opened by in which the engine publishes its blocks: see `PublishedBlocks`. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +146,11 @@ class LeaseCopied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEnd:
-    """From the link: the records are sent, or the engine that asked for them is gone."""
+    """From the link: the records are sent, or the engine that asked needs nothing more or is gone."""
 
     lease: int
+    num_copied: int = 0
+    """Blocks that it copied directly, and that need no second claim."""
 
 
 ToLink = PullRequest | PullCopied | PullEnd | Lent

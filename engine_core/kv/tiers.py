@@ -15,7 +15,7 @@ from .block_record import kv_key
 from .block_source import BlockSource
 from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
-from .lending import LastToCompute, Lender, Release
+from .lending import Lender, Release, Steps
 from .peer_blocks import PeerBlocks
 from .peer_link import PeerLink
 from .swapper_parts import SwapperParts
@@ -55,13 +55,13 @@ class Tiers:
             pulled = parts.part(config.num_peer_blocks - num_lent)
             self.peers = PeerBlocks(pulled, link, num_lent, clock=clock)
 
-    def open_leases(self, pool: BlockPool, release: Release, last_to_compute: LastToCompute) -> None:
+    def open_leases(self, pool: BlockPool, release: Release, steps: Steps) -> None:
         """From now on other engines may copy blocks of the pool and of this engine's tiers, if there is a way to
         them."""
         if self._link is not None:
             tiers: list[Lender | None] = [self.host, self.disk]
             lenders = [tier for tier in tiers if tier is not None]
-            self.leases = BlockLeases(self._lent, self._link, pool, release, last_to_compute, lenders)
+            self.leases = BlockLeases(self._lent, self._link, pool, release, steps, lenders)
 
     @property
     def sources(self) -> list[BlockSource]:

@@ -41,6 +41,11 @@ class StepsInFlight:
     def is_oldest_draw(self) -> bool:
         return bool(self._queue) and isinstance(self._queue[0][1].plan, DrawPlan)
 
+    @property
+    def youngest(self) -> int:
+        """Number of the youngest step; 0: there is none."""
+        return self._queue[-1][1].plan.step if self._queue else 0
+
     def last_to_compute(self, hashes: Collection[bytes]) -> int:
         """Number of the youngest step that computes one of these blocks; 0: they are computed. A block is cached from
         when its step is planned."""

@@ -11,12 +11,12 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, zip_longest
 
 import structlog
 
 from headwater.engine_core.kv.block_source import Owner
-from headwater.engine_core.kv.peer_link import Claim, LeaseCopied, LeaseEnd, LeaseRequest, Lent, Wanted
+from headwater.engine_core.kv.peer_link import Claim, LeaseCopied, LeaseEnd, LeaseRequest, Lent, Places, Wanted
 from headwater.proto import blocks_pb2 as pb
 
 from ..runtime.session.answering import AnsweringEnd
@@ -90,9 +90,9 @@ class LeaseSession:
         for pull_id in frame.copied:
             if (lease := self._leases.get(pull_id)) is not None:
                 self._owner.copied(lease)
-        for pull_id in frame.ended:
+        for pull_id, num_copied in zip_longest(frame.ended, frame.num_copied[: len(frame.ended)], fillvalue=0):
             self._queue = deque(each for each in self._queue if each.pull_id != pull_id)
-            self._end_lease(pull_id)
+            self._end_lease(pull_id, num_copied)
 
     def _next_frame(self) -> pb.BlockFrame | None:
         if not self._queue:
@@ -104,7 +104,7 @@ class LeaseSession:
             frame.before.CopyFrom(claim_to_pb(lent.before))
         if lent.places is not None:
             # The lease goes on: `after` is to come.
-            frame.places.CopyFrom(pb.Places(handle=lent.places.handle, blocks=lent.places.blocks))
+            frame.places.CopyFrom(places_to_pb(lent.places))
             self._queue.popleft()
             return frame
         frame.records = self._owner.read(lent, sending.num_bytes)
@@ -115,9 +115,9 @@ class LeaseSession:
             self._end_lease(sending.pull_id)
         return frame
 
-    def _end_lease(self, pull_id: int) -> None:
+    def _end_lease(self, pull_id: int, num_copied: int = 0) -> None:
         if (lease := self._leases.pop(pull_id, None)) is not None:
-            self._owner.end_lease(lease)
+            self._owner.end_lease(lease, num_copied)
 
 
 class PeerLeases:
@@ -179,9 +179,9 @@ class PeerLeases:
         if (asked := self._asked.get(lent.lease)) is not None:
             asked[0].on_lent(asked[1], lent)
 
-    def end_lease(self, lease: int) -> None:
+    def end_lease(self, lease: int, num_copied: int = 0) -> None:
         if self._asked.pop(lease, None) is not None:
-            self._end(LeaseEnd(lease=lease))
+            self._end(LeaseEnd(lease=lease, num_copied=num_copied))
 
     def num_bytes(self, lent: Lent) -> int:
         return len(lent.rows) * int(self._records.shape[1])
@@ -196,3 +196,7 @@ class PeerLeases:
 
 def claim_to_pb(claim: Claim) -> pb.Claim:
     return pb.Claim(key=claim.key, block_hashes=claim.hashes, generations=claim.generations)
+
+
+def places_to_pb(places: Places) -> pb.Places:
+    return pb.Places(handle=places.handle, blocks=places.blocks, published=places.published)

@@ -64,7 +64,8 @@ class PullSession:
         self.address, self._epoch, self._records, self._answer, self._place = address, epoch, records, answer, place
         self._pulls: dict[int, _OpenPull] = {}
         self._queue: deque[PullRequest] = deque()
-        self._ended: list[int] = []
+        self._ended: dict[int, int] = {}
+        """Blocks that were copied for each pull that is over."""
         self._copied: list[int] = []
         self._is_sign_due = False
         self._num_idle = self._num_silent = 0
@@ -81,10 +82,10 @@ class PullSession:
             self._copied.append(number)
             self._end.wake()
 
-    def end_pull(self, number: int) -> None:
+    def end_pull(self, number: int, num_copied: int = 0) -> None:
         """Nobody waits for it: it is answered at once, and what still comes of it is dropped."""
         if self._pulls.pop(number, None) is not None:
-            self._ended.append(number)
+            self._ended[number] = num_copied
             self._end.wake()
             self._answer(Pulled(pull=number, before=Claim(), after=Claim()))
 
@@ -117,8 +118,8 @@ class PullSession:
             return None
         asked = [self._queue.popleft() for _ in range(min(MAX_PULLS, len(self._queue)))]
         pulls = [pull_to_pb(request, self._epoch) for request in asked if request.pull in self._pulls]
-        frame = pb.PullFrame(pulls=pulls, ended=self._ended, copied=self._copied)
-        self._ended, self._copied, self._is_sign_due = [], [], False
+        frame = pb.PullFrame(pulls=pulls, ended=self._ended, copied=self._copied, num_copied=self._ended.values())
+        self._ended, self._copied, self._is_sign_due = {}, [], False
         return frame
 
     def _on_frame(self, frame: pb.BlockFrame) -> None:
@@ -129,8 +130,7 @@ class PullSession:
         if frame.HasField("before"):
             pull.before = claim_of(frame.before)
         if frame.HasField("places"):
-            places = Places(handle=frame.places.handle, blocks=list(frame.places.blocks))
-            self._place(Placed(pull=frame.pull_id, before=pull.before, places=places))
+            self._place(Placed(pull=frame.pull_id, before=pull.before, places=places_of(frame.places)))
             return
         self._store(pull, frame.records)
         if frame.HasField("after"):
@@ -183,7 +183,7 @@ class PeerPulls:
 
     def end_pull(self, message: PullEnd) -> None:
         if (session := self._session_of.get(message.pull)) is not None:
-            session.end_pull(message.pull)
+            session.end_pull(message.pull, message.num_copied)
 
     def _to(self, address: str, epoch: int) -> PullSession:
         if (session := self._sessions.get((address, epoch))) is None:
@@ -229,3 +229,7 @@ def claim_of(wire: pb.Claim) -> Claim:
     if len(wire.block_hashes) != len(wire.generations):
         return Claim()
     return Claim(key=wire.key, hashes=list(wire.block_hashes), generations=list(wire.generations))
+
+
+def places_of(wire: pb.Places) -> Places:
+    return Places(handle=wire.handle, blocks=list(wire.blocks), published=wire.published)

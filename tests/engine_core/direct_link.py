@@ -70,17 +70,18 @@ class DirectLink:
                 owner = self._engines[self._open[lease][1].holder.address]
                 self._due.append(partial(owner.take, LeaseCopied(lease=lease)))
             case Lent(places=Places() as places):
-                puller, request = self._open[message.lease]
-                placed = Placed(pull=request.pull, before=message.before, places=places)
-                self._due.append(partial(self._engines[puller].take, placed))
+                # A pull that began to copy by itself may be over.
+                if (found := self._open.get(message.lease)) is not None:
+                    puller, request = found
+                    placed = Placed(pull=request.pull, before=message.before, places=places)
+                    self._due.append(partial(self._engines[puller].take, placed))
             case Lent():
                 self._due.append(partial(self._carry, message))
-            case PullEnd(pull=pull):
+            case PullEnd(pull=pull, num_copied=num_copied):
                 for lease, (puller, request) in list(self._open.items()):
                     if (puller, request.pull) == (sender, pull):
-                        self._due.append(
-                            partial(self._carry, Lent(lease=lease, rows=[], before=Claim(), after=Claim()))
-                        )
+                        nothing = Lent(lease=lease, rows=[], before=Claim(), after=Claim())
+                        self._due.append(partial(self._carry, nothing, num_copied))
 
     def _ask(self, puller: str, request: PullRequest) -> None:
         lease = next(self._leases)
@@ -88,7 +89,7 @@ class DirectLink:
         asked = LeaseRequest(lease=lease, wanted=request.wanted, is_direct=request.is_direct)
         self._engines[request.holder.address].take(asked)
 
-    def _carry(self, lent: Lent) -> None:
+    def _carry(self, lent: Lent, num_copied: int = 0) -> None:
         if (found := self._open.pop(lent.lease, None)) is None:
             return
         puller, request = found
@@ -96,4 +97,4 @@ class DirectLink:
         for source, target in zip(lent.rows, request.rows, strict=False):
             self._links[puller].records[target] = self._links[owner].records[source]
         self._engines[puller].take(Pulled(pull=request.pull, before=lent.before, after=lent.after))
-        self._engines[owner].take(LeaseEnd(lease=lent.lease))
+        self._engines[owner].take(LeaseEnd(lease=lent.lease, num_copied=num_copied))

@@ -17,12 +17,30 @@ from headwater.engine_core.kv.peer_link import (
     ToLink,
     Wanted,
 )
+from headwater.engine_core.kv.published_blocks import BlocksView, Found
 from headwater.engine_core.request import Holder
 
 KEY, HASHES = b"k" * 16, [bytes([i]) * 16 for i in range(3)]
 HOLDER = Holder(address="a", epoch=1, num_tokens=48)
 CLAIM = Claim(key=KEY, hashes=HASHES, generations=[1, 2, 3])
 PLACED = Placed(pull=1, before=CLAIM, places=Places(handle=b"cache", blocks=[4, 5, 6]))
+
+
+PUBLISHED = Placed(pull=1, before=CLAIM, places=Places(handle=b"cache", blocks=[4, 5, 6], published=b"published"))
+
+
+class View:
+    """What another engine publishes, as the test has it."""
+
+    def __init__(self) -> None:
+        self.found, self.unchanged = Found(np.array([7, 8, 9], np.int32), np.array([3, 3, 3], np.uint64)), 3
+
+    def find(self, hashes: list[bytes]) -> Found:
+        return self.found
+
+    def num_unchanged(self, found: Found) -> int:
+        self.compared = found
+        return self.unchanged
 
 
 class Copy:
@@ -52,12 +70,17 @@ class Copies:
 
 class Setting:
     def __init__(self, *, is_reachable: bool = True) -> None:
-        self.said = list[ToLink]()
+        self.said, self.view = list[ToLink](), View()
         self.copies = Copies(is_reachable=is_reachable)
         self.pulls = DirectPulls(self.copies, PeerLink(key=KEY, records=None, send=self.said.append))  # type: ignore[arg-type]
-        self.ticket = Ticket(HASHES, [7, 8, 9])
-        self.pulls.pull(1, self.ticket, HOLDER, Wanted(key=KEY, owner=Owner(bytes(16)), parent=b"", hashes=HASHES))
+        self.pulls._open_view = lambda handle: self.view  # type: ignore[assignment, return-value]
+        self.ticket = self.pull(1)
+
+    def pull(self, number: int) -> Ticket:
+        ticket = Ticket(HASHES, [7, 8, 9])
+        self.pulls.pull(number, ticket, HOLDER, Wanted(key=KEY, owner=Owner(bytes(16)), parent=b"", hashes=HASHES))
         assert isinstance(self.said.pop(), PullRequest)
+        return ticket
 
     def answer(self, after: Claim) -> None:
         self.pulls.pulled(Pulled(pull=1, before=CLAIM, after=after))
@@ -123,3 +146,96 @@ def test_the_memory_of_an_engine_that_left_is_let_go_of_when_nothing_is_copied_f
     assert here.copies.closed == [b"cache"]
     here.pulls.left(HOLDER)
     assert here.copies.closed == [b"cache"]
+
+
+def test_what_an_engine_publishes_replaces_its_second_claim() -> None:
+    here = Setting()
+    here.pulls.placed(PUBLISHED)
+    assert here.pulls.poll() == []
+    here.copies.copy_.is_done, here.view.unchanged = True, 2
+    [end] = here.pulls.poll()
+    assert here.said == [PullEnd(pull=1, num_copied=3)]
+    assert (end.ticket, end.num_usable, end.is_cancelled, end.goes_by_records) == (here.ticket, 2, False, False)
+    assert here.view.compared.blocks.tolist() == [4, 5, 6]
+    assert here.view.compared.generations.tolist() == CLAIM.generations
+    here.answer(Claim())
+    assert here.pulls.poll() == []
+
+
+def test_blocks_that_are_published_are_copied_while_their_lease_is_asked_for() -> None:
+    here = Setting()
+    here.pulls.placed(PUBLISHED)
+    here.copies.copy_.is_done = True
+    here.pulls.poll()
+    here.said.clear()
+    here.copies.copy_ = Copy()
+    ticket = here.pull(2)
+    assert len(here.copies.launched) == 1
+    here.pulls.launch()
+    assert here.copies.launched[1:] == [([7, 8, 9], [7, 8, 9])]
+    here.pulls.placed(Placed(pull=2, before=CLAIM, places=PUBLISHED.places))
+    assert len(here.copies.launched) == 2
+    here.copies.copy_.is_done = True
+    [end] = here.pulls.poll()
+    assert (end.ticket, end.num_usable, here.said) == (ticket, 3, [PullEnd(pull=2, num_copied=3)])
+    assert here.view.compared is here.view.found
+
+
+def test_blocks_of_which_some_are_not_published_are_asked_for() -> None:
+    here = Setting()
+    here.pulls.placed(PUBLISHED)
+    here.copies.copy_.is_done = True
+    here.pulls.poll()
+    here.view.found = Found(here.view.found.blocks[:2], here.view.found.generations[:2])
+    here.pull(2)
+    here.pulls.launch()
+    assert len(here.copies.launched) == 1
+
+
+def test_a_copy_whose_lease_ended_before_it_does_not_count() -> None:
+    here = Setting()
+    here.pulls.placed(PUBLISHED)
+    here.answer(Claim())
+    assert here.pulls.poll() == []
+    here.copies.copy_.is_done = True
+    [end] = here.pulls.poll()
+    assert end.num_usable == 0
+
+
+def test_what_an_engine_that_left_published_is_not_read_any_more() -> None:
+    here = Setting()
+    here.pulls.placed(PUBLISHED)
+    here.copies.copy_.is_done = True
+    here.pulls.poll()
+    here.pulls.left(HOLDER)
+    here.pull(2)
+    here.pulls.launch()
+    assert len(here.copies.launched) == 1
+
+
+def test_an_engine_whose_published_memory_cannot_be_opened_is_asked_twice() -> None:
+    def refuse(handle: bytes) -> BlocksView:
+        raise OSError("another incarnation")
+
+    here = Setting()
+    here.pulls._open_view = refuse
+    here.pulls.placed(PUBLISHED)
+    here.copies.copy_.is_done = True
+    assert here.pulls.poll() == []
+    assert here.said == [PullCopied(pull=1)]
+    here.answer(CLAIM)
+    [end] = here.pulls.poll()
+    assert end.num_usable == 3
+
+
+def test_a_pull_that_is_given_up_before_it_is_launched_copies_nothing() -> None:
+    here = Setting()
+    here.pulls.placed(PUBLISHED)
+    here.copies.copy_.is_done = True
+    here.pulls.poll()
+    here.pulls.cancel(here.pull(2))
+    here.pulls.launch()
+    assert len(here.copies.launched) == 1
+    here.pulls.pulled(Pulled(pull=2, before=Claim(), after=Claim()))
+    [end] = here.pulls.poll()
+    assert end.is_cancelled

@@ -27,8 +27,8 @@ from tests.simulation.peer_twins import Answer, LinkTwin, Replica
 from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, NAMESPACES, expected
 
 NUM_ENGINES = 2
-MOST_STEPS = 600
-"""A seed takes some 60."""
+MOST_STEPS = 1500
+"""A seed takes some 60, one of many rounds some 200."""
 
 
 @dataclass(slots=True)
@@ -45,6 +45,10 @@ class Outcome:
     """Blocks."""
     num_direct: int
     """Pulls that were told places."""
+    num_ahead: int
+    """Pulls that copied before they were told places."""
+    num_compared: int
+    """Pulls that needed no second claim."""
     num_discarded: int
     num_preemptions: int
     num_deaths: int
@@ -56,12 +60,19 @@ class Run:
 
     def __init__(self, seed: int) -> None:
         self.rng = rng = random.Random(seed)
-        self.link = LinkTwin(rng, fault_chance=rng.choice([0.0, 0.3, 0.7]), most_delay=rng.choice([0, 2, 50]))
+        # Draws of their own, which leave the steps of a seed as they are.
+        self.race_rng = random.Random(f"races of {seed}")
+        self.publishes = self.race_rng.random() < 0.7
+        chance, most_delay = rng.choice([0.0, 0.3, 0.7]), rng.choice([0, 2, 50])
+        self.link = LinkTwin(rng, self.race_rng, fault_chance=chance, most_delay=most_delay)
         # Draws of its own, and none in half of the seeds, whose steps they leave as they are without prefetches.
         self.prefetch_rng = random.Random(f"prefetches of {seed}")
         self.prefetch_chance = self.prefetch_rng.choice([0.4, 0.8]) if seed % 2 else 0.0
         self.epochs, self.keys = count(1), count()
         self.is_direct = rng.random() < 0.5
+        # What is published is read by a second pull from the same engine, and by later ones.
+        is_long = self.publishes and self.is_direct and self.race_rng.random() < 0.5
+        self.num_rounds, self.death_chance = (14, 0.05) if is_long else (5, 0.2)
         self.answers: list[Answer] = []
         self.prefetches: list[tuple[Replica, int]] = []
         self.dead: list[Replica] = []
@@ -70,14 +81,15 @@ class Run:
     def _start(self, number: int) -> Replica:
         # One that is of another host is beside one that is not, in some seeds.
         is_direct = self.is_direct and self.rng.random() < 0.9
-        return Replica(number, next(self.epochs), self.rng, self.link, is_direct=is_direct)
+        publishes = self.publishes and self.race_rng.random() < 0.9
+        return Replica(number, next(self.epochs), self.rng, self.link, is_direct=is_direct, publishes=publishes)
 
     def run(self) -> Outcome:
-        for _ in range(5):
+        for _ in range(self.num_rounds):
             self._add_some()
             for _ in range(self.rng.choice([1, 6, 15])):
                 self._step()
-            if self.rng.random() < 0.2:
+            if self.rng.random() < self.death_chance:
                 self._kill(self.rng.choice(self.link.replicas))
             if self.rng.random() < 0.1:
                 self._give_up_any()
@@ -96,6 +108,8 @@ class Run:
             num_lent_tokens=sum(each.leases.num_lent * BLOCK_SIZE for each in everyone),
             num_lent_from_tiers=sum(each.leases.num_lent_from_tiers for each in everyone),
             num_direct=self.link.num_direct,
+            num_ahead=self.link.num_ahead,
+            num_compared=self.link.num_compared,
             num_discarded=sum(each.peers.num_discarded for each in everyone),
             num_preemptions=sum(each.engine.load().num_preemptions for each in everyone),
             num_deaths=len(self.dead),

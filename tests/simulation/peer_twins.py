@@ -3,6 +3,8 @@ brings stale or foreign ones."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +41,7 @@ from headwater.engine_core.kv.peer_link import (
     PullRequest,
     ToLink,
 )
+from headwater.engine_core.kv.published_blocks import BlocksView, PublishedBlocks, UInt64Array
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
@@ -47,9 +50,9 @@ from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Fault
 
 BLOCK_BYTES = 8 * BLOCK_SIZE
 KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
-FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half")
-"""In a direct pull, "torn" and "stale" change what the other engine claims before the copy, and "foreign" is a cache
-that cannot be opened."""
+FAULTS = ("lost", "torn", "stale", "foreign", "doubled", "outlived", "overwritten", "half", "reborn")
+"""In a direct pull, "torn" and "stale" change what the other engine claims before the copy, "foreign" is a cache that
+cannot be opened, and where the other engine "reborn" names what it publishes, its predecessor's memory is found."""
 
 
 @dataclass(slots=True)
@@ -68,14 +71,31 @@ class Transfer:
     request: PullRequest
     lease: int
     fault: str
+    is_placed: bool = False
     is_answered: bool = False
+
+
+class RacedView(BlocksView):
+    """The owner goes on while this view of its blocks is read."""
+
+    def __init__(self, handle: bytes, race: Callable[[], None]) -> None:
+        super().__init__(handle)
+        self._race = race
+
+    def _read(self, column: UInt64Array) -> UInt64Array:
+        found = super()._read(column)
+        self._race()
+        return found
 
 
 class Replica:
     """One incarnation of an engine. What is sent to a dead one is lost."""
 
-    def __init__(self, number: int, epoch: int, rng: random.Random, link: LinkTwin, *, is_direct: bool) -> None:
-        """`is_direct`: whether others may copy out of its KV cache, and it out of theirs."""
+    def __init__(
+        self, number: int, epoch: int, rng: random.Random, link: LinkTwin, *, is_direct: bool, publishes: bool
+    ) -> None:
+        """`is_direct`: whether others may copy out of its KV cache, and it out of theirs; `publishes`: whether they
+        need not ask what is in it."""
         self.number, self.epoch, self.is_alive = number, epoch, True
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
@@ -103,6 +123,7 @@ class Replica:
             patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[1]),
             patch.object(block_leases, "ThreadLane", return_value=self.lanes[2]),
             patch.object(disk_blocks, "ThreadLane", side_effect=self.lanes[3:]),
+            contextlib.nullcontext() if publishes else patch.object(PublishedBlocks, "of", return_value=None),
         ):
             self.engine = Engine(
                 self.config,
@@ -111,6 +132,8 @@ class Replica:
                 disk_files=self.files if self.config.num_staged_blocks else None,
                 peer_link=peer_link,
             )
+        if self.peers._direct is not None:
+            self.peers._direct._open_view = partial(RacedView, race=partial(link.race, self))
         self.answers: dict[int, Answer] = {}
         self._ended_prefetches: dict[int, list[Ticket]] = {}
         """With the loads that were on their way when it was ended."""
@@ -199,7 +222,8 @@ def turned(claim: Claim) -> Claim:
 class LinkTwin:
     """What lies between the engines: servers, connections, and all that befalls them."""
 
-    def __init__(self, rng: random.Random, *, fault_chance: float, most_delay: int) -> None:
+    def __init__(self, rng: random.Random, race_rng: random.Random, *, fault_chance: float, most_delay: int) -> None:
+        """`race_rng`: draws what happens while an engine reads what another one publishes."""
         self._rng, self._fault_chance, self._most_delay = rng, fault_chance, most_delay
         self.now = 0
         self.replicas: list[Replica] = []
@@ -211,8 +235,13 @@ class LinkTwin:
         self._old_records: list[UInt8Array] = []
         self._ended: set[tuple[int, int]] = set()
         """Pulls that nobody waits for any more, by incarnation and number."""
+        self._race_rng, self._is_racing = race_rng, False
+        self._dead_handles: dict[int, list[bytes]] = {}
+        """By number of each engine, of what its predecessors published."""
         self.num_direct = 0
         """Pulls that were told places."""
+        self.num_ahead = self.num_compared = 0
+        """Pulls that copied before they were told places, and those that needed no second claim."""
 
     @property
     def is_idle(self) -> bool:
@@ -227,6 +256,8 @@ class LinkTwin:
 
     def died(self, dead: Replica) -> None:
         """Its connections break: pulls from it end, and leases that it had."""
+        if (leases := dead.leases._direct) is not None and leases._published is not None:
+            self._dead_handles.setdefault(dead.number, []).append(leases._published.handle)
         for transfer in list(self._transfers.values()):
             if dead is transfer.owner:
                 self._answer(transfer, Claim(), Claim())
@@ -239,11 +270,13 @@ class LinkTwin:
         match message:
             case PullRequest():
                 self._later(lambda: self._ask(sender, message))
-            case PullEnd(pull=pull):
+            case PullEnd(pull=pull, num_copied=num_copied):
                 self._ended.add((sender.epoch, pull))
+                self.num_compared += num_copied > 0
                 for transfer in list(self._transfers.values()):
                     if transfer.puller is sender and transfer.request.pull == pull:
-                        self._answer(transfer, Claim(), Claim())
+                        self.num_ahead += num_copied > 0 and not transfer.is_placed
+                        self._answer(transfer, Claim(), Claim(), num_copied)
             case PullCopied(pull=pull):
                 for transfer in self._transfers.values():
                     if transfer.puller is sender and transfer.request.pull == pull:
@@ -284,14 +317,20 @@ class LinkTwin:
             return
         before, places = lent.before, lent.places
         assert places is not None
-        self.num_direct += 1
+        self.num_direct, transfer.is_placed = self.num_direct + 1, True
+        if transfer.fault == "reborn":
+            places = replace(places, published=self._of_predecessor(transfer.owner, places.published))
         if transfer.fault == "foreign":
-            places = Places(handle=b"", blocks=places.blocks)
+            places = replace(places, handle=b"")
         elif transfer.fault == "torn":
             before = Claim(key=before.key, hashes=before.hashes[:1], generations=before.generations[:1])
         elif transfer.fault == "stale":
-            before, places = turned(before), Places(handle=places.handle, blocks=places.blocks[::-1])
+            before, places = turned(before), replace(places, blocks=places.blocks[::-1])
         placed = Placed(pull=transfer.request.pull, before=before, places=places)
+        direct = transfer.puller.peers._direct
+        assert direct is not None
+        pull = direct._pulls.get(placed.pull)
+        self.num_ahead += pull is not None and pull.copy is not None
         transfer.puller.engine.take(placed)
         if transfer.fault == "doubled":
             transfer.puller.engine.take(placed)
@@ -326,15 +365,35 @@ class LinkTwin:
                 block = BlockId(FOREIGN_KEY, wanted.owner.namespace, wanted.hashes[number], wanted.parent)
                 rows[target] = np.frombuffer(header_of(block, payload) + payload, np.uint8)
 
-    def _answer(self, transfer: Transfer, before: Claim, after: Claim) -> None:
+    def _of_predecessor(self, owner: Replica, handle: bytes) -> bytes:
+        """A handle under which the memory of a dead engine is found, as where the number of its process is the
+        successor's by then."""
+        handles = self._dead_handles.get(owner.number)
+        if not handle or not handles:
+            return handle
+        dead = json.loads(self._race_rng.choice(handles))
+        return json.dumps(dead | {"token": json.loads(handle)["token"]}).encode()
+
+    def race(self, reader: Replica) -> None:
+        """The other engines take some steps in the middle of a step of `reader`."""
+        if self._is_racing or self._race_rng.random() < 0.7:
+            return
+        self._is_racing = True
+        for replica in self.replicas:
+            for _ in range(self._race_rng.choice([1, 3, 9]) if replica is not reader else 0):
+                replica.step(self._race_rng)
+        self._is_racing = False
+
+    def _answer(self, transfer: Transfer, before: Claim, after: Claim, num_copied: int = 0) -> None:
         """Once for each pull, whatever becomes of it."""
         if transfer.is_answered:
             return
         transfer.is_answered = True
         answer = Pulled(pull=transfer.request.pull, before=before, after=after)
         self._later(lambda: transfer.puller.engine.take(answer))
-        self._end_lease(transfer)
+        self._end_lease(transfer, num_copied)
 
-    def _end_lease(self, transfer: Transfer) -> None:
+    def _end_lease(self, transfer: Transfer, num_copied: int = 0) -> None:
         if self._transfers.pop(transfer.lease, None) is not None:
-            self._later(lambda: transfer.owner.engine.take(LeaseEnd(lease=transfer.lease)))
+            end = LeaseEnd(lease=transfer.lease, num_copied=num_copied)
+            self._later(lambda: transfer.owner.engine.take(end))

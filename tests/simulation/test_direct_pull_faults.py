@@ -29,7 +29,7 @@ def test_blocks_are_copied_directly() -> None:
 
 def stranded_lease(patch: pytest.MonkeyPatch) -> None:
     """A lease whose engine is gone keeps its blocks."""
-    patch.setattr(DirectLeases, "end", lambda leases, number: None)
+    patch.setattr(DirectLeases, "end", lambda leases, number, num_copied: None)
 
 
 def double_free(patch: pytest.MonkeyPatch) -> None:
@@ -120,6 +120,19 @@ def lost_answer(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DirectPulls, "pulled", only_good)
 
 
+def forgotten_lease(patch: pytest.MonkeyPatch) -> None:
+    """An engine that needs no second claim does not say that it has copied the blocks."""
+    end_copy = DirectPulls._end_copy
+
+    def end_quietly(pulls: DirectPulls, pull: _Pull) -> None:
+        if pull.check is None:
+            end_copy(pulls, pull)
+        else:
+            pull.num_unchanged = pull.check.view.num_unchanged(pull.check.found)
+
+    patch.setattr(DirectPulls, "_end_copy", end_quietly)
+
+
 PLANTED = [
     stranded_lease,
     double_free,
@@ -129,6 +142,7 @@ PLANTED = [
     given_up_while_copied,
     stale_hash,
     lost_answer,
+    forgotten_lease,
 ]
 
 

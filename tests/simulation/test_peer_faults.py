@@ -42,6 +42,8 @@ def check_seeds(seeds: range) -> Counter[str]:
         seen["lent"] += outcome.num_lent_tokens
         seen["lent from tiers"] += outcome.num_lent_from_tiers
         seen["direct"] += outcome.num_direct
+        seen["ahead"] += outcome.num_ahead
+        seen["compared"] += outcome.num_compared
         seen["discarded"] += outcome.num_discarded
         seen["preempted"] += outcome.num_preemptions
         seen["deaths"] += outcome.num_deaths
@@ -52,7 +54,18 @@ def check_seeds(seeds: range) -> Counter[str]:
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
     seen = check_seeds(range(first, first + 500))
-    met = ("pulled", "prefetched", "lent", "lent from tiers", "direct", "discarded", "preempted", "deaths")
+    met = (
+        "pulled",
+        "prefetched",
+        "lent",
+        "lent from tiers",
+        "direct",
+        "ahead",
+        "compared",
+        "discarded",
+        "preempted",
+        "deaths",
+    )
     assert min(seen[name] for name in (*FAULTS, *met)) > 0
 
 
@@ -100,7 +113,7 @@ def double_free(patch: pytest.MonkeyPatch) -> None:
 
 def stranded_lease(patch: pytest.MonkeyPatch) -> None:
     """A lease whose engine is gone keeps its slots."""
-    patch.setattr(BlockLeases, "end", lambda leases, number: None)
+    patch.setattr(BlockLeases, "end", lambda leases, number, num_copied: None)
 
 
 def stale_hash(patch: pytest.MonkeyPatch) -> None:

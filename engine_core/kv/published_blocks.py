@@ -1,0 +1,180 @@
+"""What is in an engine's KV cache, published in memory that the other engines of its host read: of each block how often
+it was handed out, and the hash of what it contains.
+
+A reader needs no answer from the owner. It reads hashes and generations, copies blocks, and reads the generations once
+more: a copied block counts only if it was not handed out in between, as in a seqlock. Knows hashes and blocks; knows
+nothing about leases or copies.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import platform
+import secrets
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..executor import Int32Array
+from ..process_memory import host_id, is_shareable, open_memory
+from ..ring import anonymous_memory, map_at_least
+from .block_pool import BlockPool
+from .lending import Steps
+
+BoolArray = npt.NDArray[np.bool_]
+UInt64Array = npt.NDArray[np.uint64]
+TOKEN_LEN, HEADER_LEN, HASH_LEN = 16, 64, 16
+ORDERED_MACHINES = ("x86_64", "AMD64", "i686")
+"""Processors on which other cores see stores in the order in which they were made, and loads are made in order. The
+protocol needs that: Python has no barriers. Elsewhere nothing is published, and owners are asked."""
+
+
+class PublishedBlocks:
+    """The owner's end. The pool counts generations in the shared memory itself, so that a block is out of date for
+    readers before anything new is written to it; `advance` publishes hashes of blocks once they are computed."""
+
+    def __init__(self, pool: BlockPool, steps: Steps) -> None:
+        self._pool, self._steps = pool, steps
+        self._token = secrets.token_bytes(TOKEN_LEN)
+        self._name = f"headwater-published-{self._token.hex()}"
+        num_blocks = len(pool.generations)
+        self._descriptor = anonymous_memory(self._name, _num_bytes(num_blocks))
+        weakref.finalize(self, os.close, self._descriptor).atexit = False
+        mapped = map_at_least(self._descriptor, _num_bytes(num_blocks))
+        self._generations, self._stamps, self._hashes = _columns(mapped, num_blocks)
+        pool.publish(memoryview(mapped)[HEADER_LEN : HEADER_LEN + 8 * num_blocks].cast("Q"))
+        self._computing = deque[tuple[int, list[tuple[int, bytes, int]]]]()
+        """Block, hash and generation of blocks that were cached, behind the last step that may compute them."""
+        mapped[:TOKEN_LEN] = self._token
+        self.handle = json.dumps(
+            {
+                "host": host_id(),
+                "process": os.getpid(),
+                "descriptor": self._descriptor,
+                "name": self._name,
+                "token": self._token.hex(),
+                "num_blocks": num_blocks,
+            }
+        ).encode()
+        """What a `BlocksView` is opened by."""
+
+    @classmethod
+    def of(cls, pool: BlockPool, steps: Steps) -> PublishedBlocks | None:
+        """None on systems and processors on which this does not work."""
+        return cls(pool, steps) if is_shareable() and platform.machine() in ORDERED_MACHINES else None
+
+    def advance(self, retired_step: int) -> None:
+        """Publishes the hashes of blocks that are computed now; steps up to `retired_step` have ended. To be called
+        after each step."""
+        if cached := self._pool.take_cached():
+            self._computing.append((self._steps.youngest, cached))
+        while self._computing and self._computing[0][0] <= retired_step:
+            self._publish(self._computing.popleft()[1])
+
+    def _publish(self, cached: list[tuple[int, bytes, int]]) -> None:
+        generations = self._pool.generations
+        current = [(block, block_hash, number) for block, block_hash, number in cached if generations[block] == number]
+        if not current:
+            return
+        blocks, hashes, numbers = zip(*current, strict=True)
+        self._write(self._hashes, list(blocks), _words(hashes))
+        # The last: a reader that sees the stamp sees the hash.
+        self._write(self._stamps, list(blocks), np.array(numbers, np.uint64))
+
+    def _write(self, column: UInt64Array, blocks: list[int], values: UInt64Array) -> None:
+        column[blocks] = values
+
+
+class Found(NamedTuple):
+    """Blocks of another engine that contain what was looked for."""
+
+    blocks: Int32Array
+    """[N], of the leading hashes."""
+    generations: UInt64Array
+    """[N]"""
+
+
+class BlocksView:
+    """The reader's end, which maps what another engine publishes for as long as it exists."""
+
+    def __init__(self, handle: bytes) -> None:
+        """Raises `OSError` where the memory cannot be opened, or is not that of the incarnation that made the
+        handle."""
+        described: dict[str, Any] = json.loads(handle) if handle else {}
+        if described.get("host") != host_id():
+            raise OSError("the engine publishes nothing on this host")
+        num_blocks, name = int(described["num_blocks"]), described["name"]
+        found = open_memory(described["process"], described["descriptor"], name)
+        try:
+            mapped = mmap.mmap(found, _num_bytes(num_blocks), prot=mmap.PROT_READ)
+        except ValueError as error:
+            raise OSError(f"{name} has not {num_blocks} blocks") from error
+        finally:
+            os.close(found)
+        # Between the look at the name and the opening, the process and its successor may have changed places.
+        if not _is_of(mapped, bytes.fromhex(described["token"])):
+            raise OSError(f"{name} is of another incarnation")
+        self._generations, self._stamps, self._hashes = _columns(mapped, num_blocks)
+
+    def find(self, hashes: Sequence[bytes]) -> Found:
+        """Blocks of the leading hashes that are computed and cached now. They may be handed out at any time: see
+        `num_unchanged`."""
+        # The stamps first: a hash that is read later is of the stamp's generation, or of a younger one, which the
+        # comparison of generations finds out.
+        stamps = self._read(self._stamps)
+        words = self._read(self._hashes)
+        current = np.flatnonzero((stamps == self._generations) & (stamps > 0))
+        wanted = _words(hashes)
+        candidates = current[_may_be_among(words[current, 0], wanted[:, 0])]
+        at = {each.tobytes(): block for each, block in zip(words[candidates], candidates.tolist(), strict=True)}
+        blocks = list[int]()
+        for block_hash in hashes:
+            if (block := at.get(block_hash)) is None:
+                break
+            blocks.append(block)
+        found = np.array(blocks, np.int32)
+        return Found(found, stamps[found])
+
+    def num_unchanged(self, found: Found) -> int:
+        """Leading blocks that were not handed out again since they were found. To be asked when whatever read them has
+        ended."""
+        changed = np.flatnonzero(self._generations[found.blocks] != found.generations)
+        return int(changed[0]) if changed.size else len(found.blocks)
+
+    def _read(self, column: UInt64Array) -> UInt64Array:
+        """What stands there now; the owner goes on writing."""
+        return column.copy()
+
+
+def _is_of(mapped: mmap.mmap, token: bytes) -> bool:
+    """Whether memory is that of the incarnation with the token."""
+    return mapped[:TOKEN_LEN] == token
+
+
+def _num_bytes(num_blocks: int) -> int:
+    return HEADER_LEN + num_blocks * (8 + 8 + HASH_LEN)
+
+
+def _columns(mapped: mmap.mmap, num_blocks: int) -> tuple[UInt64Array, UInt64Array, UInt64Array]:
+    """Generations [blocks]; the generation that each hash belongs to [blocks], 0: none; hashes [blocks, 2]."""
+    words = np.frombuffer(mapped, np.uint64, offset=HEADER_LEN)
+    return words[:num_blocks], words[num_blocks : 2 * num_blocks], words[2 * num_blocks : 4 * num_blocks].reshape(-1, 2)
+
+
+def _words(hashes: Sequence[bytes]) -> UInt64Array:
+    """uint64 [N, 2]"""
+    return np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
+
+
+def _may_be_among(words: UInt64Array, wanted: UInt64Array) -> BoolArray:
+    """By 16 bits of each word: nearly all blocks that are not wanted are sorted out without a search."""
+    marks: BoolArray = np.zeros(1 << 16, np.bool_)
+    marks[wanted & 0xFFFF] = True
+    is_marked: BoolArray = marks[words & 0xFFFF]
+    return is_marked
