@@ -90,16 +90,18 @@ def rows_of(planes: BlockPlanes, row_ids: torch.Tensor, dtype: torch.dtype) -> t
     return out
 
 
-def launch_all_tiles(parts: Parts, dtype: torch.dtype) -> None:
-    """Launches every kernel that products with these parts may take."""
+def launch_all_tiles(parts: Parts, dtype: torch.dtype, early_rows: int) -> None:
+    """Launches every kernel that products with these parts may take; those of up to `early_rows` rows start while the
+    kernel before them ends."""
     device, k = parts[0].words.device, parts[0].shape[1]
     of_rings = {MOST_ROWS_OF_ONE, *(rows for _, rows in packed_tiles.TILES)}
     for num_rows in sorted({1, *TILES, *of_rings}):
         x = torch.zeros(num_rows, k, dtype=dtype, device=device)
-        for dependent in (False, True):
-            block_linear(x, parts, dependent=dependent)
+        block_linear(x, parts, dependent=num_rows <= early_rows)
     if is_expanded(parts, dtype):
         expanded(parts, dtype)
+    else:
+        block_linear(torch.zeros(MOST_ROWS, k, dtype=dtype, device=device), parts)
 
 
 def block_gemm(

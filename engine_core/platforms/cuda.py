@@ -177,7 +177,7 @@ class CudaPlatform:
         for product in self.own_products:
             weight = dense.get(product)
             launch_all_tiles(expanders[product]() if weight is None else weight)
-        launch_planes(weights.linears.values())
+        launch_planes(weights.linears.values(), EARLY_ROWS)
         launch_rounded(weights.linears.values())
 
     def decode_plan(self, num_rows: int) -> DecodePlan:

@@ -81,7 +81,7 @@ def with_look_up(weights: Weights) -> Weights:
     return replace(weights, tables=tables)
 
 
-def launch_planes(linears: Iterable[Linear]) -> None:
+def launch_planes(linears: Iterable[Linear], early_rows: int) -> None:
     """Once with all kernels of the products of weights in planes. Layers of a model differ in their formats, so that
     those of its first and last layer are not all of them."""
     known = {}
@@ -89,7 +89,7 @@ def launch_planes(linears: Iterable[Linear]) -> None:
         if isinstance(each, PlanesLinear):
             known[tuple((part.format.type_id, part.shape) for part in each.parts)] = each
     for each in known.values():
-        block_gemm.launch_all_tiles(each.parts, each.dtype)
+        block_gemm.launch_all_tiles(each.parts, each.dtype, early_rows)
 
 
 def has_rounded(weights: Weights) -> bool:

@@ -150,9 +150,8 @@ def num_compiled() -> int:
 @GPU
 def test_after_all_tiles_were_launched_no_product_compiles_a_kernel(generator: torch.Generator) -> None:
     parts = [made(format, n, 512, generator) for format, n in ((Q4_K, 48), (Q8_0, 16))]
-    launch_all_tiles(parts, torch.bfloat16)
+    launch_all_tiles(parts, torch.bfloat16, 256)
     known = num_compiled()
-    for m in (1, 3, 8, 16, 24, 50, 65, 128, 200, 256, 512):
-        for dependent in (False, True):
-            block_linear(rows(m, 512, generator), parts, dependent=dependent)
+    for m in (1, 3, 8, 16, 24, 50, 65, 128, 256, 512):
+        block_linear(rows(m, 512, generator), parts, dependent=m <= 256)
     assert num_compiled() == known > 0
