@@ -50,12 +50,7 @@ class StepsInFlight:
         """Number of the youngest step that computes one of these blocks; 0: they are computed. A block is cached from
         when its step is planned."""
         wanted = set(hashes)
-        computing = (
-            planned.plan.step
-            for planned in self
-            if any(not wanted.isdisjoint(chain.hashes) for chain in planned.stored)
-        )
-        return max(computing, default=0)
+        return max((planned.plan.step for planned in self if not wanted.isdisjoint(planned.cached)), default=0)
 
     def submit(self, planned: PlannedStep) -> None:
         """Launches the plan on the executor."""

@@ -17,7 +17,6 @@ from ..kv.block_loads import BlockLoads
 from ..kv.block_pool import BlockPool
 from ..kv.block_source import BlockSource
 from ..kv.prefix_cache import PrefixCache
-from ..step_output import StoredChain
 from .block_waits import BlockWaits
 from .decode_ahead import DecodeAhead
 from .forks import Forks, PartialBlock
@@ -254,7 +253,7 @@ class Scheduler:
         count = min(request.num_tokens - start, budget, self._max_chunk)
         request.num_computed = end = start + count
         is_last = end == request.num_tokens
-        step.stored += self._cache_full_blocks(request)
+        self._cache_full_blocks(request, step)
         step.add(
             Chunk(
                 request=request,
@@ -273,15 +272,14 @@ class Scheduler:
             self.forks.note_whole(request)
         return count
 
-    def _cache_full_blocks(self, request: RequestState) -> list[StoredChain]:
+    def _cache_full_blocks(self, request: RequestState, step: StepBuilder) -> None:
         """From now on others may hit what this step computes, followers first of all."""
         if not self._config.enable_prefix_caching:
-            return []
-        num_full = request.num_computed // self._config.block_size
-        blocks = self.table.blocks_of(request.row)[request.chain.num_cached : num_full]
-        stored = self.cache.offer(request.chain, blocks)
+            return
+        first, num_full = request.chain.num_cached, request.num_computed // self._config.block_size
+        step.stored += self.cache.offer(request.chain, self.table.blocks_of(request.row)[first:num_full])
+        step.cached += request.chain.hashes[first:num_full]
         self.waiting.leader_advanced(request, num_full)
-        return stored
 
     def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
         """Seats ready requests in order, until one does not fit or, if `begun`, has no answer yet. A request gets the

@@ -40,7 +40,9 @@ class PlannedStep:
     """[S] as the executor's result is ordered."""
     chunks: list[Chunk] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
-    """Cached by this step's prompt chunks; announced when it retires."""
+    """Cached by this step's prompt chunks, and nowhere before; announced when it retires."""
+    cached: list[bytes] = field(default_factory=list)
+    """Hashes of all blocks that its prompt chunks fill, those included that a block source has."""
     masks_wanted: MasksWanted | None = None
     """By rows that hold logits for the first time since they were seated, or of drafts."""
     reserved: Int32Array | None = None
@@ -68,6 +70,7 @@ class StepBuilder:
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
+    cached: list[bytes] = field(default_factory=list)
     row_steps: Int32Array | None = None
     """Of decode rows, where they are planned several steps ahead."""
     num_drafts: Int32Array | None = None
@@ -167,6 +170,7 @@ class StepBuilder:
             sampled_rows=plan_rows[samples],
             chunks=self.chunks,
             stored=self.stored,
+            cached=self.cached,
             masks_wanted=self._masks_wanted(table, holds),
             reserved=None if num_drafts is None else (num_drafts + 1)[samples],
         )

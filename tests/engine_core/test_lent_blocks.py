@@ -105,3 +105,19 @@ def test_an_engine_that_lends_does_not_wait_for_its_device() -> None:
     # The next step has ended by now: there is something to do.
     owner._now = 2.0
     assert (owner.engine.holds_back, owner.engine.awaits_device_alone) == (False, False)
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_blocks_that_a_tier_has_as_well_are_lent_when_they_are_computed_again(is_direct: bool) -> None:
+    """A tier that would take longer than computing is not read, and its blocks are nothing new to announce."""
+    owner = LendingEngine(is_direct=is_direct)
+    owner.engine._scheduler.pool.elsewhere = frozenset(HASHES)
+    owner.turn(at=0.0)
+    for lease in (1, 2):
+        owner.ask(lease)
+    owner.turn(at=0.5)
+    assert owner.lent == []
+    owner.turn(at=1.0)
+    assert owner.lent == [1]
+    owner.turn(at=2.0)
+    assert owner.lent == [1, 2]
