@@ -165,6 +165,7 @@ def run(
     kv_swap_memory: Annotated[int, typer.Option(help="bytes of host memory for blocks, on a GPU")] = 0,
     activation_dtype: Annotated[str, typer.Option(help="of packed weights: auto, int8 or model")] = "auto",
     tensor_parallel_size: Annotated[int, typer.Option(help="processes, or GPUs, that divide every layer")] = 1,
+    peer_access: Annotated[str, typer.Option(help="of ranks on GPUs: auto, or off: through host memory")] = "auto",
     numerics: Annotated[str, typer.Option(help="default, or tree: the same bits on any number of ranks")] = "default",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
@@ -184,6 +185,7 @@ def run(
         "kv_swap_memory": kv_swap_memory,
         "activation_dtype": activation_dtype,
         "tensor_parallel_size": tensor_parallel_size,
+        "peer_access": peer_access,
         "numerics": numerics,
         "num_threads": threads,
     }

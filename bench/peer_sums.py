@@ -1,4 +1,5 @@
-"""Times sums over the memory of several GPUs, with the residual add and RMSNorm behind them, beside NCCL's all-reduce.
+"""Times sums over the memory of several GPUs, or over host memory, with the residual add and RMSNorm behind them,
+beside NCCL's all-reduce.
 
 Each rank is a process with a GPU. Launches are chains of a CUDA graph that all ranks replay; a figure is the median of
 the slowest rank.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,6 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import distributed
 
+from headwater.engine_core.executors.host_exchange import ExchangeSizes, HostExchange
+from headwater.engine_core.options import OFF, PEER_ACCESS
+from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
 
@@ -51,27 +56,32 @@ class SumFigure:
 
 def main(
     ranks: Annotated[int, typer.Option(help="GPUs")] = 2,
+    peer_access: Annotated[str, typer.Option(help="auto, or off: through host memory")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Time sums over the memory of several GPUs."""
     if not 2 <= ranks <= torch.cuda.device_count():
         raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
+    if peer_access not in PEER_ACCESS:
+        raise typer.BadParameter(f"peer_access is {peer_access!r}; allowed: {' or '.join(PEER_ACCESS)}")
     pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
-    if pairs:
+    if pairs and peer_access != OFF:
         raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")
     figures = []
     with tempfile.TemporaryDirectory(prefix="headwater-ranks-") as folder:
         context, pipes, processes = multiprocessing.get_context("spawn"), [], []
         for rank in range(ranks):
             pipe, end = context.Pipe()
-            process = context.Process(target=_rank, args=(rank, ranks, end, str(Path(folder, "store"))), daemon=True)
+            given = rank, ranks, end, Path(folder), peer_access == OFF
+            process = context.Process(target=_rank, args=given, daemon=True)
             process.start()
             end.close()
             pipes.append(pipe)
             processes.append(process)
-        handles = [pipe.recv_bytes() for pipe in pipes]
-        for pipe in pipes:
-            pipe.send(handles)
+        if peer_access != OFF:
+            handles = [pipe.recv_bytes() for pipe in pipes]
+            for pipe in pipes:
+                pipe.send(handles)
         for num_rows in ROWS:
             found = [pipe.recv() for pipe in pipes]
             slowest = [round(max(each), 2) for each in zip(*found, strict=True)]
@@ -88,15 +98,28 @@ def main(
         print(json.dumps([asdict(each) for each in figures]))
 
 
-def _rank(rank: int, size: int, pipe: Connection, store: str) -> None:
+def _rank(rank: int, size: int, pipe: Connection, folder: Path, is_host: bool) -> None:
     torch.cuda.set_device(rank)
-    own = OwnMemory(size, slot_bytes_of(GROUP_ROWS * HIDDEN * 2))
-    pipe.send_bytes(own.handle())
-    memory = own.beside(rank, pipe.recv(), flagged_len=HIDDEN)
-    distributed.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=size)
+    if is_host:
+        memory = _host_memory(rank, size, folder / "exchange")
+    else:
+        own = OwnMemory(size, slot_bytes_of(GROUP_ROWS * HIDDEN * 2))
+        pipe.send_bytes(own.handle())
+        memory = own.beside(rank, pipe.recv(), flagged_len=HIDDEN)
+    distributed.init_process_group("nccl", init_method=f"file://{folder / 'store'}", rank=rank, world_size=size)
     for num_rows in ROWS:
         pipe.send(_times(memory, num_rows))
     distributed.destroy_process_group()
+
+
+def _host_memory(rank: int, size: int, path: Path) -> PeerMemory:
+    """Over a file, which ranks map as an engine's map memory without a name."""
+    sizes = ExchangeSizes(layout=ParallelLayout(tensor=size), row_bytes=2 * HIDDEN, stages=None)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        return HostExchange(descriptor, sizes, rank).peers()
+    finally:
+        os.close(descriptor)
 
 
 def _times(memory: PeerMemory, num_rows: int) -> list[float]:

@@ -14,6 +14,8 @@ from .shards import ParallelLayout
 INT8 = "int8"
 TREE = "tree"
 NUMERICS = ("default", TREE)
+OFF = "off"
+PEER_ACCESS = ("auto", OFF)
 ACTIVATION_DTYPES = ("auto", INT8, "model")
 DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
@@ -85,6 +87,9 @@ class ExecutorOptions:
     """Ranks that divide every layer."""
     pipeline_parallel_size: int = 1
     """Stages that divide the layers."""
+    peer_access: str = "auto"
+    """`auto`: ranks on GPUs write into one another's memory where the GPUs reach it, else into host memory; `off`: into
+    host memory. Ranks on CPUs share memory either way."""
     stage_hosts: int = 0
     """Stages that are computed on other hosts, one on each: the last ones."""
     stage_listen: str = ""

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .peer_memory import PeerMemory, epoch_of, meet, slot
+from .peer_memory import PeerMemory, epoch_of, fetched, meet, slot, written
 from .sample import Candidates, best_token
 
 
@@ -19,6 +19,7 @@ def peer_best(memory: PeerMemory, candidates: Candidates, num_stretches: int, ou
         candidates.ids,
         out,
         memory.bases,
+        memory.numbers,
         memory.index,
         num_rows,
         candidates.ids.stride(0),
@@ -27,6 +28,7 @@ def peer_best(memory: PeerMemory, candidates: Candidates, num_stretches: int, ou
         memory.max_polls,
         SIZE=memory.size,
         BLOCK=triton.next_power_of_2(num_stretches),
+        HOST=memory.is_host,
         ON_GPU=out.is_cuda,
         num_warps=4,
     )
@@ -38,6 +40,7 @@ def _peer_best(
     p_id,
     p_out,
     p_bases,
+    p_number,
     index,
     num_rows,
     stride_candidate,
@@ -46,10 +49,11 @@ def _peer_best(
     max_polls,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     i_block = tl.program_id(0)
-    p_epoch = epoch_of(p_bases, index, i_block)
+    p_epoch = epoch_of(p_number, i_block)
     epoch = tl.load(p_epoch, cache_modifier=".cg")
     o_s = tl.arange(0, BLOCK)
     i_row = i_block.to(tl.int64)
@@ -60,16 +64,16 @@ def _peer_best(
         b_id = tl.load(p_id + i_row * stride_candidate + o_s, mask=inside, other=0x7FFFFFFF)
         score, token = best_token(b_score, b_id)
         for rank in tl.static_range(SIZE):
-            tl.store(slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE), score)
-            tl.store(slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 1, token)
-        meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
+            written(slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE), score, True, HOST)
+            written(slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 1, token, True, HOST)
+        meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         p_first = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.float32, SIZE)
-        best = tl.load(p_first, cache_modifier=".cg")
-        token = tl.load(p_first.to(tl.pointer_type(tl.int32), bitcast=True) + 1, cache_modifier=".cg")
+        best = fetched(p_first, True, HOST)
+        token = fetched(p_first.to(tl.pointer_type(tl.int32), bitcast=True) + 1, True, HOST)
         for rank in tl.static_range(1, SIZE):
             p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, tl.float32, SIZE)
-            score = tl.load(p_here, cache_modifier=".cg")
-            other = tl.load(p_here.to(tl.pointer_type(tl.int32), bitcast=True) + 1, cache_modifier=".cg")
+            score = fetched(p_here, True, HOST)
+            other = fetched(p_here.to(tl.pointer_type(tl.int32), bitcast=True) + 1, True, HOST)
             token = tl.where(score > best, other, token)
             best = tl.where(score > best, score, best)
         tl.store(p_out + i_row, token)

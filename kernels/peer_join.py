@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .peer_memory import PeerMemory, epoch_of, meet, slot
+from .peer_memory import PeerMemory, epoch_of, fetched, meet, slot, written
 
 MOST_COLUMNS = 4096
 """Columns that a block sends at once."""
@@ -26,6 +26,7 @@ def peer_join(memory: PeerMemory, x: torch.Tensor) -> torch.Tensor:
         x,
         out,
         memory.bases,
+        memory.numbers,
         memory.index,
         num_items,
         x.stride(0),
@@ -34,6 +35,7 @@ def peer_join(memory: PeerMemory, x: torch.Tensor) -> torch.Tensor:
         memory.max_polls,
         SIZE=memory.size,
         COLUMNS=columns,
+        HOST=memory.is_host,
         ON_GPU=x.is_cuda,
         num_warps=4,
     )
@@ -45,6 +47,7 @@ def _peer_join(
     p_x,
     p_out,
     p_bases,
+    p_number,
     index,
     num_items,
     stride_x,
@@ -53,11 +56,12 @@ def _peer_join(
     max_polls,
     SIZE: tl.constexpr,
     COLUMNS: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     DTYPE: tl.constexpr = p_x.dtype.element_ty
     i_block = tl.program_id(0)
-    p_epoch = epoch_of(p_bases, index, i_block)
+    p_epoch = epoch_of(p_number, i_block)
     epoch = tl.load(p_epoch, cache_modifier=".cg")
     o_c = tl.arange(0, COLUMNS)
     num_pieces = tl.cdiv(width, COLUMNS)
@@ -69,11 +73,11 @@ def _peer_join(
         b_own = tl.load(p_x + i_row * stride_x + first + o_c, mask=inside, other=0)
         for rank in tl.static_range(SIZE):
             p_there = slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE)
-            tl.store(p_there + o_c, b_own, mask=inside & (index != rank))
-        meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
+            written(p_there + o_c, b_own, inside & (index != rank), HOST)
+        meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         for rank in tl.static_range(SIZE):
             p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE)
-            b_part = tl.load(p_here + o_c, mask=inside & (index != rank), other=0, cache_modifier=".cg")
+            b_part = fetched(p_here + o_c, inside & (index != rank), HOST)
             b_part = tl.where(index == rank, b_own, b_part)
             tl.store(p_out + (i_row * SIZE + rank) * width + first + o_c, b_part, mask=inside)
         i_item += tl.num_programs(0)

@@ -6,16 +6,28 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .peer_memory import flagged, flagged_slot, meet, received, slot
+from .peer_memory import fetched, flagged, flagged_slot, meet, received, slot, written
 
 
 @triton.jit
-def send(p_row, o_there, inside, p_bases, index, i_block, epoch, slot_bytes, DTYPE: tl.constexpr, SIZE: tl.constexpr):
+def send(
+    p_row,
+    o_there,
+    inside,
+    p_bases,
+    index,
+    i_block,
+    epoch,
+    slot_bytes,
+    DTYPE: tl.constexpr,
+    SIZE: tl.constexpr,
+    HOST: tl.constexpr,
+):
     """Writes a row into the slots of the other ranks."""
     b_row = tl.load(p_row, mask=inside, other=0.0)
     for rank in tl.static_range(SIZE):
         p_there = slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE)
-        tl.store(p_there + o_there, b_row, mask=inside & (index != rank))
+        written(p_there + o_there, b_row, inside & (index != rank), HOST)
 
 
 @triton.jit
@@ -31,13 +43,14 @@ def added(
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     TREE: tl.constexpr,
+    HOST: tl.constexpr,
 ):
     """The sum of this rank's row and those that the others have sent."""
     b_total = b_own.to(tl.float32)
     b_one, b_two = b_total, b_total
     for rank in tl.static_range(SIZE):
         p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE)
-        b_part = tl.load(p_here + o_here, mask=inside & (index != rank), other=0.0, cache_modifier=".cg")
+        b_part = fetched(p_here + o_here, inside & (index != rank), HOST)
         b_part = tl.where(index == rank, b_own, b_part).to(tl.float32)
         b_total, b_one, b_two = _add(b_part, b_total, b_one, b_two, rank, TREE)
     return b_total.to(DTYPE)
@@ -73,6 +86,7 @@ def exchanged(
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     """The sum of the ranks' rows, which are exchanged in flagged words."""
@@ -80,9 +94,8 @@ def exchanged(
     b_words = flagged(b_own, exchange)
     for rank in tl.static_range(SIZE):
         if rank != index:
-            tl.store(
-                flagged_slot(p_bases, rank, i_block, exchange, index, slot_bytes, SIZE) + o_h, b_words, mask=inside
-            )
+            p_there = flagged_slot(p_bases, rank, i_block, exchange, index, slot_bytes, SIZE)
+            written(p_there + o_h, b_words, inside, HOST)
     b_total = tl.zeros([BLOCK], tl.float32)
     for rank in tl.static_range(SIZE):
         b_part = b_own
@@ -113,6 +126,7 @@ def reduce_parts(
     PART: tl.constexpr,
     GROUP: tl.constexpr,
     TREE: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     """Sends each rank its stretch of the rows, adds this rank's, and leaves the sums in the rows of the next epoch of
@@ -125,21 +139,21 @@ def reduce_parts(
         for rank in tl.static_range(SIZE):
             b_part = tl.load(p_row + rank * width + o_w, mask=is_there & (rank * width + o_w < hidden), other=0.0)
             p_there = slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + i_row * width
-            tl.store(tl.multiple_of(p_there, 16) + o_w, b_part, mask=is_there)
-    meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
+            written(tl.multiple_of(p_there, 16) + o_w, b_part, is_there, HOST)
+    meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
     for i_row in range(GROUP):
         is_there = inside & (i_first + i_row < num_tokens)
         b_total = tl.zeros([PART], tl.float32)
         b_one, b_two = b_total, b_total
         for rank in tl.static_range(SIZE):
             p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE) + i_row * width
-            b_part = tl.load(tl.multiple_of(p_here, 16) + o_w, mask=is_there, other=0.0, cache_modifier=".cg")
+            b_part = fetched(tl.multiple_of(p_here, 16) + o_w, is_there, HOST)
             b_total, b_one, b_two = _add(b_part.to(tl.float32), b_total, b_one, b_two, rank, TREE)
         is_own = is_there & (index * width + o_w < hidden)
         for rank in tl.static_range(SIZE):
             p_there = slot(p_bases, rank, i_block, epoch + 1, 0, slot_bytes, DTYPE, SIZE)
             p_there += i_row * stride_slot + index * width
-            tl.store(tl.multiple_of(p_there, 16) + o_w, b_total.to(DTYPE), mask=is_own)
+            written(tl.multiple_of(p_there, 16) + o_w, b_total.to(DTYPE), is_own, HOST)
 
 
 @triton.jit

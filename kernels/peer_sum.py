@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .peer_memory import FLAGGED_BLOCKS, NUM_BLOCKS, PeerMemory, epoch_of, exchange_of, meet, slot
+from .peer_memory import FLAGGED_BLOCKS, NUM_BLOCKS, PeerMemory, epoch_of, exchange_of, fetched, meet, slot
 from .peer_parts import add_norm, added, exchanged, reduce_parts, send
 
 TWO_SHOT_RANKS = 3
@@ -31,6 +31,8 @@ TWO_SHOT_BYTES = 512 << 10
 FLAGGED_BYTES = 1 << 20
 """Up to this size words with flags, which take twice as many bytes, save time: 3.8 µs with the norm in place of 6.3 at
 8 KiB, 6.5 in place of 8.2 at 512 KiB (two H100, 2026-11-25)."""
+HOST_FLAGGED_BYTES = 64 << 10
+"""The same over host memory, which each look reads again over the bus: a guess, not measured."""
 GROUP_ROWS = 4
 """Rows that a block sends at once, of so many that each block has some: a meeting takes 4 µs, in which nothing is
 sent. 218 µs in place of 254 for 64 MiB; with the norm, whose bytes fill the pauses, 282 in place of 270 (two H100,
@@ -100,7 +102,7 @@ def way_of(memory: PeerMemory, x: torch.Tensor, *, has_norm: bool) -> Way:
     if memory.size >= TWO_SHOT_RANKS and num_bytes >= TWO_SHOT_BYTES:
         return Way.GROUPED_TWO_SHOTS if can_group else Way.TWO_SHOTS
     can_flag = x.itemsize == 2 and x.shape[1] == memory.flagged_len and num_rows <= FLAGGED_BLOCKS.value
-    if can_flag and num_bytes <= FLAGGED_BYTES:
+    if can_flag and num_bytes <= (HOST_FLAGGED_BYTES if memory.is_host else FLAGGED_BYTES):
         return Way.FLAGGED
     return Way.GROUPED if can_group and not has_norm else Way.ONE_SHOT
 
@@ -137,6 +139,7 @@ def _launch(
         weight,
         out,
         memory.bases,
+        memory.numbers,
         memory.index,
         num_tokens,
         x.stride(0),
@@ -155,6 +158,7 @@ def _launch(
         GROUP=group,
         HAS_NORM=has_norm,
         TREE=is_tree,
+        HOST=memory.is_host,
         DEPENDENT=dependent,
         ON_GPU=x.is_cuda,
         # As in `rms_norm`: the norm has the same bits.
@@ -173,6 +177,7 @@ def _peer_sum(
     p_weight,
     p_out,
     p_bases,
+    p_number,
     index,
     num_tokens,
     stride_x,
@@ -191,6 +196,7 @@ def _peer_sum(
     GROUP: tl.constexpr,
     HAS_NORM: tl.constexpr,
     TREE: tl.constexpr,
+    HOST: tl.constexpr,
     DEPENDENT: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
@@ -201,7 +207,7 @@ def _peer_sum(
     if HAS_NORM:
         b_weight = tl.load(p_weight + o_h, mask=inside, other=0.0).to(tl.float32)
     # Before the inputs are there: neither addresses nor weights are written by an earlier launch.
-    p_epoch = exchange_of(p_bases, index, i_block) if WAY == FLAGGED else epoch_of(p_bases, index, i_block)
+    p_epoch = exchange_of(p_number, i_block) if WAY == FLAGGED else epoch_of(p_number, i_block)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
     epoch = tl.load(p_epoch, cache_modifier=".cg")
@@ -213,8 +219,8 @@ def _peer_sum(
                 is_there = inside & (i_first + i_row < num_tokens)
                 p_row = p_x + (i_first + i_row) * stride_x + o_h
                 o_there = i_row * stride_slot + o_h
-                send(p_row, o_there, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE)
-            meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
+                send(p_row, o_there, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE, HOST)
+            meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         elif WAY == TWO_SHOTS:
             reduce_parts(
                 p_x,
@@ -235,26 +241,39 @@ def _peer_sum(
                 PART,
                 GROUP,
                 TREE,
+                HOST,
                 ON_GPU,
             )
             epoch += 1
-            meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
+            meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         for i_row in range(GROUP):
             i_token = i_first + i_row
             is_there = inside & (i_token < num_tokens)
             if WAY == TWO_SHOTS:
                 p_sum = slot(p_bases, index, i_block, epoch, 0, slot_bytes, DTYPE, SIZE) + i_row * stride_slot
-                b_sum = tl.load(p_sum + o_h, mask=is_there, other=0.0, cache_modifier=".cg")
+                b_sum = fetched(p_sum + o_h, is_there, HOST)
             else:
                 b_own = tl.load(p_x + i_token * stride_x + o_h, mask=is_there, other=0.0)
                 if WAY == FLAGGED:
                     b_sum = exchanged(
-                        b_own, inside, p_bases, index, i_block, epoch, slot_bytes, max_polls, DTYPE, SIZE, BLOCK, ON_GPU
+                        b_own,
+                        inside,
+                        p_bases,
+                        index,
+                        i_block,
+                        epoch,
+                        slot_bytes,
+                        max_polls,
+                        DTYPE,
+                        SIZE,
+                        BLOCK,
+                        HOST,
+                        ON_GPU,
                     )
                 else:
                     o_here = i_row * stride_slot + o_h
                     b_sum = added(
-                        b_own, o_here, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE, TREE
+                        b_own, o_here, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE, TREE, HOST
                     )
             if HAS_NORM:
                 p_kept = p_residual + i_token * stride_residual + o_h

@@ -2,6 +2,9 @@
 of the next one, and the last stage the sampled tokens into those of the others.
 
 Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their CUDA IPC handles.
+Where GPUs do not reach one another's memory, the pieces lie in host memory that all stages have mapped; a count is
+stored then by the one stage that counts it, without atomic operations.
+
 A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and those that the next
 stage has taken (which other stages add to); streams that were sent and received (this stage's own). Then come two
 slots for streams, which take turns, and slots for messages of tokens. Counts are kept in the memory, so that a graph
@@ -11,13 +14,13 @@ which is replayed goes on where the last launch ended.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import triton.language as tl
 
-from .peer_memory import MAX_POLLS, call_driver, open_address
+from .peer_memory import HOST_POLLS, MAX_POLLS, call_driver, open_address
 
 NUM_LANES = tl.constexpr(128)
 """Row r of a stream is always lane r % NUM_LANES's, so that streams of any length may follow one another."""
@@ -67,7 +70,13 @@ class StageMemory:
     others: torch.Tensor
     """int64 [stages − 1]: of the last stage, the addresses of all others, in their order; else empty."""
     sizes: StageSizes
+    host: object | None = None
+    """What keeps host memory mapped in which the pieces lie; None: they lie on GPUs."""
     max_polls: int = MAX_POLLS
+
+    @property
+    def is_host(self) -> bool:
+        return self.host is not None
 
     def message_at(self, number: int) -> int:
         """Bytes from the beginning of a piece to the slot of that message."""
@@ -96,11 +105,29 @@ def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) ->
         for stage in range(len(handles))
         if stage != index and (index == last or stage in (index - 1, index + 1))
     }
+    return _stage_memory(index, last, addresses | {index: own}, sizes)
+
+
+def stages_in_host_memory(index: int, addresses: Sequence[int], sizes: StageSizes, host: object) -> StageMemory:
+    """The pieces of all stages, in their order, where this GPU has them in host memory that `host` keeps mapped."""
+    return _stage_memory(index, len(addresses) - 1, dict(enumerate(addresses)), sizes, host, HOST_POLLS)
+
+
+def _stage_memory(
+    index: int,
+    last: int,
+    addresses: Mapping[int, int],
+    sizes: StageSizes,
+    host: object | None = None,
+    max_polls: int = MAX_POLLS,
+) -> StageMemory:
     others = [addresses[stage] for stage in range(last)] if index == last else []
     return StageMemory(
-        own=own,
+        own=addresses[index],
         before=addresses.get(index - 1, 0),
         behind=addresses.get(index + 1, 0),
         others=torch.tensor(others, dtype=torch.int64, device="cuda"),
         sizes=sizes,
+        host=host,
+        max_polls=max_polls,
     )

@@ -12,7 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .peer_memory import stop_unless_over
+from .peer_memory import fetched, stop_unless_over, written
+from .plain_words import await_number, await_words, put_word, settle
 from .stage_memory import HEADER, LAST_TOKENS, NUM_LANES, NUM_SLOTS, StageMemory
 
 MOST_NUMBERS = 1 << 30
@@ -32,6 +33,7 @@ def send_stream(memory: StageMemory, stream: torch.Tensor) -> None:
         hidden,
         memory.sizes.stream_bytes,
         memory.max_polls,
+        HOST=memory.is_host,
         BLOCK=triton.next_power_of_2(hidden),
         ON_GPU=stream.is_cuda,
     )
@@ -49,6 +51,7 @@ def receive_stream(memory: StageMemory, stream: torch.Tensor) -> None:
         hidden,
         memory.sizes.stream_bytes,
         memory.max_polls,
+        HOST=memory.is_host,
         BLOCK=triton.next_power_of_2(hidden),
         ON_GPU=stream.is_cuda,
     )
@@ -69,7 +72,9 @@ def send_tokens(
         memory.message_at(number),
         number,
         count,
+        HOST=memory.is_host,
         BLOCK=triton.next_power_of_2(memory.sizes.most_positions),
+        ON_GPU=token_ids.is_cuda,
     )
 
 
@@ -82,6 +87,7 @@ def receive_tokens(memory: StageMemory, number: int, count: int, token_table: to
         token_table,
         token_table.stride(0),
         memory.max_polls,
+        HOST=memory.is_host,
         BLOCK=triton.next_power_of_2(memory.sizes.most_positions),
         ON_GPU=token_table.is_cuda,
     )
@@ -103,8 +109,10 @@ def send_ends(
         memory.message_at(number),
         number,
         count,
+        HOST=memory.is_host,
         LAST=LAST_TOKENS,
         BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
+        ON_GPU=token_table.is_cuda,
     )
 
 
@@ -118,6 +126,7 @@ def receive_ends(memory: StageMemory, number: int, count: int, known: torch.Tens
         token_table,
         token_table.stride(0),
         memory.max_polls,
+        HOST=memory.is_host,
         LAST=LAST_TOKENS,
         BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
         ON_GPU=token_table.is_cuda,
@@ -134,8 +143,16 @@ def _count(piece, KIND: tl.constexpr, i_lane):
 
 
 @triton.jit
-def _await(p_count, least, max_polls, ON_GPU: tl.constexpr):
+def _await(p_count, least, max_polls, HOST: tl.constexpr, ON_GPU: tl.constexpr):
     """Returns when another stage has counted up to `least`. What it wrote before is there then."""
+    if HOST:
+        await_words(p_count, 4, 1, least, max_polls, ON_GPU)
+    else:
+        _await_atomics(p_count, least, max_polls, ON_GPU)
+
+
+@triton.jit
+def _await_atomics(p_count, least, max_polls, ON_GPU: tl.constexpr):
     # Differences, which are right when both have wrapped.
     num_missing = least - tl.atomic_add(p_count, 0, sem="acquire", scope="sys")
     polls = 0
@@ -148,93 +165,136 @@ def _await(p_count, least, max_polls, ON_GPU: tl.constexpr):
 
 @triton.jit(do_not_specialize=["own", "behind", "num_tokens"])
 def _send_stream(
-    p_stream, own, behind, num_tokens, hidden, stream_bytes, max_polls, BLOCK: tl.constexpr, ON_GPU: tl.constexpr
+    p_stream,
+    own,
+    behind,
+    num_tokens,
+    hidden,
+    stream_bytes,
+    max_polls,
+    HOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     i_lane = tl.program_id(0)
     o_h = tl.arange(0, BLOCK)
     inside = o_h < hidden
     p_sent = _count(own, SENT, i_lane)
     number = tl.load(p_sent) + 1
-    _await(_count(own, TAKEN, i_lane), number - NUM_SLOTS, max_polls, ON_GPU)
+    _await(_count(own, TAKEN, i_lane), number - NUM_SLOTS, max_polls, HOST, ON_GPU)
     slot = behind + HEADER + (number & 1).to(tl.int64) * stream_bytes
     p_slot = slot.to(tl.pointer_type(p_stream.dtype.element_ty))
     i_row = i_lane.to(tl.int64)
     while i_row < num_tokens:
         b_row = tl.load(p_stream + i_row * hidden + o_h, mask=inside, other=0.0)
-        tl.store(p_slot + i_row * hidden + o_h, b_row, mask=inside)
+        written(p_slot + i_row * hidden + o_h, b_row, inside, HOST)
         i_row += NUM_LANES
-    # What all threads of the block wrote is there before the count says so.
-    tl.debug_barrier()
-    tl.atomic_add(_count(behind, ARRIVED, i_lane), 1, sem="release", scope="sys")
+    _say(_count(behind, ARRIVED, i_lane), number, HOST, ON_GPU)
     tl.store(p_sent, number)
 
 
 @triton.jit(do_not_specialize=["own", "before", "num_tokens"])
 def _receive_stream(
-    p_stream, own, before, num_tokens, hidden, stream_bytes, max_polls, BLOCK: tl.constexpr, ON_GPU: tl.constexpr
+    p_stream,
+    own,
+    before,
+    num_tokens,
+    hidden,
+    stream_bytes,
+    max_polls,
+    HOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     i_lane = tl.program_id(0)
     o_h = tl.arange(0, BLOCK)
     inside = o_h < hidden
     p_received = _count(own, RECEIVED, i_lane)
     number = tl.load(p_received) + 1
-    _await(_count(own, ARRIVED, i_lane), number, max_polls, ON_GPU)
+    _await(_count(own, ARRIVED, i_lane), number, max_polls, HOST, ON_GPU)
     slot = own + HEADER + (number & 1).to(tl.int64) * stream_bytes
     p_slot = slot.to(tl.pointer_type(p_stream.dtype.element_ty))
     i_row = i_lane.to(tl.int64)
     while i_row < num_tokens:
-        b_row = tl.load(p_slot + i_row * hidden + o_h, mask=inside, other=0.0, cache_modifier=".cg")
+        b_row = fetched(p_slot + i_row * hidden + o_h, inside, HOST)
         tl.store(p_stream + i_row * hidden + o_h, b_row, mask=inside)
         i_row += NUM_LANES
-    tl.debug_barrier()
-    tl.atomic_add(_count(before, TAKEN, i_lane), 1, sem="release", scope="sys")
+    _say(_count(before, TAKEN, i_lane), number, HOST, ON_GPU)
     tl.store(p_received, number)
 
 
 @triton.jit(do_not_specialize=["first", "number", "count"])
-def _send_tokens(p_row, p_position, p_token, p_piece, first, number, count, BLOCK: tl.constexpr):
+def _send_tokens(
+    p_row,
+    p_position,
+    p_token,
+    p_piece,
+    first,
+    number,
+    count,
+    HOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
     p_message = (tl.load(p_piece + tl.program_id(0)) + first).to(tl.pointer_type(tl.int32))
     o_s = tl.arange(0, BLOCK)
     inside = o_s < count
-    tl.store(p_message + 1 + o_s, tl.load(p_row + o_s, mask=inside, other=-1), mask=inside)
-    tl.store(p_message + 1 + count + o_s, tl.load(p_position + o_s, mask=inside, other=0), mask=inside)
-    tl.store(p_message + 1 + 2 * count + o_s, tl.load(p_token + o_s, mask=inside, other=0), mask=inside)
-    tl.debug_barrier()
-    tl.atomic_xchg(p_message, number, sem="release", scope="sys")
+    written(p_message + 1 + o_s, tl.load(p_row + o_s, mask=inside, other=-1), inside, HOST)
+    written(p_message + 1 + count + o_s, tl.load(p_position + o_s, mask=inside, other=0), inside, HOST)
+    written(p_message + 1 + 2 * count + o_s, tl.load(p_token + o_s, mask=inside, other=0), inside, HOST)
+    _say_number(p_message, number, HOST, ON_GPU)
 
 
 @triton.jit(do_not_specialize=["message", "number", "count"])
 def _receive_tokens(
-    message, number, count, p_table, stride_table, max_polls, BLOCK: tl.constexpr, ON_GPU: tl.constexpr
+    message,
+    number,
+    count,
+    p_table,
+    stride_table,
+    max_polls,
+    HOST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     p_message = message.to(tl.pointer_type(tl.int32))
-    _await_message(p_message, number, max_polls, ON_GPU)
+    _await_message(p_message, number, max_polls, HOST, ON_GPU)
     o_s = tl.arange(0, BLOCK)
     inside = o_s < count
-    b_row = tl.load(p_message + 1 + o_s, mask=inside, other=-1, cache_modifier=".cg")
-    b_position = tl.load(p_message + 1 + count + o_s, mask=inside, other=0, cache_modifier=".cg")
-    b_token = tl.load(p_message + 1 + 2 * count + o_s, mask=inside, other=0, cache_modifier=".cg")
+    b_row = tl.where(inside, fetched(p_message + 1 + o_s, inside, HOST), -1)
+    b_position = fetched(p_message + 1 + count + o_s, inside, HOST)
+    b_token = fetched(p_message + 1 + 2 * count + o_s, inside, HOST)
     tl.store(p_table + b_row.to(tl.int64) * stride_table + b_position + 1, b_token, mask=b_row >= 0)
 
 
 @triton.jit(do_not_specialize=["first", "number", "count"])
 def _send_ends(
-    p_row, p_known, p_table, stride_table, p_piece, first, number, count, LAST: tl.constexpr, BLOCK: tl.constexpr
+    p_row,
+    p_known,
+    p_table,
+    stride_table,
+    p_piece,
+    first,
+    number,
+    count,
+    HOST: tl.constexpr,
+    LAST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     p_message = (tl.load(p_piece + tl.program_id(0)) + first).to(tl.pointer_type(tl.int32))
     o_r = tl.arange(0, BLOCK)
     inside = o_r < count
     b_row = tl.load(p_row + o_r, mask=inside, other=-1)
     b_known = tl.load(p_known + b_row, mask=b_row >= 0, other=0)
-    tl.store(p_message + 1 + o_r, b_row, mask=inside)
-    tl.store(p_message + 1 + count + o_r, b_known, mask=inside)
+    written(p_message + 1 + o_r, b_row, inside, HOST)
+    written(p_message + 1 + count + o_r, b_known, inside, HOST)
     for i in range(LAST):
         b_at = b_known - 1 - i
         is_there = (b_row >= 0) & (b_at >= 0)
         b_token = tl.load(p_table + b_row.to(tl.int64) * stride_table + b_at, mask=is_there, other=0)
-        tl.store(p_message + 1 + (2 + i) * count + o_r, b_token, mask=inside)
-    tl.debug_barrier()
-    tl.atomic_xchg(p_message, number, sem="release", scope="sys")
+        written(p_message + 1 + (2 + i) * count + o_r, b_token, inside, HOST)
+    _say_number(p_message, number, HOST, ON_GPU)
 
 
 @triton.jit(do_not_specialize=["message", "number", "count"])
@@ -246,27 +306,58 @@ def _receive_ends(
     p_table,
     stride_table,
     max_polls,
+    HOST: tl.constexpr,
     LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     p_message = message.to(tl.pointer_type(tl.int32))
-    _await_message(p_message, number, max_polls, ON_GPU)
+    _await_message(p_message, number, max_polls, HOST, ON_GPU)
     o_r = tl.arange(0, BLOCK)
     inside = o_r < count
-    b_row = tl.load(p_message + 1 + o_r, mask=inside, other=-1, cache_modifier=".cg")
-    b_known = tl.load(p_message + 1 + count + o_r, mask=inside, other=0, cache_modifier=".cg")
+    b_row = tl.where(inside, fetched(p_message + 1 + o_r, inside, HOST), -1)
+    b_known = fetched(p_message + 1 + count + o_r, inside, HOST)
     tl.store(p_known + b_row, b_known, mask=b_row >= 0)
     for i in range(LAST):
         b_at = b_known - 1 - i
         is_there = (b_row >= 0) & (b_at >= 0)
-        b_token = tl.load(p_message + 1 + (2 + i) * count + o_r, mask=inside, other=0, cache_modifier=".cg")
+        b_token = fetched(p_message + 1 + (2 + i) * count + o_r, inside, HOST)
         tl.store(p_table + b_row.to(tl.int64) * stride_table + b_at, b_token, mask=is_there)
 
 
 @triton.jit
-def _await_message(p_message, number, max_polls, ON_GPU: tl.constexpr):
+def _say(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
+    """Counts up to `number`, by one. What all threads of the block wrote is there before the count says so."""
+    if HOST:
+        settle(ON_GPU)
+        put_word(p_count, number, ON_GPU)
+    else:
+        tl.debug_barrier()
+        tl.atomic_add(p_count, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def _say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
+    """As `_say`, of the number of a message."""
+    if HOST:
+        settle(ON_GPU)
+        put_word(p_message, number, ON_GPU)
+    else:
+        tl.debug_barrier()
+        tl.atomic_xchg(p_message, number, sem="release", scope="sys")
+
+
+@triton.jit
+def _await_message(p_message, number, max_polls, HOST: tl.constexpr, ON_GPU: tl.constexpr):
     """Returns when the message with that number lies there whole."""
+    if HOST:
+        await_number(p_message, number, max_polls, ON_GPU)
+    else:
+        _await_message_atomics(p_message, number, max_polls, ON_GPU)
+
+
+@triton.jit
+def _await_message_atomics(p_message, number, max_polls, ON_GPU: tl.constexpr):
     polls = 0
     is_missing = tl.atomic_add(p_message, 0, sem="acquire", scope="sys") != number
     while is_missing & (polls < max_polls):

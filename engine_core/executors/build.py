@@ -15,7 +15,17 @@ from ..heads_config import HeadsConfig
 from ..model_config import ModelConfig
 from ..models import registry as models
 from ..numerics_id import ROOMS, numerics_id
-from ..options import ACTIVATION_DTYPES, INT8, NUMERICS, TREE, BuildRequest, ExecutorOptions, ModelFacts, Progress
+from ..options import (
+    ACTIVATION_DTYPES,
+    INT8,
+    NUMERICS,
+    PEER_ACCESS,
+    TREE,
+    BuildRequest,
+    ExecutorOptions,
+    ModelFacts,
+    Progress,
+)
 from ..platforms import loading as platforms
 from ..platforms.capabilities import Capabilities
 from ..platforms.loading import LoadedDevice
@@ -160,6 +170,8 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
 
 
 def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
+    if options.peer_access not in PEER_ACCESS:
+        raise ConfigError("peer_access", options.peer_access, " or ".join(PEER_ACCESS))
     if options.stage_hosts and not flags.stage_hosts:
         raise ConfigError("stage_hosts", options.stage_hosts, f"0 {where}: stages on other hosts need CPUs")
     sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}

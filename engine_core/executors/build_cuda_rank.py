@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from headwater.kernels import int4_gemm
-from headwater.kernels.peer_memory import reaches
 from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
@@ -19,12 +18,12 @@ from ..layers.group import Group
 from ..layers.leaf_matrix import keep_leaves
 from ..layers.sharded import over_group
 from ..models.model import Model, model_class
-from ..options import BuildRequest, ExecutorOptions, Progress
+from ..options import OFF, BuildRequest, Progress
 from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import with_look_up
 from ..platforms.cuda_rank import SummingPlatform
 from ..platforms.peer_group import PeerGroup, open_peer_group
-from ..shards import Shard
+from ..shards import ParallelLayout, Shard
 from ..weights.model_file import DTYPES
 from .build_cuda import build_cuda_executor
 from .build_single import KV_DTYPES, block_bytes_of, engine_config_of, load_heads_weights
@@ -34,10 +33,11 @@ from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
 from .gpu_stage import GpuStageEnds, open_stage_memory, sizes_of
 from .head_part import HeadPart
+from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
 from .locked_slots import LOCKABLE, RankSlots, check_room, touch
-from .rank_devices import local_devices
 from .rank_drafts import HEAD, draft_layout, load_draft_weights
 from .rank_place import RankPlace, block_part, load_rank_weights, map_slots, rank_model
+from .stage_link import StageLinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +122,7 @@ class LoadedRank(LoadedModel):
         return ServedPart(decoder.config, decoder.embedding, platform.linear(self.weights.linears[HEAD]))
 
     def agreed(self, number: int) -> int:
-        of_stage = int(self.host.join(torch.tensor([[number]])).min())
-        of_all = self.place.links.of_all_stages(of_stage.to_bytes(8, "little"))
-        return min(int.from_bytes(each, "little") for each in of_all)
+        return _agreed(self.host, self.place.links, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,14 +154,15 @@ def build_cuda_rank(
     config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
     in_planes = dtype in int4_gemm.DTYPES
     weights = load_rank_weights(request, place, device, progress, in_planes=in_planes, with_leaves=keep_leaves)
-    _check_reach(options, place)
-    group = None
-    if place.shard.size > 1:
-        group = open_peer_group(host, request.model.hidden_size * dtype.itemsize)
-    stages = None
-    if options.pipeline_parallel_size > 1:
-        sizes = sizes_of(config, request.model.hidden_size, dtype)
-        stages = open_stage_memory(place.stage_index, sizes, place.links.of_all_stages)
+    row_bytes, layout = request.model.hidden_size * dtype.itemsize, options.layout
+    sizes = sizes_of(config, request.model.hidden_size, dtype) if layout.pipeline > 1 else None
+    exchange = _host_exchange(request, place, ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=sizes))
+    group, stages = None, None
+    if layout.tensor > 1:
+        group = open_peer_group(host, row_bytes) if exchange is None else PeerGroup(exchange.peers())
+    if sizes is not None:
+        in_stages = partial(open_stage_memory, place.stage_index, sizes, place.links.of_all_stages)
+        stages = in_stages() if exchange is None else exchange.stages()
     served = LoadedRank(
         place.local_config(request.model),
         with_look_up(weights),
@@ -208,13 +207,38 @@ def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:
     return LoadedHeads(request.heads, load_heads_weights(request, torch.device("cuda"), shard), shard)
 
 
-def _check_reach(options: ExecutorOptions, place: RankPlace) -> None:
-    """Raises `ConfigError` where this rank's GPU does not reach the memory of another's."""
-    layout = options.layout
-    own = place.stage_index * layout.tensor + place.shard.index
-    for rank, device in enumerate(local_devices(os.environ, own, layout.num_ranks)):
-        if not reaches(0, device):
-            pair = f"those of ranks {own} and {rank} do not"
-            name = "tensor_parallel_size" if layout.tensor > 1 else "pipeline_parallel_size"
-            allowed = f"as many GPUs as reach one another's memory with atomic operations (NVLink); {pair}"
-            raise ConfigError(name, getattr(options, name), allowed)
+def _host_exchange(request: BuildRequest, place: RankPlace, sizes: ExchangeSizes) -> HostExchange | None:
+    """Host memory through which ranks exchange; None: their GPUs reach one another's memory. Raises `ConfigError` on
+    all ranks where one of them cannot lock it, so that none waits for it."""
+    options, own = request.options, _rank_of(place, sizes.layout)
+    why = "peer_access is off" if options.peer_access == OFF else _unreached(place, sizes.layout, own)
+    if not why:
+        return None
+    exchange = open_exchange(place.exchange, sizes, own)
+    if not _agreed(place.group, place.links, int(exchange is not None)) or exchange is None:
+        missing = f"{why}, and the host does not let a GPU lock {sizes.num_bytes} bytes to exchange through"
+        raise ConfigError("peer_access", options.peer_access, f"auto, where GPUs reach one another's memory; {missing}")
+    place.warn(f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs")
+    return exchange
+
+
+def _unreached(place: RankPlace, layout: ParallelLayout, own: int) -> str:
+    """Names the first two ranks whose GPUs do not reach one another's memory, the same on all ranks; empty: all do."""
+    other, num_ranks = first_unreached(layout, own), layout.num_ranks
+    none = num_ranks * num_ranks
+    pair = _agreed(place.group, place.links, none if other is None else own * num_ranks + other)
+    if pair == none:
+        return ""
+    one, another = divmod(pair, num_ranks)
+    return f"the GPUs of ranks {one} and {another} do not reach one another's memory with atomic operations"
+
+
+def _rank_of(place: RankPlace, layout: ParallelLayout) -> int:
+    return place.stage_index * layout.tensor + place.shard.index
+
+
+def _agreed(host: Group, links: StageLinks, number: int) -> int:
+    """The least of what all ranks give."""
+    of_stage = int(host.join(torch.tensor([[number]])).min())
+    of_all = links.of_all_stages(of_stage.to_bytes(8, "little"))
+    return min(int.from_bytes(each, "little") for each in of_all)

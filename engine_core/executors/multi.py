@@ -5,6 +5,7 @@ Knows nothing of devices: what a rank computes with is the platform's matter (`b
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from ..parallel.result_messages import (
     RankPrepared,
     Refusal,
     WarmedUp,
+    Warned,
     decode_result,
     decode_told,
 )
@@ -37,6 +39,7 @@ from .rank_place import ParallelDevice, map_slots
 from .rank_swapper import RankSwapper
 from .stage_offer import make_offer
 
+log = logging.getLogger(__name__)
 LEAST_SILENCE = 2.0
 """Seconds in which ranks may compute no plan; more where a step is expected to take longer."""
 COMPILING_SILENCE = 15.0
@@ -191,6 +194,8 @@ def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
                 raise _refusal(told)
             case Loading():
                 progress(told.phase, told.done, told.total)
+            case Warned():
+                log.warning("%s", told.text)
             case WarmedUp() | RankPrepared():
                 raise AssertionError(told)
 

@@ -52,6 +52,10 @@ class RankPlace:
     links: StageLinks
     slots: int
     """A descriptor of the memory in which all ranks keep blocks, each its part of them."""
+    exchange: int
+    """A descriptor of the memory through which ranks exchange tensors where their GPUs do not reach one another's."""
+    warn: Callable[[str], None]
+    """Says once for all ranks what the engine's log has to say."""
 
     @property
     def part(self) -> str:

@@ -17,7 +17,16 @@ from ..parallel.board import COMPUTES, IDLE, WAITS, Board
 from ..parallel.memory_group import MemoryGroup
 from ..parallel.plan_messages import DRAW, PREPARE, STEP, SWAP, decode_draw, decode_step, decode_swap, kind_of
 from ..parallel.rank_start import RankStart
-from ..parallel.result_messages import Hello, Loading, RankPrepared, Refusal, WarmedUp, encode_result, encode_told
+from ..parallel.result_messages import (
+    Hello,
+    Loading,
+    RankPrepared,
+    Refusal,
+    WarmedUp,
+    Warned,
+    encode_result,
+    encode_told,
+)
 from ..platforms import loading as platforms
 from ..ring import PeerGone, RingEnd, RingReader, RingWriter
 from .build import checked
@@ -74,6 +83,8 @@ class RankProcess:
                 group=self._group,
                 links=self._links(),
                 slots=self._start.slots,
+                exchange=self._start.exchange,
+                warn=self._warn,
             )
             executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
         except ConfigError as error:
@@ -145,6 +156,10 @@ class RankProcess:
         # Of each stage one: stages may load on other hosts.
         if self._shard.index == 0:
             self._reports.write(encode_told(Loading(phase=phase, done=done, total=total)))
+
+    def _warn(self, text: str) -> None:
+        if self._is_speaker:
+            self._reports.write(encode_told(Warned(text=text)))
 
     def _links(self) -> StageLinks:
         start = self._start

@@ -17,6 +17,8 @@ from importlib import import_module
 from typing import NamedTuple, Protocol
 
 from ..options import ExecutorOptions
+from ..ring import anonymous_memory
+from .board import create_board
 from .copied_process import CopiedProcess
 from .memory_group import GroupEnd, create_group
 from .rank_rings import RankRings
@@ -41,6 +43,13 @@ class SharedMemory(NamedTuple):
 
     board: int
     slots: int
+    exchange: int
+
+    @classmethod
+    def create(cls, num_ranks: int) -> SharedMemory:
+        """None of it is inherited unless it is asked for. Ranks that use the last two set their sizes."""
+        empty = [anonymous_memory(f"headwater-{name}", 0) for name in ("slots", "exchange")]
+        return cls(create_board(num_ranks), *empty)
 
 
 class RankProcesses:
@@ -131,6 +140,7 @@ def _rank_start(
         tokens_out=rings.stages.tokens_out,
         board=memory.board,
         slots=memory.slots,
+        exchange=memory.exchange,
         lifeline=lifeline,
         life=life,
     )

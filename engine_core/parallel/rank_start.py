@@ -33,6 +33,8 @@ class RankStart:
     board: int
     slots: int
     """Memory for blocks outside the KV cache; empty until a rank knows its size."""
+    exchange: int
+    """Memory through which ranks exchange tensors where their GPUs do not reach one another's; empty where they do."""
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
     life: int
@@ -42,7 +44,8 @@ class RankStart:
     def descriptors(self) -> tuple[int, ...]:
         rings = (self.plans, self.reports, self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out)
         of_rings = [fd for ring in rings if ring is not None for fd in ring]
-        return *of_rings, *self.group.descriptors, self.board, self.slots, self.lifeline, self.life
+        memory = self.board, self.slots, self.exchange
+        return *of_rings, *self.group.descriptors, *memory, self.lifeline, self.life
 
     def to_json(self) -> str:
         own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -16,9 +16,9 @@ from dataclasses import replace
 
 from ..options import ExecutorOptions
 from ..rank_facts import RankLost
-from ..ring import BroadcastWriter, PeerGone, RingEnd, RingReader, anonymous_memory, create_broadcast, create_ring
+from ..ring import BroadcastWriter, PeerGone, RingEnd, RingReader, create_broadcast, create_ring
 from ..shards import ParallelLayout
-from .board import STATE_NAMES, WAITS, Board, create_board
+from .board import STATE_NAMES, WAITS, Board
 from .rank_processes import EXIT_SECONDS, RankProcesses, SharedMemory
 from .rank_rings import RankRings
 from .stage_hosts import StageHosts
@@ -51,7 +51,7 @@ class Ranks:
         self._losing, self._settled = threading.Lock(), threading.Event()
         self._on_lost: Callable[[RankLost], None] | None = None
         self._wake_read, self._wake_write = os.pipe()
-        memory = SharedMemory(create_board(self.size), anonymous_memory("headwater-slots", 0))
+        memory = SharedMemory.create(self.size)
         self.slots, self.board = memory.slots, Board(memory.board)
         writers, rings, reports = _create_rings(layout)
         self._plans = BroadcastWriter(writers)
@@ -64,6 +64,7 @@ class Ranks:
             copies=copies,
         )
         os.close(memory.board)
+        os.close(memory.exchange)
         self._reports = [RingReader(end) for end in reports]
         self._waiting: list[list[bytes]] = [[] for _ in range(self.size)]
         self._hosts = hosts

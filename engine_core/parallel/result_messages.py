@@ -55,6 +55,13 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Warned:
+    """What the log has to say once for all ranks."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WarmedUp:
     """What `Executor.warm_up` returned."""
 
@@ -68,8 +75,8 @@ class RankPrepared:
     is_more_left: bool
 
 
-Told = Hello | Refusal | Loading | WarmedUp | RankPrepared
-_TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, WarmedUp, RankPrepared)}
+Told = Hello | Refusal | Loading | Warned | WarmedUp | RankPrepared
+_TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, Warned, WarmedUp, RankPrepared)}
 
 
 def encode_told(told: Told) -> bytes:

@@ -11,8 +11,7 @@ from functools import partial
 
 from ..options import ExecutorOptions
 from ..rank_facts import RankLost
-from ..ring import anonymous_memory
-from .board import Board, create_board
+from .board import Board
 from .host_join import Joined, Stopped
 from .host_link import BEAT_SECONDS, HostLink, Interest, LinkLost, downward_ends, poll_once, upward_ends
 from .rank_processes import EXIT_SECONDS, RankProcesses, SharedMemory
@@ -34,7 +33,7 @@ class StageLife:
         for rank in ranks:
             own[rank], other = create_rank_rings(layout, rank)
             opposite.append(other)
-        memory = SharedMemory(create_board(layout.num_ranks), anonymous_memory("headwater-slots", 0))
+        memory = SharedMemory.create(layout.num_ranks)
         self._processes = RankProcesses(options, own, memory, dict(zip(ranks, variables, strict=True)), copies=copies)
         self._link = HostLink(
             joined.connection,

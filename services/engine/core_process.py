@@ -252,6 +252,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         numerics=settings.numerics,
         tensor_parallel_size=settings.tensor_parallel_size,
         pipeline_parallel_size=settings.pipeline_parallel_size,
+        peer_access=settings.peer_access,
         stage_hosts=settings.stage_hosts,
         stage_listen=settings.stage_listen,
         stage_secret_file=settings.stage_secret_file,

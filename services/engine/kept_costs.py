@@ -79,7 +79,8 @@ def _key(settings: EngineSettings, config: EngineConfig, facts: ModelFacts) -> s
     """Hash of what the time of a step depends on: the numerics id covers the processor, libraries, code and model."""
     of_steps = (config.block_size, config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens)
     of_plans = (config.async_depth, config.num_groups, config.max_draft_tokens)
-    ranks = settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.stage_hosts
+    sizes = settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.stage_hosts
+    ranks = *sizes, settings.peer_access
     drafts = str(settings.draft_model), str(settings.draft_heads)
     what = facts.numerics_id, of_steps, of_plans, ranks, drafts, settings.threads, num_cores()
     return hashlib.blake2b(repr(what).encode(), digest_size=DIGEST_BYTES).hexdigest()

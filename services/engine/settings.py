@@ -29,6 +29,7 @@ CHOICES = {
     "role": ROLES,
     "numerics": NUMERICS,
     "kv_peer_direct": ("auto", "off"),
+    "peer_access": ("auto", "off"),
 }
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 ONE_IF_SIMULATED = "1 with --executor simulated"
@@ -102,6 +103,10 @@ class EngineSettings(StageSecuritySettings):
     )
     tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
     pipeline_parallel_size: int = setting(1, "stages, in processes of their own, that divide the layers, 1…4")
+    peer_access: str = setting(
+        "auto",
+        "auto (ranks write into one another's GPUs, or into host memory where these cannot) or off (host memory)",
+    )
     stage_hosts: int = setting(0, "stages on other hosts, the last ones: each joins by `headwater serve stage` (CPUs)")
     stage_listen: str = setting("", "host:port where these hosts join")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)

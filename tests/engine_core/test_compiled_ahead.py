@@ -44,7 +44,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
 from headwater.kernels import gated_gemm, gemm, hopper_attention, peer_sum, product_probe, tree_gemm, wide_gemm
 from headwater.kernels.compile_ahead import CompileAhead
-from headwater.kernels.peer_memory import PeerMemory, slot_bytes_of
+from headwater.kernels.peer_memory import PeerMemory, new_numbers, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS
 from tests.engine_core.ahead_speculator import AheadSpeculator
 
@@ -207,6 +207,7 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
     memory = PeerMemory(
         index=0,
         bases=torch.zeros(num_ranks, dtype=torch.int64),
+        numbers=new_numbers("cpu"),
         slot_bytes=slot_bytes_of(GROUP_ROWS * row_bytes),
         flagged_len=MODEL.hidden_size,
     )
@@ -215,7 +216,9 @@ def loaded_rank(weights: Weights, kv_dtype: torch.dtype, num_ranks: int) -> Load
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
     request = BuildRequest(options=options, model=MODEL, **types, rounds_tokens=False, is_tree=True)
     shard = Shard(0, num_ranks)
-    place = RankPlace(shard=shard, stage_index=0, stage=stage, group=group, links=StageLinks(), slots=-1)
+    place = RankPlace(
+        shard=shard, stage_index=0, stage=stage, group=group, links=StageLinks(), slots=-1, exchange=-1, warn=print
+    )
     return LoadedRank(place.local_config(MODEL), weights, kv_dtype, True, request, place, group, Alone(), None)
 
 

@@ -1,7 +1,7 @@
 """A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
 
-Each has a GPU of its own where there are as many, else all share one; they map one another's memory by IPC handles.
-Without a GPU kernels are interpreted over memory that the processes share.
+Each has a GPU of its own where there are as many, else all share one; they map one another's memory by IPC handles, or
+host memory that they share. Without a GPU kernels are interpreted over memory that the processes share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from typing import Any
 
 import torch
 
-from headwater.kernels.peer_memory import OwnMemory, PeerMemory, memory_bytes
+from headwater.engine_core.executors.locked_memory import LockedMemory
+from headwater.kernels.peer_memory import (
+    OwnMemory,
+    PeerMemory,
+    host_address,
+    in_host_memory,
+    memory_bytes,
+    new_numbers,
+)
 from tests.kernels import interpreter
 
 Work = Callable[..., Any]
@@ -60,13 +68,14 @@ def received(pipe: Connection) -> Any:
 
 
 @contextmanager
-def peer_ranks(size: int, slot_bytes: int) -> Iterator[PeerRanks]:
+def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator[PeerRanks]:
+    """`is_host`: they exchange over host memory, as GPUs that do not reach one another's memory do."""
     memory = os.memfd_create("peers")
     os.ftruncate(memory, size * memory_bytes(size, slot_bytes))
     pipes, processes = [], []
     for rank in range(size):
         pipe, end = Pipe()
-        given = [*map(str, (rank, size, slot_bytes, memory, end.fileno()))]
+        given = [*map(str, (rank, size, slot_bytes, memory, end.fileno(), int(is_host)))]
         command = [sys.executable, "-m", "tests.kernels.peer_rank", *given]
         processes.append(subprocess.Popen(command, cwd=ROOT, pass_fds=(memory, end.fileno())))
         pipes.append(pipe)
@@ -83,22 +92,42 @@ def peer_ranks(size: int, slot_bytes: int) -> Iterator[PeerRanks]:
         os.close(memory)
 
 
-def main(rank: int, size: int, slot_bytes: int, shared: int, end: int) -> None:
+def main(rank: int, size: int, slot_bytes: int, shared: int, end: int, is_host: int) -> None:
     pipe = Connection(end)
     torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(rank if torch.cuda.device_count() >= size else 0)
-        own = OwnMemory(size, slot_bytes)
-        send(pipe, own.handle())
-        memory = own.beside(rank, received(pipe))
-    else:
+    if not torch.cuda.is_available():
         interpreter.mend()
+        whole = torch.frombuffer(mmap.mmap(shared, 0), dtype=torch.uint8)
+        memory = interpreted(rank, size, slot_bytes, whole, is_host=bool(is_host))
         send(pipe, b"")
         received(pipe)
-        whole = torch.frombuffer(mmap.mmap(shared, 0), dtype=torch.uint8)
-        piece = memory_bytes(size, slot_bytes)
-        bases = torch.tensor([whole.data_ptr() + i * piece for i in range(size)])
-        memory = PeerMemory(index=rank, bases=bases, slot_bytes=slot_bytes)
+    else:
+        torch.cuda.set_device(rank if torch.cuda.device_count() >= size else 0)
+        if is_host:
+            memory = over_host_memory(rank, size, slot_bytes, shared)
+            send(pipe, b"")
+            received(pipe)
+        else:
+            own = OwnMemory(size, slot_bytes)
+            send(pipe, own.handle())
+            memory = own.beside(rank, received(pipe))
+    serve(pipe, memory)
+
+
+def interpreted(rank: int, size: int, slot_bytes: int, whole: torch.Tensor, *, is_host: bool) -> PeerMemory:
+    piece = memory_bytes(size, slot_bytes)
+    bases = torch.tensor([whole.data_ptr() + i * piece for i in range(size)])
+    host = whole if is_host else None
+    return PeerMemory(index=rank, bases=bases, numbers=new_numbers("cpu"), slot_bytes=slot_bytes, host=host)
+
+
+def over_host_memory(rank: int, size: int, slot_bytes: int, shared: int) -> PeerMemory:
+    whole = LockedMemory(torch.frombuffer(mmap.mmap(shared, 0), dtype=torch.uint8))
+    address = host_address(whole.memory.data_ptr())
+    return in_host_memory(rank, address, memory_bytes(size, slot_bytes), size, slot_bytes, 0, whole)
+
+
+def serve(pipe: Connection, memory: PeerMemory) -> None:
     while True:
         work, given = pickle.loads(pipe.recv_bytes())
         try:

@@ -31,25 +31,33 @@ WAYS = [
     if way is not Way.FLAGGED or dtype == torch.bfloat16
 ]
 """Flagged words carry 16 bits."""
+MEMORIES = ("GPUs", "host")
+"""Where pieces lie: sums and choices have the same bits."""
 ROUNDED = 3e-3
 """Relative error of rounding to bfloat16, which alone costs 1.7e-3."""
 
 
+@pytest.fixture(scope="module", params=MEMORIES)
+def memory(request: pytest.FixtureRequest) -> str:
+    kind: str = request.param
+    return kind
+
+
 @pytest.fixture(scope="module")
-def two() -> Iterator[PeerRanks]:
-    with peer_ranks(2, SLOT_BYTES) as ranks:
+def two(memory: str) -> Iterator[PeerRanks]:
+    with peer_ranks(2, SLOT_BYTES, is_host=memory == "host") as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
-def three() -> Iterator[PeerRanks]:
-    with peer_ranks(3, SLOT_BYTES) as ranks:
+def three(memory: str) -> Iterator[PeerRanks]:
+    with peer_ranks(3, SLOT_BYTES, is_host=memory == "host") as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="module")
-def four() -> Iterator[PeerRanks]:
-    with peer_ranks(4, SLOT_BYTES) as ranks:
+def four(memory: str) -> Iterator[PeerRanks]:
+    with peer_ranks(4, SLOT_BYTES, is_host=memory == "host") as ranks:
         yield ranks
 
 
@@ -140,6 +148,7 @@ def test_a_sum_is_added_in_the_order_of_the_ranks_and_rounded_once(
         assert relative_error(sums[0], exact) < (ROUNDED if dtype == torch.bfloat16 else 1e-6)
 
 
+@pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize(
     "way", [None, *(pytest.param(way, marks=LONG_INTERPRETED) for way in (Way.ONE_SHOT, Way.GROUPED)), Way.TWO_SHOTS]
 )
@@ -227,8 +236,8 @@ def test_a_graph_goes_on_where_the_last_launch_ended(two: PeerRanks) -> None:
 
 
 @pytest.mark.gpu
-def test_a_rank_that_waits_in_vain_stops() -> None:
-    with peer_ranks(2, SLOT_BYTES) as ranks:
+def test_a_rank_that_waits_in_vain_stops(memory: str) -> None:
+    with peer_ranks(2, SLOT_BYTES, is_host=memory == "host") as ranks:
         stopped, idle = ranks(waited, [True, False])
     assert stopped
     assert not idle

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
+from headwater.kernels.peer_memory import host_address
 from headwater.kernels.stage_memory import NUM_LANES, StageMemory, StageSizes
 from headwater.kernels.stage_stream import (
     receive_ends,
@@ -22,11 +24,14 @@ SIZES = StageSizes(stream_bytes=4 * HIDDEN * MOST_TOKENS, most_rows=5, most_posi
 
 
 class Stages:
-    """The memory of each of three stages, which stays as long as this object."""
+    """The memory of each of three stages, on a GPU or the host; it stays as long as this object."""
 
-    def __init__(self) -> None:
-        self._pieces = torch.zeros(3, SIZES.num_bytes // 16 * 16 + 16, dtype=torch.uint8, device=DEVICE)
-        addresses = [piece.data_ptr() for piece in self._pieces]
+    def __init__(self, *, is_host: bool) -> None:
+        shape = 3, SIZES.num_bytes // 16 * 16 + 16
+        self._pieces = mapped(shape, torch.uint8) if is_host else torch.zeros(shape, dtype=torch.uint8, device=DEVICE)
+        host = LockedMemory(self._pieces) if is_host and DEVICE.type == "cuda" else self._pieces
+        first = host_address(self._pieces.data_ptr()) if isinstance(host, LockedMemory) else self._pieces.data_ptr()
+        addresses = [first + i * shape[1] for i in range(3)]
         self.memory = [
             StageMemory(
                 own=addresses[i],
@@ -34,14 +39,15 @@ class Stages:
                 behind=addresses[i + 1] if i < 2 else 0,
                 others=torch.tensor(addresses[:2] if i == 2 else [], dtype=torch.int64, device=DEVICE),
                 sizes=SIZES,
+                host=host if is_host else None,
             )
             for i in range(3)
         ]
 
 
-@pytest.fixture
-def stages() -> Stages:
-    return Stages()
+@pytest.fixture(params=("GPUs", "host"))
+def stages(request: pytest.FixtureRequest) -> Stages:
+    return Stages(is_host=request.param == "host")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -30,7 +30,7 @@ from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.shards import Shard, Stage, local_config
 from headwater.engine_core.weights.layout import Layout
-from headwater.kernels.peer_memory import PeerMemory
+from headwater.kernels.peer_memory import PeerMemory, new_numbers
 from headwater.kernels.sample import Candidates
 from tests.engine_core.published_heads import LAYER, publish
 from tests.engine_core.test_compiled_ahead import (
@@ -102,7 +102,10 @@ def zeros(layout: Layout, shard: Shard) -> Weights:
 
 def served(shard: Shard, group: PeerGroup) -> LoadedRank:
     weights = zeros(Decoder.layout(SERVED), shard)
-    place = RankPlace(shard=shard, stage_index=0, stage=Stage(0, 4, 4), group=group, links=StageLinks(), slots=-1)
+    stage, links = Stage(0, 4, 4), StageLinks()
+    place = RankPlace(
+        shard=shard, stage_index=0, stage=stage, group=group, links=links, slots=-1, exchange=-1, warn=print
+    )
     return LoadedRank(local_config(SERVED, shard), weights, DTYPE, False, REQUEST, place, group, Host(), None)
 
 
@@ -130,7 +133,9 @@ class NotedGroup(PeerGroup):
 
     def __init__(self, shard: Shard) -> None:
         bases = torch.zeros(shard.size, dtype=torch.int64)
-        super().__init__(PeerMemory(index=shard.index, bases=bases, slot_bytes=1 << 15, flagged_len=1024))
+        numbers = new_numbers("cpu")
+        memory = PeerMemory(index=shard.index, bases=bases, numbers=numbers, slot_bytes=1 << 15, flagged_len=1024)
+        super().__init__(memory)
         self.noted: list[tuple[str, tuple[int, ...]]] = []
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:

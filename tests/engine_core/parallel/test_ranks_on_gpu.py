@@ -90,8 +90,32 @@ def test_weights_in_blocks_answer_on_two_ranks_as_they_do_expanded_to_the_bit(tm
     assert packed == expanded
 
 
-def test_the_death_of_a_rank_ends_the_executor(qwen3: tuple[Any, Path]) -> None:
-    with engine(qwen3[1], tensor_parallel_size=2) as two:
+@pytest.mark.parametrize("tree", [False, True], ids=["default", "tree"])
+def test_answers_through_host_memory_have_the_bits_of_those_between_gpus(
+    qwen3: tuple[Any, Path], caplog: pytest.LogCaptureFixture, tree: bool
+) -> None:
+    numerics = {"numerics": "tree"} if tree else {}
+    # Steps of one row and of many, and draws that join logits.
+    prompts = [*PROMPTS, *[[(7 * i + j) % 500 + 3 for j in range(90)] for i in range(6)]]
+    asked = [*SAMPLINGS, *[replace(SAMPLED, seed=seed, max_tokens=20, num_logprobs=2) for seed in range(6)]]
+    answers, said = {}, {}
+    for access in ("auto", "off"):
+        caplog.clear()
+        with engine(qwen3[1], tensor_parallel_size=2, peer_access=access, **numerics) as two:
+            found = two.answer(prompts, *asked)
+            # Again, from graphs.
+            again = two.answer(prompts, *asked)
+        assert [each.token_ids for each in again] == [each.token_ids for each in found]
+        answers[access] = [(each.token_ids, each.logprobs) for each in found]
+        said[access] = [text for text in caplog.messages if "through host memory" in text]
+    assert answers["off"] == answers["auto"]
+    sentence = "peer_access is off: ranks exchange tensors through host memory, which is slower than between GPUs"
+    assert said["off"] == [sentence]
+
+
+@pytest.mark.parametrize("access", ["auto", "off"])
+def test_the_death_of_a_rank_ends_the_executor(qwen3: tuple[Any, Path], access: str) -> None:
+    with engine(qwen3[1], tensor_parallel_size=2, peer_access=access) as two:
         two.tokens(PROMPTS[:1], greedy(2))
         assert isinstance(two.executor, MultiExecutor)
         os.kill(two.executor.ranks.pids[1], signal.SIGKILL)

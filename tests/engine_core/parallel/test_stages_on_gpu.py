@@ -42,12 +42,15 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     return folder_of(QWEN3, tmp_path_factory.mktemp("qwen3"), "bfloat16")
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "access"), [(2, "auto"), (3, "auto"), (3, "off")])
 def test_stages_answer_to_the_bit_as_one_process(
-    size: int, qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+    size: int, access: str, qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share_unless(size, monkeypatch)
-    with engine(qwen3[1]) as one, engine(qwen3[1], pipeline_parallel_size=size) as several:
+    with (
+        engine(qwen3[1]) as one,
+        engine(qwen3[1], pipeline_parallel_size=size, peer_access=access) as several,
+    ):
         assert isinstance(several.executor, MultiExecutor)
         assert told(several.answer(PROMPTS, SCORED)) == told(one.answer(PROMPTS, SCORED))
         assert told(several.answer(PROMPTS, *SAMPLINGS)) == told(one.answer(PROMPTS, *SAMPLINGS))
@@ -63,22 +66,23 @@ def test_another_family_answers_to_the_bit_as_one_process(tmp_path: Path) -> Non
         assert told(two.answer(PROMPTS, SCORED)) == told(one.answer(PROMPTS, SCORED))
 
 
+@pytest.mark.parametrize("access", ["auto", "off"])
 def test_shards_of_stages_answer_as_shards_of_one_stage(
-    qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
+    access: str, qwen3: tuple[Any, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share_unless(4, monkeypatch)
     with engine(qwen3[1], tensor_parallel_size=2) as two:
         expected = [told(two.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)]
-    with engine(qwen3[1], tensor_parallel_size=2, pipeline_parallel_size=2) as four:
+    with engine(qwen3[1], tensor_parallel_size=2, pipeline_parallel_size=2, peer_access=access) as four:
         assert [told(four.answer(PROMPTS, *asked)) for asked in ((SCORED,), SAMPLINGS)] == expected
 
 
-@pytest.mark.parametrize("num_rows", [1, 40])
-def test_answers_are_those_without_drafts(num_rows: int, qwen3: tuple[Any, Path]) -> None:
+@pytest.mark.parametrize(("num_rows", "access"), [(1, "auto"), (40, "auto"), (40, "off")])
+def test_answers_are_those_without_drafts(num_rows: int, access: str, qwen3: tuple[Any, Path]) -> None:
     """Looked up by the devices or told by the host, ahead of what is known here."""
     prompts = prompts_of([1 + i * 37 % 200 for i in range(num_rows)])
     sizes = {"max_num_seqs": 40, "num_blocks": 400, "max_draft_tokens": MAX_DRAFTS, "async_depth": 4}
-    with engine(qwen3[1], pipeline_parallel_size=2, **sizes) as two:
+    with engine(qwen3[1], pipeline_parallel_size=2, peer_access=access, **sizes) as two:
         check_own_drafts(two, prompts, PLAIN if num_rows > 1 else [GREEDY])
 
 

@@ -135,6 +135,7 @@ def test_what_ranks_cannot_be_is_refused_by_name(qwen3: tuple[Any, Path]) -> Non
     assert refused(folder, tensor_parallel_size=3, num_threads=3).startswith(
         "tensor_parallel_size is 3; allowed: 1 or 2 or 4, which divide 8 query heads, 4 KV heads"
     )
+    assert refused(folder, tensor_parallel_size=2, peer_access="on") == "peer_access is 'on'; allowed: auto or off"
 
 
 def test_more_ranks_than_cores_are_refused_unless_threads_are_asked_for(

@@ -46,6 +46,8 @@ class ThreadExecutor:
                 group=group,
                 links=StageLinks(),
                 slots=slots,
+                exchange=-1,
+                warn=print,
             )
             for group in self._groups
         ]

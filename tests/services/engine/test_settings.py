@@ -20,7 +20,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_model_len", "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps",
         "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
         "numerics", "tensor_parallel_size", "pipeline_parallel_size",
-        "stage_hosts", "stage_listen", "stage_secret_file",
+        "peer_access", "stage_hosts", "stage_listen", "stage_secret_file",
         "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "hang_limit", "drain_limit",
     ]  # fmt: skip
