@@ -45,6 +45,7 @@ capabilities = Capabilities(
     copied_ranks=True,
     rank_slots=True,
     rank_drafts=True,
+    stage_drafts=True,
     stages=True,
     stage_hosts=True,
     tree_numerics=True,
@@ -87,7 +88,9 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     platform = CpuPlatform.of(place.local_config(request.model), config)
     part = f"{place.part}, in leaves" if request.is_tree else place.part
     packed = _prepared(request, platform, weights, progress, part=part)
-    draft = None if request.draft is None else _rank_draft(request.draft, place.shard, config, progress)
+    draft = None
+    if request.draft is not None and place.stage.is_first:
+        draft = _rank_draft(request.draft, place.shard, config, progress)
     heads = None if request.heads is None else _loaded_heads(request, config, progress, place.shard)
     return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads), config
 

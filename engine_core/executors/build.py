@@ -4,6 +4,7 @@ device say which options it serves; the device builds its executor itself."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -124,6 +125,8 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
         dtype=dtype,
         kv_cache_dtype="auto",
         quantization="auto",
+        # It only guesses: what it guesses may have other bits where there are other ranks.
+        numerics="default",
         # Ranks divide its vocabulary alone, which is that of the served model.
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
@@ -182,12 +185,9 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
     if options.decode_steps > 1 and options.pipeline_parallel_size > 1:
         allowed = f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages each compute a step"
         raise ConfigError("decode_steps", options.decode_steps, allowed)
-    drafts, disk = ("draft_model", "draft_heads"), ("kv_disk_dir",)
     for name, size in sizes.items():
-        # The first stage would have to wait for guesses, the last one has the hidden states that heads read.
-        may_draft = flags.rank_drafts and name == "tensor_parallel_size"
-        for other in (() if may_draft else drafts) + (() if flags.rank_slots else disk):
-            if size > 1 and (folder := getattr(options, other)) is not None:
+        for other in _refused_beside(name, flags) if size > 1 else ():
+            if (folder := getattr(options, other)) is not None:
                 raise ConfigError(other, str(folder), f"none with {name} {size}")
         for other in () if flags.rank_slots else ("kv_swap_memory", "kv_peer_memory"):
             if size > 1 and (num_bytes := getattr(options, other)):
@@ -195,14 +195,27 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
     _check_stage_hosts(options)
 
 
+def _refused_beside(size: str, flags: Capabilities) -> Iterator[str]:
+    """Folders that an engine of several ranks may not have, divided by this size."""
+    drafts = flags.rank_drafts if size == "tensor_parallel_size" else flags.stage_drafts
+    if not drafts:
+        yield "draft_model"
+    # The last stage has the hidden states that heads read, and the first one would wait for their guesses.
+    if not flags.rank_drafts or size == "pipeline_parallel_size":
+        yield "draft_heads"
+    if not flags.rank_slots:
+        yield "kv_disk_dir"
+
+
 def _check_stage_hosts(options: ExecutorOptions) -> None:
     num_hosts, most = options.stage_hosts, options.pipeline_parallel_size - 1
     if not 0 <= num_hosts <= most:
         allowed = f"0…{most}, fewer than pipeline_parallel_size" if most else "0 with pipeline_parallel_size 1"
         raise ConfigError("stage_hosts", num_hosts, allowed)
-    # Blocks pass through memory that all ranks share.
-    if num_hosts and options.kv_disk_dir is not None:
-        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none with stage_hosts {num_hosts}")
+    # Blocks pass through memory that all ranks share; a draft model's folder is on this host alone.
+    for name in ("kv_disk_dir", "draft_model"):
+        if num_hosts and (folder := getattr(options, name)) is not None:
+            raise ConfigError(name, str(folder), f"none with stage_hosts {num_hosts}")
     for name in ("kv_swap_memory", "kv_peer_memory"):
         if num_hosts and (num_bytes := getattr(options, name)):
             raise ConfigError(name, num_bytes, f"0 with stage_hosts {num_hosts}")
@@ -228,9 +241,6 @@ def _check_numerics(
     if NUM_LEAVES % options.tensor_parallel_size:
         sizes = "1 or 2 or 4 or 8"
         raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, f"{sizes} with numerics tree")
-    for other in ("draft_model", "draft_heads"):
-        if (folder := getattr(options, other)) is not None:
-            raise ConfigError(other, str(folder), "none with numerics tree")
 
 
 def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:

@@ -34,12 +34,12 @@ from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
 from ..weights.planes import in_planes as as_planes
 from .block_part import BlockPart
-from .build_single import KV_DTYPES, add_guesser, block_bytes_of, random_tensors, stored_tensors
+from .build_single import KV_DTYPES, add_guesser, block_bytes_of, random_tensors, served_bytes_of, stored_tensors
 from .memory_swapper import MemorySwapper
 from .runner import Runner
 from .single import SingleExecutor
 from .stage_link import StageEnds, StageLinks
-from .stage_runner import LastStageRunner, StageRunner
+from .stage_runner import GuessLinks, LastStageRunner, StageRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,28 +174,34 @@ def rank_executor(
     heads: tuple[Platform, Weights] | None = None,
 ) -> Executor:
     """As `single_executor`, over this rank's weights; `draft` and `heads` have its part of their vocabulary, see
-    `rank_drafts`."""
+    `rank_drafts`. Of stages the first one drafts."""
     model = rank_model(request, place, config.max_model_len, platform, weights)
     runner = _runner(request, place, config, platform, model)
-    add_guesser(runner, request, config, model, draft=draft, heads=heads, shard=place.shard)
+    if place.stage.is_first:
+        add_guesser(runner, request, config, model, draft=draft, heads=heads, shard=place.shard)
     return SingleExecutor(runner, _swapper(request, place, config, runner) if config.num_swap_slots else None)
 
 
 def _runner(request: BuildRequest, place: RankPlace, config: EngineConfig, platform: Platform, model: Model) -> Runner:
     kv_dtype, links = KV_DTYPES[request.kv_format], place.links
-    if not place.stage.is_last:
-        assert links.stream_out is not None
-        assert links.tokens_in is not None
-        return StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in)
-    sampler = _sampler(request, place, config, platform)
-    if place.stage.is_first:
-        return Runner(model, config, kv_dtype, platform, sampler)
-    return LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler)
+    if place.stage.is_first and place.stage.is_last:
+        return Runner(model, config, kv_dtype, platform, _sampler(request, place, config, platform))
+    guesses = None if request.draft is None else GuessLinks(links.stream_in, links.stream_out)
+    if place.stage.is_last:
+        sampler = _sampler(request, place, config, platform)
+        return LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler, guesses)
+    assert links.stream_out is not None
+    assert links.tokens_in is not None
+    # The first stage draws guesses.
+    sampler = None if guesses is None else _sampler(request, place, config, platform)
+    return StageRunner(model, config, kv_dtype, platform, links.stream_out, links.tokens_in, sampler, guesses)
 
 
 def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runner: Runner) -> MemorySwapper:
-    """All ranks have all planes of what drafts; the first rank saves them."""
+    """All ranks of the first stage have all planes of what drafts; the first rank saves them."""
     slots, part = map_slots(place.slots, config, block_bytes_of(request)), block_part(request, place)
+    if not place.stage.is_first:
+        slots = slots[:, : served_bytes_of(request)]
     return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=place.shard.index == 0)
 
 

@@ -54,6 +54,8 @@ class Capabilities:
     """Ranks build what drafts as well: `--draft-model` and `--draft-heads` need it where there are several ranks."""
     stages: bool = False
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
+    stage_drafts: bool = False
+    """The first stage drafts by a model and hands its guesses on: `--draft-model` needs it beside stages."""
     stage_hosts: bool = False
     """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False

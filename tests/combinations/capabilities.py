@@ -277,7 +277,9 @@ DRAFT_MODEL = Capability(
         "beams": Aside(because="a search asks for one token at a time"),
         "grammar": Aside(because=BY_LOOK_UP),
         "tools": Aside(because=BY_LOOK_UP),
-        "pipeline parallel": Refused(field="draft_model", says="allowed: none with pipeline_parallel_size 2"),
+        "pipeline parallel": Refused(
+            field="draft_model", says="allowed: none with pipeline_parallel_size 2", is_on_gpu=True
+        ),
     },
 )
 DRAFT_HEADS = Capability(
@@ -349,8 +351,6 @@ TREE_NUMERICS = Capability(
     may_coincide=True,
     beside={
         "int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True),
-        "draft model": Refused(field="draft_model", says="allowed: none with numerics tree"),
-        "draft heads": Refused(field="draft_heads", says="allowed: none with numerics tree"),
     },
 )
 

@@ -129,6 +129,64 @@ def test_processes_draft_by_heads_and_answer_as_one_process_without(
         check_drafts(engine, plain)
 
 
+@pytest.mark.parametrize("what", long_but(("a draft model", *CONFIGS), "a draft model", "eagle3"))
+def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
+    what: str, folder: Path, tmp_path: Path
+) -> None:
+    asked = [replace(each, num_logprobs=2) for each in ASKED]
+    drafting = {"draft_model": folder} if what == "a draft model" else {"draft_heads": heads_of(what, tmp_path)}
+    with engine_of(folder, numerics="tree") as one:
+        expected, _ = answers_of_a_new_engine(one, PROMPTS, asked)
+    for size in (1, 2):
+        options = DRAFTED | drafting | {"tensor_parallel_size": size}
+        with engine_of(folder, numerics="tree", **options) as engine:
+            speculator = WholeDrafts(is_ahead=size == 2).beside(engine.config)
+            answers, load = answers_of_a_new_engine(engine, PROMPTS, asked, speculator)
+        assert token_ids(answers) == token_ids(expected)
+        assert [each.logprobs for each in answers] == [each.logprobs for each in expected]
+        assert load.num_draft_tokens > 50
+        assert what != "a draft model" or load.num_accepted_tokens > 0.9 * load.num_draft_tokens
+
+
+STAGES = [(1, 2), (1, 3), (2, 2)]
+
+
+@pytest.mark.parametrize("sizes", long_but(STAGES, (1, 3), (2, 2)))
+def test_the_first_stage_drafts_and_answers_have_the_bits_of_those_without(
+    sizes: tuple[int, int], folder: Path
+) -> None:
+    asked = [replace(each, num_logprobs=2) for each in ASKED]
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    layout = dict(zip(names, sizes, strict=True))
+    with engine_of(folder, **layout) as plain:
+        expected, _ = answers_of_a_new_engine(plain, PROMPTS, asked)
+    with engine_of(folder, draft_model=folder, **DRAFTED | layout) as engine:
+        for is_ahead in (False, True):
+            speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
+            answers, load = answers_of_a_new_engine(engine, PROMPTS, asked, speculator, num_rounds=2)
+            assert token_ids(answers) == token_ids(expected) * 2
+            assert [each.logprobs for each in answers] == [each.logprobs for each in expected] * 2
+            assert load.num_accepted_tokens > 0.8 * load.num_draft_tokens > 50
+
+
+def test_a_draft_model_of_another_kind_beside_stages_changes_no_token(
+    folder: Path, other: Path, plain: list[Answer]
+) -> None:
+    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    with engine_of(folder, draft_model=other, **DRAFTED | sizes) as engine:
+        check_drafts(engine, plain)
+
+
+def test_the_death_of_the_stage_that_drafts_ends_the_executor(folder: Path) -> None:
+    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
+    with engine_of(folder, draft_model=folder, **DRAFTED | sizes) as engine:
+        answers_of_a_new_engine(engine, PROMPTS[:2], [greedy(4)], WholeDrafts().beside(engine.config))
+        assert isinstance(engine.executor, MultiExecutor)
+        os.kill(engine.executor.ranks.pids[0], signal.SIGKILL)
+        with pytest.raises(RankLost, match="rank 0 was ended by SIGKILL"):
+            answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
+
+
 def test_a_draft_model_of_another_kind_changes_no_token(folder: Path, other: Path, plain: list[Answer]) -> None:
     with threads_of(folder, draft_model=other) as engine:
         check_drafts(engine, plain)
@@ -220,9 +278,13 @@ def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(folder: Path, m
         assert max(allowed) == PATIENCE + MAX_DRAFTS
 
 
-def test_planes_of_what_drafts_go_to_the_disk_and_come_back(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
+    tensor: int, pipeline: int, folder: Path, tmp_path: Path
+) -> None:
     """Guesses behind a prefix whose planes were lost would be wrong."""
     few = {"num_blocks": 18, "max_model_len": 160, "kv_disk_dir": tmp_path, "draft_model": folder}
+    few |= {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     prompts = [PROMPTS[-1], *([i + 3] * 100 for i in range(4)), PROMPTS[-1]]
     answers, drafts = [], []
     with engine_of(folder, speculate=lambda config: WholeDrafts().beside(config), **DRAFTED | few) as engine:
@@ -244,7 +306,7 @@ def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(fo
         assert drafting.config.num_blocks == plain.config.num_blocks // 3
 
 
-def test_what_drafts_is_refused_beside_stages_and_where_a_platform_does_not_build_it(
+def test_what_drafts_is_refused_where_a_platform_does_not_build_it_and_heads_beside_stages(
     folder: Path, tmp_path: Path
 ) -> None:
     heads = heads_of("eagle", tmp_path)
@@ -252,7 +314,13 @@ def test_what_drafts_is_refused_beside_stages_and_where_a_platform_does_not_buil
         options = ExecutorOptions(model_folder=folder, max_draft_tokens=3, **{name: value})
         staged = replace(options, tensor_parallel_size=2, pipeline_parallel_size=2)
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with pipeline_parallel_size 2"):
-            checked(staged, "cpu", cpu.capabilities)
+            checked(staged, "cpu", replace(cpu.capabilities, stage_drafts=False))
+        if name == "draft_heads":
+            with pytest.raises(ConfigError, match=r"draft_heads is .*; allowed: none with pipeline_parallel_size 2"):
+                checked(staged, "cpu", cpu.capabilities)
+        else:
+            with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none with stage_hosts 1"):
+                checked(replace(staged, stage_hosts=1), "cpu", cpu.capabilities)
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with tensor_parallel_size 2"):
             checked(replace(options, tensor_parallel_size=2), "cpu", replace(cpu.capabilities, rank_drafts=False))
 

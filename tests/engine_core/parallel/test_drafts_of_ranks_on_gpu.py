@@ -112,6 +112,21 @@ def test_heads_change_no_bit(kind: str, size: int, folder: Path, tmp_path: Path)
         check_drafts(engine)
 
 
+@pytest.mark.parametrize("what", ["draft model", "medusa", "eagle3"])
+def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
+    what: str, folder: Path, tmp_path: Path
+) -> None:
+    drafting = {"draft_model": folder} if what == "draft model" else {"draft_heads": heads_of(what, tmp_path)}
+    with ranks_of(folder, numerics="tree", tensor_parallel_size=1) as one:
+        expected, _ = answers_of_a_new_engine(one, PROMPTS, ASKED)
+    for size in (1, 2):
+        with ranks_of(folder, numerics="tree", tensor_parallel_size=size, **drafting) as engine:
+            check_drafts(engine)
+            answers, _ = answers_of_a_new_engine(engine, PROMPTS, ASKED)
+        assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
+        assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in expected]
+
+
 @pytest.mark.parametrize("options", [{"async_depth": 4}, {"decode_steps": 4}, {"num_blocks": 14}], ids=str)
 def test_however_an_engine_is_set(options: dict[str, Any], folder: Path) -> None:
     with ranks_of(folder, draft_model=folder, **options) as engine:

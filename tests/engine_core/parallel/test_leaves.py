@@ -94,5 +94,3 @@ def test_what_has_no_leaves_is_refused_by_name(tmp_path: Path) -> None:
         checked(plain, "other", replace(cpu.capabilities, tree_numerics=False))
     with pytest.raises(ConfigError, match="numerics is 'trees'; allowed: default or tree"):
         checked(replace(plain, numerics="trees"), "cpu", cpu.capabilities)
-    with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none with numerics tree"):
-        checked(replace(plain, draft_model=packed, max_draft_tokens=2), "cpu", cpu.capabilities)
