@@ -24,6 +24,7 @@ from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.heads.registry import CLASSES
 from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.layers.kinds import Weights, load_weights
+from headwater.engine_core.layers.leaf_matrix import keep_leaves
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.platforms.cuda import CudaPlatform
@@ -100,13 +101,17 @@ def zeros(layout: Layout, shard: Shard) -> Weights:
     return load_weights(layout, tensors, DTYPE, shard)
 
 
-def served(shard: Shard, group: PeerGroup) -> LoadedRank:
-    weights = zeros(Decoder.layout(SERVED), shard)
+def served(shard: Shard, group: PeerGroup, *, is_tree: bool) -> LoadedRank:
+    layout = Decoder.layout(SERVED)
+    weights = zeros(layout, shard)
+    if is_tree:
+        weights = keep_leaves(weights, layout, shard)
     stage, links = Stage(0, 4, 4), StageLinks()
     place = RankPlace(
         shard=shard, stage_index=0, stage=stage, group=group, links=links, slots=-1, exchange=-1, warn=print
     )
-    return LoadedRank(local_config(SERVED, shard), weights, DTYPE, False, REQUEST, place, group, Host(), None)
+    request, config = replace(REQUEST, is_tree=is_tree), local_config(SERVED, shard)
+    return LoadedRank(config, weights, DTYPE, is_tree, request, place, group, Host(), None)
 
 
 def draft(shard: Shard, group: PeerGroup) -> LoadedRankDraft:
@@ -142,6 +147,10 @@ class NotedGroup(PeerGroup):
         self.noted.append(("sum", tuple(x.shape)))
         return super().sum(x)
 
+    def tree_sum(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        self.noted.append(("tree sum", tuple(x.shape)))
+        return super().tree_sum(x, dtype)
+
     def join(self, x: torch.Tensor) -> torch.Tensor:
         self.noted.append(("join", tuple(x.shape)))
         return super().join(x)
@@ -157,12 +166,12 @@ class NotedGroup(PeerGroup):
         super().best(candidates, num_stretches, out)
 
 
-def run_rank(launches: Launches, kind: str, shard: Shard, path: Path) -> NotedGroup:
+def run_rank(launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree: bool) -> NotedGroup:
     """Builds a rank and has it serve. What it launches then has been compiled, and it has guessed."""
     group = NotedGroup(shard)
     launches.seen.clear()
     device, config = build_cuda_executor(
-        served(shard, group),
+        served(shard, group, is_tree=is_tree),
         replace(CONFIG, num_blocks=200),
         CPU,
         draft=draft(shard, group) if kind == "draft model" else None,
@@ -189,9 +198,10 @@ def run_rank(launches: Launches, kind: str, shard: Shard, path: Path) -> NotedGr
 
 
 @pytest.mark.usefixtures("_no_gpu")
+@pytest.mark.parametrize("numerics", long_but(("default", "tree"), "default"))
 @pytest.mark.parametrize("kind", long_but(("draft model", *HEADS), "draft model"))
 def test_ranks_that_draft_exchange_the_same_and_compile_nothing_while_another_waits(
-    launches: Launches, kind: str, tmp_path: Path
+    launches: Launches, kind: str, numerics: str, tmp_path: Path
 ) -> None:
-    first, last = (run_rank(launches, kind, Shard(index, 2), tmp_path) for index in range(2))
+    first, last = (run_rank(launches, kind, Shard(i, 2), tmp_path, is_tree=numerics == "tree") for i in range(2))
     assert first.noted == last.noted
