@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores
+from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores, unreached_gpus
 from ..runtime.pip_line import pip_line
 from ..stack.cluster_record import ClusterRecord, read_cluster
 
@@ -87,7 +87,13 @@ def _cores() -> Finding:
 
 
 def _gpu() -> Finding:
-    return Finding("GPU", ", ".join(gpu_names()) or "none seen; engines run on the CPU")
+    found = ", ".join(gpu_names()) or "none seen; engines run on the CPU"
+    if (pair := unreached_gpus()) is not None:
+        one, other = pair
+        found += (
+            f"; GPUs {one} and {other} do not reach one another's memory, so ranks exchange through the host's, slower"
+        )
+    return Finding("GPU", found)
 
 
 def _memory() -> Finding:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import cache
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+_NATIVE_ATOMICS = 3
 FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
@@ -26,6 +31,23 @@ def gpu_names() -> tuple[str, ...]:
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
     listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.returncode == 0 else ()
+
+
+def unreached_gpus(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:
+    """The first two GPUs that do not reach one another's memory with atomic operations, as the driver says; None where
+    all do, or there is none. `load` opens a library."""
+    try:
+        driver = load("libcuda.so.1")
+    except OSError:
+        return None
+    count, found = ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return None
+    for pair in permutations(range(count.value), 2):
+        is_refused = driver.cuDeviceCanAccessPeer(ctypes.byref(found), *pair) or not found.value
+        if is_refused or driver.cuDeviceGetP2PAttribute(ctypes.byref(found), _NATIVE_ATOMICS, *pair) or not found.value:
+            return pair
+    return None
 
 
 @cache

@@ -4,8 +4,13 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from headwater.services.cli import doctor
 from headwater.services.cli.doctor import examine
+from headwater.services.runtime.hardware import unreached_gpus
 from headwater.services.runtime.pip_line import pip_line
 from headwater.services.stack.cluster_record import ClusterRecord
 
@@ -44,3 +49,54 @@ def test_the_ports_of_the_deployment_that_runs_here_are_no_problem(tmp_path: Pat
 
 def test_a_missing_package_is_installed_for_this_python_by_a_line_for_a_shell() -> None:
     assert pip_line("plots") == f"{sys.executable} -m pip install 'headwater[plots]'"
+
+
+class Driver:
+    """GPUs in the place of those that this machine lacks: what a call writes, by a pair of them."""
+
+    def __init__(self, count: int, *, no_access: set[tuple[int, int]], no_atomics: set[tuple[int, int]]) -> None:
+        self._count, self._no_access, self._no_atomics = count, no_access, no_atomics
+
+    def cuInit(self, flags: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._count
+        return 0
+
+    def cuDeviceCanAccessPeer(self, found: Any, one: int, other: int) -> int:
+        found._obj.value = (one, other) not in self._no_access
+        return 0
+
+    def cuDeviceGetP2PAttribute(self, found: Any, attribute: int, one: int, other: int) -> int:
+        assert attribute == 3
+        found._obj.value = (one, other) not in self._no_atomics
+        return 0
+
+
+def no_library(name: str) -> Any:
+    raise OSError(name)
+
+
+@pytest.mark.parametrize(
+    ("count", "no_access", "no_atomics", "pair"),
+    [
+        (1, set(), set(), None),
+        (4, set(), set(), None),
+        (4, {(1, 3), (3, 1)}, set(), (1, 3)),
+        (3, set(), {(2, 0)}, (2, 0)),
+    ],
+)
+def test_gpus_that_do_not_reach_one_another_are_named(
+    count: int, no_access: set[tuple[int, int]], no_atomics: set[tuple[int, int]], pair: tuple[int, int] | None
+) -> None:
+    assert unreached_gpus(lambda name: Driver(count, no_access=no_access, no_atomics=no_atomics)) == pair
+    assert unreached_gpus(no_library) is None
+
+
+def test_the_doctor_says_that_ranks_on_such_gpus_exchange_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "gpu_names", lambda: ("L4", "L4"))
+    monkeypatch.setattr(doctor, "unreached_gpus", lambda: (0, 1))
+    assert doctor._gpu().found == (
+        "L4, L4; GPUs 0 and 1 do not reach one another's memory, so ranks exchange through the host's, slower"
+    )
