@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -154,15 +153,7 @@ def build_cuda_rank(
     config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
     in_planes = dtype in int4_gemm.DTYPES
     weights = load_rank_weights(request, place, device, progress, in_planes=in_planes, with_leaves=keep_leaves)
-    row_bytes, layout = request.model.hidden_size * dtype.itemsize, options.layout
-    sizes = sizes_of(config, request.model.hidden_size, dtype) if layout.pipeline > 1 else None
-    exchange = _host_exchange(request, place, ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=sizes))
-    group, stages = None, None
-    if layout.tensor > 1:
-        group = open_peer_group(host, row_bytes) if exchange is None else PeerGroup(exchange.peers())
-    if sizes is not None:
-        in_stages = partial(open_stage_memory, place.stage_index, sizes, place.links.of_all_stages)
-        stages = in_stages() if exchange is None else exchange.stages()
+    group, stages = _opened(request, config, place)
     served = LoadedRank(
         place.local_config(request.model),
         with_look_up(weights),
@@ -205,6 +196,23 @@ def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:
     if request.heads is None:
         return None
     return LoadedHeads(request.heads, load_heads_weights(request, torch.device("cuda"), shard), shard)
+
+
+def _opened(
+    request: BuildRequest, config: EngineConfig, place: RankPlace
+) -> tuple[PeerGroup | None, StageMemory | None]:
+    """How this rank exchanges with those that divide its layers, and with other stages, where there are such."""
+    hidden_size, dtype, layout = request.model.hidden_size, DTYPES[request.dtype], request.options.layout
+    row_bytes = hidden_size * dtype.itemsize
+    sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
+    group, stages = None, None
+    exchange = _host_exchange(request, place, ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=sizes))
+    if layout.tensor > 1:
+        group = open_peer_group(place.group, row_bytes) if exchange is None else PeerGroup(exchange.peers())
+    if sizes is not None:
+        of_all = place.links.of_all_stages
+        stages = open_stage_memory(place.stage_index, sizes, of_all) if exchange is None else exchange.stages()
+    return group, stages
 
 
 def _host_exchange(request: BuildRequest, place: RankPlace, sizes: ExchangeSizes) -> HostExchange | None:
