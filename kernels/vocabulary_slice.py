@@ -1,0 +1,68 @@
+"""Which tokens of a vocabulary a rank's logits are of, and how ranks combine what they find among theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .peer_memory import PeerMemory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VocabularySlice:
+    """The logits are of successive tokens; slices of the ranks, in their order, make up the vocabulary."""
+
+    memory: PeerMemory
+    first_token: int
+    vocab_size: int
+    """Of all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedSlice:
+    """As `VocabularySlice`, of ranks on a CPU, which join small tensors."""
+
+    first_token: int
+    vocab_size: int
+    join: Callable[[torch.Tensor], torch.Tensor]
+    """From x [R, N] of each rank to [R, ranks * N], side by side in the order of the ranks."""
+
+    @classmethod
+    def whole(cls, vocab_size: int) -> JoinedSlice:
+        """All tokens, on one process."""
+        return cls(first_token=0, vocab_size=vocab_size, join=_alone)
+
+    def is_whole(self, logits: torch.Tensor) -> bool:
+        return logits.shape[1] == self.vocab_size
+
+    def highest(self, x: torch.Tensor) -> torch.Tensor:
+        """The highest x [R, N] of all ranks in each column, [R, N]."""
+        rows, width = x.shape
+        return self.join(x).view(rows, -1, width).amax(1)
+
+    def total(self, x: torch.Tensor) -> torch.Tensor:
+        """The sums of the ranks' whole numbers [R, N], int64 [R, N]."""
+        rows, width = x.shape
+        return self.join(x).view(rows, -1, width).sum(1)
+
+    def likeliest(self, logits: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The highest logits of all ranks, float32 [R, count] in descending order, and their tokens int32. Where there
+        are fewer, minus infinity fills the row. Which of the equals of the last one come is left open."""
+        rows, num_tokens = logits.shape
+        own = logits.topk(min(num_tokens, count), dim=1)
+        values = torch.full((rows, count), -torch.inf)
+        ids = torch.zeros((rows, count), dtype=torch.int32)
+        values[:, : own.values.shape[1]] = own.values
+        ids[:, : own.values.shape[1]] = own.indices + self.first_token
+        if self.is_whole(logits):
+            return values, ids
+        joined = self.join(torch.cat((values.view(torch.int32), ids), dim=1)).view(rows, -1, 2, count)
+        all_values = joined[:, :, 0].flatten(1).view(torch.float32)
+        best = all_values.topk(count, dim=1)
+        return best.values, joined[:, :, 1].flatten(1).gather(1, best.indices)
+
+
+def _alone(x: torch.Tensor) -> torch.Tensor:
+    return x
