@@ -1,7 +1,8 @@
 """Sampling from logits of which each tensor-parallel rank has those of some tokens; see `SamplingOperations`.
 
-Plain draws gather one score and one token of each rank and row. Draws under filters, log probabilities and rows whose
-logits are edited need the logits of all tokens, which are gathered for them alone.
+Plain draws gather one score and one token of each rank and row; draws under filters some candidates, and what a rank's
+tokens weigh; log probabilities the likeliest tokens, and that weight. Rows whose logits are edited need the logits of
+all tokens, which are gathered for them alone.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch.nn.functional import pad
 
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
+from headwater.kernels.vocabulary_slice import JoinedSlice
 
 from ..sampling.operations import PartSampling, SamplingOperations
 from ..shards import Shard
@@ -27,6 +29,7 @@ class ShardedSampling:
         self._operations, self._parts, self._group = operations, parts, group
         self._vocab_size, self._token_ids = vocab_size, shard.vocabulary(vocab_size)
         self._width = len(Shard(0, shard.size).vocabulary(vocab_size))
+        self._slice = JoinedSlice(first_token=self._token_ids.start, vocab_size=vocab_size, join=group.join)
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:
         """Logits [R, V] of all tokens."""
@@ -35,11 +38,10 @@ class ShardedSampling:
         return self._group.join(pad(logits, (0, self._width - logits.shape[1])))[:, : self._vocab_size].contiguous()
 
     def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
-        if logits.shape[1] == self._vocab_size or self._parts is None:
+        if self._parts is None or self._slice.is_whole(logits):
             return self._operations.draw(self.whole(logits), draws, masks)
-        first, stop = self._token_ids.start, self._token_ids.stop
-        own_masks = None if masks is None else masks[:, first // 32 : -(-stop // 32)]
-        tokens, scores = self._parts.draw_part(logits, draws, first, own_masks)
+        first = self._token_ids.start
+        tokens, scores = self._parts.draw_part(logits, draws, first, None if masks is None else self._own(masks))
         # One message a rank: the bits of a token are carried as a float's.
         said = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
         of_ranks = self._group.join(said).view(len(said), -1, 2)
@@ -48,12 +50,23 @@ class ShardedSampling:
         return of_ranks[:, :, 1].gather(1, best)[:, 0].contiguous().view(torch.int32)
 
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
-        return self._operations.draw_filtered(self.whole(logits), draws, filters)
+        if self._parts is None or self._slice.is_whole(logits):
+            return self._operations.draw_filtered(self.whole(logits), draws, filters)
+        return self._parts.draw_filtered_part(logits, draws, filters, self._slice)
 
     def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        return self._operations.mask_tokens(self.whole(logits), masks)
+        """Of a rank's logits it masks those alone."""
+        if self._slice.is_whole(logits):
+            return self._operations.mask_tokens(logits, masks)
+        return self._operations.mask_tokens(logits, self._own(masks))
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._operations.logprobs(self.whole(logits), token_ids, num_top)
+        if self._parts is None or self._slice.is_whole(logits):
+            return self._operations.logprobs(self.whole(logits), token_ids, num_top)
+        return self._parts.logprobs_part(logits, token_ids, num_top, self._slice)
+
+    def _own(self, masks: torch.Tensor) -> torch.Tensor:
+        """The words of this rank's tokens, which begin at a whole one."""
+        return masks[:, self._token_ids.start // 32 : -(-self._token_ids.stop // 32)]

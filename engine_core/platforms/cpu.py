@@ -13,6 +13,7 @@ from headwater.kernels.cpu import block_activations, block_linear, block_rows, g
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
+from headwater.kernels.cpu import row_weights as weights_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.compiled import DTYPES, Kernel
@@ -167,7 +168,7 @@ def _every_packed_kernel() -> list[Kernel]:
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()) -> None:
     """Compiles what most models of this type need, unless it was compiled before; the rest is compiled when an engine
     warms up. float16 is served on GPUs only."""
-    modules = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel)
+    modules = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel, weights_kernel)
     kernels = [*(module.KERNEL for module in modules), *of_blocks]
     for done, kernel in enumerate(kernels, start=1):
         if dtype in DTYPES:

@@ -7,9 +7,10 @@ import torch
 from headwater.kernels.candidate_sample import candidate_sample
 from headwater.kernels.cpu.draw import draw, scores_of
 from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.logprobs import logprobs_twin
+from headwater.kernels.joined_logprobs import joined_logprobs
 from headwater.kernels.sample import Draws
 from headwater.kernels.token_mask import mask_tokens_twin
+from headwater.kernels.vocabulary_slice import JoinedSlice
 
 
 class CpuSampling:
@@ -28,10 +29,22 @@ class CpuSampling:
     def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
         return candidate_sample(logits, draws, filters)
 
+    def draw_filtered_part(
+        self, logits: torch.Tensor, draws: Draws, filters: Filters, part: JoinedSlice
+    ) -> torch.Tensor:
+        """See `PartSampling`."""
+        return candidate_sample(logits, draws, filters, part)
+
     def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         return mask_tokens_twin(logits, masks)
 
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return logprobs_twin(logits, token_ids, num_top)
+        return joined_logprobs(logits, token_ids, num_top)
+
+    def logprobs_part(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: JoinedSlice
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `PartSampling`."""
+        return joined_logprobs(logits, token_ids, num_top, part)

@@ -10,6 +10,7 @@ import torch
 
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
+from headwater.kernels.vocabulary_slice import JoinedSlice
 
 
 class SamplingOperations(Protocol):
@@ -36,10 +37,22 @@ class SamplingOperations(Protocol):
 
 @runtime_checkable
 class PartSampling(Protocol):
-    """Draws from logits of some tokens of a vocabulary, which a platform may offer beside `SamplingOperations`."""
+    """Draws from logits of some tokens of a vocabulary, which a platform may offer beside `SamplingOperations`. Ranks
+    call the same methods with the same rows; what `JoinedSlice` joins is the same for all of them."""
 
     def draw_part(
         self, logits: torch.Tensor, draws: Draws, first_token: int, masks: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """What `draw` would choose of the tokens first_token … first_token + N − 1, whose logits [R, N] and masks are
         given: int32 [R], from 0 on, and their scores float32 [R]; minus infinity where a mask leaves none of them."""
+
+    def draw_filtered_part(
+        self, logits: torch.Tensor, draws: Draws, filters: Filters, part: JoinedSlice
+    ) -> torch.Tensor:
+        """The token that `draw_filtered` would draw from the logits of all ranks, on each of them; logits [R, N] are
+        those of the slice."""
+
+    def logprobs_part(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: JoinedSlice
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What `logprobs` would find in the logits of all ranks, to the bit, on each of them."""

@@ -85,3 +85,12 @@ def put_int32(typing: Any, address: Any, x: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(I64, I64), generate
+
+
+@intrinsic
+def put_int64(typing: Any, address: Any, x: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        builder.store(a[1], pointer(builder, a[0], LONG))
+        return context.get_dummy_value()
+
+    return types.void(I64, I64), generate

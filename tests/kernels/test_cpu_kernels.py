@@ -15,12 +15,14 @@ from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
+from headwater.kernels.cpu.row_weights import row_weights
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin
 from headwater.kernels.rms_norm import rms_norm_twin
 from headwater.kernels.sample import Draws, scores_twin
 from headwater.kernels.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
 from headwater.kernels.token_mask import mask_tokens_twin
+from headwater.kernels.weight_sums import ONE
 from tests.kernels.paging import relative_error
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -256,3 +258,17 @@ def test_of_processes_that_start_together_one_compiles_at_a_time_and_keeps_the_c
     assert is_kept == [True]
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_weights_of_a_row_are_exact_and_add_up_in_any_slices(dtype: torch.dtype) -> None:
+    logits = torch.randn(3, 5003).mul(4).to(dtype)
+    logits[1, 7] = -torch.inf
+    bounds = logits.amax(1).float(), torch.tensor([0.5, 1.0, 2.0]), torch.tensor([-torch.inf, -1.0, 0.0])
+    weights = row_weights(logits, *bounds)
+    highests, temperatures, leasts = (each.double()[:, None] for each in bounds)
+    exact = (((logits.double() - highests) / temperatures).exp() * (logits >= leasts)).sum(1)
+    torch.testing.assert_close(weights.double() / ONE, exact, rtol=3e-7, atol=0)
+    ends = [1, 18, 700, 701, 5003]
+    slices = [logits[:, first:end] for first, end in zip([0, *ends], ends, strict=False)]
+    assert torch.equal(sum(row_weights(each, *bounds) for each in slices), weights)

@@ -13,20 +13,22 @@ from headwater.engine_core.layers.sharded_sampling import ShardedSampling
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
 from headwater.engine_core.shards import Shard
-from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.filtered_sample import Filters, filtered_sample_twin
+from headwater.kernels.logprobs import logprobs_twin
 from headwater.kernels.sample import Draws
 
-NUM_ROWS = 24
+NUM_ROWS = 16
 OPERATIONS = CpuSampling()
 
 
 class CountedGroup(MemoryGroup):
-    """Adds up the elements that this rank gathers."""
+    """Adds up the elements that this rank gathers, and their bytes."""
 
-    num_joined = 0
+    num_joined = num_bytes = 0
 
     def join(self, x: torch.Tensor) -> torch.Tensor:
         self.num_joined += x.numel()
+        self.num_bytes += x.nbytes
         return super().join(x)
 
 
@@ -57,7 +59,7 @@ def parts(logits: torch.Tensor, groups: list[CountedGroup]) -> list[tuple[Sharde
     return found
 
 
-@pytest.mark.parametrize("vocab_size", [512, 1000, 40_001])
+@pytest.mark.parametrize("vocab_size", [512, 1000, 20_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_plain_draws_are_those_of_whole_rows_and_gather_a_token_of_each_rank(
     vocab_size: int, dtype: torch.dtype, groups: list[CountedGroup]
@@ -87,25 +89,92 @@ def test_masks_that_leave_some_parts_nothing_are_kept(groups: list[CountedGroup]
             assert torch.equal(tokens, expected)
 
 
-def test_filtered_draws_and_log_probabilities_are_to_the_bit_those_of_whole_rows(groups: list[CountedGroup]) -> None:
-    torch.manual_seed(2)
-    logits, hot = torch.randn(NUM_ROWS, 1000).mul(4), replace(draws(), temperatures=torch.ones(NUM_ROWS))
-    filters = Filters(
-        top_ks=torch.full((NUM_ROWS,), 40, dtype=torch.int32),
-        top_ps=torch.full((NUM_ROWS,), 0.9),
-        min_ps=torch.full((NUM_ROWS,), 0.01),
-    )
-    ids = torch.arange(NUM_ROWS, dtype=torch.int32)
-    expected = OPERATIONS.draw_filtered(logits, hot, filters), OPERATIONS.logprobs(logits, ids, 3)
+FILTERS = [
+    (0, 0.9, 0.0),
+    (0, 0.999, 0.0),
+    (40, 1.0, 0.0),
+    (40, 0.9, 0.01),
+    (0, 1.0, 0.2),
+    (700, 0.95, 0.0),
+    (3, 0.5, 0.0),
+    (0, 1.0, 1e-9),
+]
+"""top-k, top-p and min-p of rows, by turns."""
+
+
+def filters_of(rows: list[tuple[int, float, float]]) -> Filters:
+    top_ks, top_ps, min_ps = (torch.tensor(column) for column in zip(*rows, strict=True))
+    return Filters(top_ks=top_ks.int(), top_ps=top_ps, min_ps=min_ps)
+
+
+def hot() -> Draws:
+    return replace(draws(), temperatures=torch.linspace(0.3, 2.0, NUM_ROWS))
+
+
+@pytest.mark.parametrize("vocab_size", [300, 1000, 20_001])
+@pytest.mark.parametrize("spread", [0.1, 4.0])
+def test_filtered_draws_are_those_of_whole_rows_and_gather_few_candidates(
+    vocab_size: int, spread: float, groups: list[CountedGroup]
+) -> None:
+    torch.manual_seed(vocab_size)
+    logits, filters = torch.randn(NUM_ROWS, vocab_size).mul(spread), filters_of(FILTERS * (NUM_ROWS // len(FILTERS)))
+    # Of equals at a cut all are kept, on every rank.
+    logits[2:4] = logits[2:4].round()
+    expected = OPERATIONS.draw_filtered(logits, hot(), filters)
+    assert torch.equal(expected, filtered_sample_twin(logits, hot(), filters))
     with ThreadPoolExecutor(len(groups)) as pool:
-        for sampling, (tokens, scores) in zip(
-            parts(logits, groups),
-            pool.map(
-                lambda part: (part[0].draw_filtered(part[1], hot, filters), part[0].logprobs(part[1], ids, 3)),
-                parts(logits, groups),
-            ),
-            strict=True,
-        ):
-            assert torch.equal(tokens, expected[0])
-            assert all(torch.equal(own, other) for own, other in zip(scores, expected[1], strict=True))
-            assert sampling[0].whole(logits) is logits
+        for tokens in pool.map(lambda part: part[0].draw_filtered(part[1], hot(), filters), parts(logits, groups)):
+            assert torch.equal(tokens, expected)
+    if vocab_size > 10_000:
+        gathered = 4 * NUM_ROWS * vocab_size // len(groups)
+        assert all(group.num_bytes < gathered / 4 for group in groups)
+
+
+def test_a_small_top_k_gathers_its_candidates_alone(groups: list[CountedGroup]) -> None:
+    logits, filters = torch.randn(NUM_ROWS, 20_001), filters_of([(20, 0.9, 0.0)] * NUM_ROWS)
+    with ThreadPoolExecutor(len(groups)) as pool:
+        list(pool.map(lambda part: part[0].draw_filtered(part[1], hot(), filters), parts(logits, groups)))
+    assert [group.num_bytes for group in groups] == [8 * 21 * NUM_ROWS] * len(groups)
+
+
+def test_filtered_draws_under_masks_gather_no_logits(groups: list[CountedGroup]) -> None:
+    torch.manual_seed(3)
+    logits, masks = torch.randn(NUM_ROWS, 1000).mul(4), torch.zeros(NUM_ROWS, 32, dtype=torch.int32)
+    masks[:, 1], masks[::2, 30], filters = 0x0FF0, 7, filters_of(FILTERS * (NUM_ROWS // len(FILTERS)))
+    expected = OPERATIONS.draw_filtered(OPERATIONS.mask_tokens(logits, masks), hot(), filters)
+
+    def draw(part: tuple[ShardedSampling, torch.Tensor]) -> torch.Tensor:
+        masked = part[0].mask_tokens(part[1], masks)
+        assert masked.shape == part[1].shape
+        return part[0].draw_filtered(masked, hot(), filters)
+
+    with ThreadPoolExecutor(len(groups)) as pool:
+        for tokens in pool.map(draw, parts(logits, groups)):
+            assert torch.equal(tokens, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("vocab_size", "num_top"), [(300, 0), (1000, 3), (20_001, 20)])
+def test_log_probabilities_are_to_the_bit_those_of_whole_rows(
+    vocab_size: int, num_top: int, dtype: torch.dtype, groups: list[CountedGroup]
+) -> None:
+    torch.manual_seed(2)
+    # Rounded coarsely, so that there are ties among the likeliest.
+    logits = torch.randn(NUM_ROWS, vocab_size).mul(4).round().to(dtype)
+    logits[:, 7] = -torch.inf
+    ids = torch.arange(NUM_ROWS, dtype=torch.int32) * 4
+    expected = OPERATIONS.logprobs(logits, ids, num_top)
+    for own, exact in zip(expected, logprobs_twin(logits.double(), ids, num_top), strict=True):
+        torch.testing.assert_close(own.double(), exact.double(), rtol=0, atol=1e-5)
+    with ThreadPoolExecutor(len(groups)) as pool:
+        for found in pool.map(lambda part: part[0].logprobs(part[1], ids, num_top), parts(logits, groups)):
+            assert all(torch.equal(own, other) for own, other in zip(found, expected, strict=True))
+    assert [group.num_bytes for group in groups] == [(16 + 8 * num_top) * NUM_ROWS] * len(groups)
+
+
+def test_logits_of_all_tokens_are_not_gathered_again(groups: list[CountedGroup]) -> None:
+    logits = torch.randn(NUM_ROWS, 1000)
+    for sampling, _ in parts(logits, groups):
+        assert sampling.whole(logits) is logits
+        assert torch.equal(sampling.draw(logits, draws()), OPERATIONS.draw(logits, draws()))
+    assert all(group.num_joined == 0 for group in groups)

@@ -1,0 +1,73 @@
+"""What tokens of whole rows of logits weigh on a CPU, in sums that no order changes: see `weight_sums`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llvmlite import ir
+from numba import njit
+from numba.extending import intrinsic
+from torch.nn.functional import pad
+
+from ..weight_sums import ONE
+from .compiled import Kernel, argument, items
+from .scalars import float32_at, put_int64, size_of
+from .simd import choose_below, div, load, mul, splat, sub
+from .simd_math import exp
+from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, INT, LANES, LONG, NUM_LANES
+
+
+def row_weights(
+    logits: torch.Tensor, highests: torch.Tensor, temperatures: torch.Tensor, leasts: torch.Tensor
+) -> torch.Tensor:
+    """Sums int64 [R] of exp((logit − highest) / temperature), as whole numbers of 1 / ONE, over the logits of each row
+    [R, N], float32 or bfloat16, that are at least `leasts`; those and the others are float32 [R]."""
+    width = -(-logits.shape[1] // NUM_LANES) * NUM_LANES
+    logits = pad(logits, (0, width - logits.shape[1]), value=-torch.inf).contiguous()
+    totals = torch.empty(len(logits), dtype=torch.int64)
+    bounds = torch.stack((highests, temperatures, leasts), dim=1)
+    KERNEL(
+        logits.dtype, len(logits), 4 * logits.numel(), logits.data_ptr(), bounds.data_ptr(), totals.data_ptr(), width
+    )
+    return totals
+
+
+@intrinsic
+def _whole_sum(typing: Any, x: Any) -> Any:
+    """The sum of the lanes, each rounded down to a whole number."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        whole = builder.fptosi(a[0], ir.VectorType(LONG, NUM_LANES))
+        total = ir.Constant(LONG, 0)
+        for lane in range(NUM_LANES):
+            total = builder.add(total, builder.extract_element(whole, ir.Constant(INT, lane)))
+        return total
+
+    return I64(LANES), generate
+
+
+@njit
+def _row(arguments: int, i: int, element: Any) -> None:
+    width, p_bounds = argument(arguments, 3), argument(arguments, 1) + i * 12
+    p_logits = argument(arguments, 0) + i * width * size_of(element)
+    highest, temperature = splat(float32_at(p_bounds)), splat(float32_at(p_bounds + 4))
+    least, zero, one, total = splat(float32_at(p_bounds + 8)), splat(F32(0)), splat(F32(ONE)), 0
+    for at in range(0, width, NUM_LANES):
+        x = load(p_logits + at * size_of(element), element)
+        weight = mul(exp(div(sub(x, highest), temperature)), one)
+        total += _whole_sum(choose_below(x, least, zero, weight))
+    put_int64(argument(arguments, 2) + i * 8, total)
+
+
+def _rows_f32(arguments: int) -> None:
+    for i in items(arguments):
+        _row(arguments, i, F32_ELEMENT)
+
+
+def _rows_bf16(arguments: int) -> None:
+    for i in items(arguments):
+        _row(arguments, i, BF16_ELEMENT)
+
+
+KERNEL = Kernel(_rows_f32, _rows_bf16)
