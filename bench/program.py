@@ -52,6 +52,7 @@ BENCHMARKS = {
     ),
     "hand-over": ("hand_over", "Blocks that one engine pulls from another, and engines with roles beside none."),
     "peer-sums": ("peer_sums", "Time sums over the memory of several GPUs, beside NCCL."),
+    "peer-draws": ("peer_draws", "Time filtered draws over the logits of several GPUs, gathered and not."),
     "attention": ("attention_library", "Attention on a GPU beside libraries', at the limit of power."),
 }
 """Benchmarks by name, each with its module and one line of help."""

@@ -83,7 +83,7 @@ class CudaExecutor:
             decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts, head_part
         )
         self._pools = Pools()
-        self._prompt_scores = CudaPromptScores(decoder, self._table, num_rows)
+        self._prompt_scores = CudaPromptScores(decoder, self._table, num_rows, head_part)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in_flight: deque[InFlightStep] = deque()
         self._draw_inbox = DrawBuffers(config, decoder.config.vocab_size, device)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from headwater.kernels.logprobs import MOST_TOPS
+
 from ..executor import AdmittedRow, StepPlan
 from ..models.model import Model
 from .device_sampler import Scores, score
 from .device_table import DeviceTable
+from .head_part import HeadPart
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
 
 
 class CudaPromptScores:
-    def __init__(self, decoder: Model, table: DeviceTable, num_rows: int) -> None:
-        self._decoder, self._table = decoder, table
+    def __init__(self, decoder: Model, table: DeviceTable, num_rows: int, part: HeadPart | None) -> None:
+        """`part`: what this rank has of the vocabulary head, if ranks divide it."""
+        self._decoder, self._table, self._part = decoder, table, part
         self._num_prompt, self._num_top = np.zeros((2, num_rows), np.int32)
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -35,6 +39,10 @@ class CudaPromptScores:
         parts = []
         for at in range(0, count, SCORED_AT_ONCE):
             end = min(at + SCORED_AT_ONCE, count)
-            logits = self._decoder.logits(hidden[first + at : first + end])
-            parts.append(score(logits, next_ids[at:end], num_top))
+            parts.append(self._score(hidden[first + at : first + end], next_ids[at:end], num_top))
         return parts, num_top
+
+    def _score(self, hidden: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Scores:
+        if self._part is None or num_top > MOST_TOPS.value:
+            return score(self._decoder.logits(hidden), token_ids, num_top)
+        return score(self._part.product(hidden), token_ids, num_top, self._part.tokens)

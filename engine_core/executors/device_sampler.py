@@ -14,6 +14,7 @@ from headwater.kernels.logprobs import logprobs_of
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.step_rows import load_draws
 from headwater.kernels.token_mask import mask_tokens
+from headwater.kernels.vocabulary_slice import VocabularySlice
 
 from ..executor import AdmittedRow, Int32Array
 from ..layers.dense import DenseLinear
@@ -140,7 +141,8 @@ class DeviceSampler:
         masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table: int32 [rows, …]."""
-        return self.draw_from(self._lm_head(hidden), table_params, token_table, places, needs, masks)
+        raw = self._lm_head(hidden) if self._part is None or needs.edits else self._part.product(hidden)
+        return self.draw_from(raw, table_params, token_table, places, needs, masks)
 
     def draw_from(
         self,
@@ -155,9 +157,8 @@ class DeviceSampler:
         draws, filters = self._load(table_params, places.rows, places.output_indices)
         tokens = self.tokens[: len(places.rows)]
         if self._part is not None and raw.shape[1] < self.vocab_size:
-            if needs == PLAIN and masks is None:
-                self._part.draw_from(raw, draws, self._candidates, tokens)
-                return tokens
+            if not needs.edits:
+                return self._draw_part(self._part, raw, draws, filters, tokens, places, needs, masks)
             raw = self._part.whole(raw)
         logits = raw
         if needs.edits or masks is not None:
@@ -171,6 +172,29 @@ class DeviceSampler:
             filtered_sample(logits, draws, filters, tokens)
         if needs.scores:
             self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows))
+        return tokens
+
+    def _draw_part(
+        self,
+        part: HeadPart,
+        raw: torch.Tensor,
+        draws: Draws,
+        filters: Filters,
+        tokens: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """As `draw_from`, where nothing edits the logits [S, N] of this rank's tokens: they are not gathered."""
+        logits = raw
+        if masks is not None:
+            logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
+            mask_tokens(raw, part.masks(masks), logits)
+        part.draw_from(logits, draws, self._candidates, tokens)
+        if needs.filters:
+            part.draw_filtered(logits, draws, filters, tokens)
+        if needs.scores:
+            self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows), part.tokens)
         return tokens
 
     def scores(self, step: int, rows: Int32Array) -> SampledScores:
@@ -191,7 +215,10 @@ class DeviceSampler:
             for given in (None, masks):
                 hidden = torch.zeros(1, head.in_features, dtype=self.dtype, device=device)
                 self.draw_special(hidden, table_params, token_table, places, needs, given)
-        score(raw, self.tokens[:1], 1)
+        if self._part is None:
+            score(raw, self.tokens[:1], 1)
+        else:
+            score(self._part.product(hidden), self.tokens[:1], 1, self._part.tokens)
 
     def _load(
         self, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
@@ -208,6 +235,6 @@ class DeviceSampler:
         return draws, some
 
 
-def score(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Scores:
-    chosen, top_ids, top_logprobs = logprobs_of(logits, token_ids, num_top)
+def score(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: VocabularySlice | None = None) -> Scores:
+    chosen, top_ids, top_logprobs = logprobs_of(logits, token_ids, num_top, part)
     return Scores(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from headwater.kernels.logprobs import logprobs
+from headwater.kernels.vocabulary_slice import VocabularySlice
 
 from ..executor import Int32Array
 from ..request import TokenLogprobs
@@ -50,10 +51,16 @@ class ScoreTable:
         shape = num_copies, *self._words.shape
         self._copies = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
 
-    def fill(self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor) -> None:
+    def fill(
+        self,
+        logits: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_tops: torch.Tensor,
+        part: VocabularySlice | None = None,
+    ) -> None:
         """Scores positions [S], all in one launch; see `logprobs`."""
         ids, values = self._words[: len(token_ids)], self._words[: len(token_ids)].view(torch.float32)
-        logprobs(logits, token_ids, num_tops, values[:, 0], ids[:, _IDS:_LOGPROBS], values[:, _LOGPROBS:])
+        logprobs(logits, token_ids, num_tops, values[:, 0], ids[:, _IDS:_LOGPROBS], values[:, _LOGPROBS:], part)
 
     def copy(self, step: int, num_tops: Int32Array) -> SampledScores:
         """Copies the scores of positions [S] that want so many alternatives, and does not wait. The copy stands for as

@@ -10,6 +10,7 @@ from headwater.kernels.peer_join import peer_join
 from headwater.kernels.peer_memory import OwnMemory, PeerMemory, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm, peer_tree_sum
 from headwater.kernels.sample import Candidates
+from headwater.kernels.vocabulary_slice import VocabularySlice
 
 from ..layers.group import Group
 
@@ -42,6 +43,10 @@ class PeerGroup:
     def best(self, candidates: Candidates, num_stretches: int, out: torch.Tensor) -> None:
         """Writes the ids of the best candidates of all ranks to out int32 [R]."""
         peer_best(self._memory, candidates, num_stretches, out)
+
+    def slice_of(self, first_token: int, vocab_size: int) -> VocabularySlice:
+        """The tokens from `first_token` on of this rank, for kernels that draw and score beside those of the others."""
+        return VocabularySlice(memory=self._memory, first_token=first_token, vocab_size=vocab_size)
 
 
 def open_peer_group(host: Group, row_bytes: int) -> PeerGroup:
