@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from .filter_rounds import cut_of_lanes, least_kept, load_logits
-from .peer_memory import slot
+from .peer_memory import fetched, slot, written
 from .peer_numbers import meet_peers, put_number
 from .sample import perturb
 from .weight_sums import whole_weights
@@ -112,7 +112,7 @@ def _send(lanes, low, is_complete, peers, epoch, SIZE: tl.constexpr):
     """Writes the logits above `low`, and their tokens, to this rank's slot on every rank: how many there are, −1 where
     some are missing, then logits, then tokens."""
     b_first, b_second, b_id_first, b_id_second = lanes
-    p_bases, index, i_block, slot_bytes, _ = peers
+    p_bases, index, i_block, slot_bytes, _, HOST = peers
     count = _counted(b_first, b_second, low)
     is_sent = is_complete & (count <= MOST_SENT)
     low = tl.where(is_sent, low, float("inf"))
@@ -123,25 +123,25 @@ def _send(lanes, low, is_complete, peers, epoch, SIZE: tl.constexpr):
     for rank in tl.static_range(SIZE):
         p_logit = slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE) + 2
         p_id = slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 2 + MOST_SENT
-        tl.store(p_logit + o_first, b_first, mask=is_first)
-        tl.store(p_logit + o_second, b_second, mask=is_second)
-        tl.store(p_id + o_first, b_id_first, mask=is_first)
-        tl.store(p_id + o_second, b_id_second, mask=is_second)
+        written(p_logit + o_first, b_first, is_first, HOST)
+        written(p_logit + o_second, b_second, is_second, HOST)
+        written(p_id + o_first, b_id_first, is_first, HOST)
+        written(p_id + o_second, b_id_second, is_second, HOST)
 
 
 @triton.jit
 def _sent(peers, epoch, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr):
     """What all ranks have written: logits and tokens [PADDED_SIZE * MOST_SENT], and whether none is missing."""
-    p_bases, index, i_block, slot_bytes, _ = peers
+    p_bases, index, i_block, slot_bytes, _, HOST = peers
     o_sent = tl.arange(0, PADDED_SIZE * MOST_SENT)
     o_part, o_at = (o_sent // MOST_SENT) * (slot_bytes // 4), o_sent % MOST_SENT
     is_rank = o_sent // MOST_SENT < SIZE
     p_count = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.int32, SIZE)
     p_logit = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.float32, SIZE) + 2
-    b_count = tl.load(p_count + o_part, mask=is_rank, other=0, cache_modifier=".cg")
+    b_count = fetched(p_count + o_part, is_rank, HOST)
     inside = o_at < b_count
-    b_logit = tl.load(p_logit + o_part + o_at, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    b_id = tl.load(p_count + 2 + MOST_SENT + o_part + o_at, mask=inside, other=0, cache_modifier=".cg")
+    b_logit = tl.where(inside, fetched(p_logit + o_part + o_at, inside, HOST), float("-inf"))
+    b_id = fetched(p_count + 2 + MOST_SENT + o_part + o_at, inside, HOST)
     return b_logit, b_id, tl.min(b_count, axis=0) >= 0
 
 

@@ -71,6 +71,7 @@ def filtered_sample(
         out,
         # Nothing is read of it where there is one rank.
         logits if memory is None else memory.bases,
+        logits if memory is None else memory.numbers,
         logits.stride(0),
         num_rows,
         num_tokens,
@@ -88,6 +89,7 @@ def filtered_sample(
         "LEFT": LEFT,
         "PURPOSE": PURPOSE_SAMPLE,
         "SIZE": size,
+        "HOST": memory is not None and memory.is_host,
         "ON_GPU": logits.is_cuda,
         "num_warps": NUM_WARPS,
     }
@@ -135,6 +137,7 @@ def _sample_few(
     p_min_p,
     p_out,
     p_bases,
+    p_number,
     stride_logit,
     num_rows,
     num_tokens,
@@ -149,12 +152,13 @@ def _sample_few(
     PURPOSE: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     """Draws for rows with a small top-k, in one pass."""
     i_block = tl.program_id(0)
-    peers = (p_bases, index, i_block, slot_bytes, max_polls)
-    epoch = last_epoch(p_bases, index, i_block, SIZE)
+    peers = (p_bases, index, i_block, slot_bytes, max_polls, HOST)
+    epoch = last_epoch(p_number, i_block, SIZE)
     i_row = i_block.to(tl.int64)
     while i_row < num_rows:
         filters, temperature, keys = _row_of(
@@ -180,7 +184,7 @@ def _sample_few(
             )
             tl.store(p_out + i_row, token)
         i_row += tl.num_programs(0)
-    keep_epoch(p_bases, index, i_block, epoch, SIZE)
+    keep_epoch(p_number, i_block, epoch, SIZE)
 
 
 @triton.jit(do_not_specialize=["num_rows", "index", "first_token"])
@@ -195,6 +199,7 @@ def _filtered_sample(
     p_min_p,
     p_out,
     p_bases,
+    p_number,
     stride_logit,
     num_rows,
     num_tokens,
@@ -208,12 +213,13 @@ def _filtered_sample(
     LEFT: tl.constexpr,
     PURPOSE: tl.constexpr,
     SIZE: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     """Draws for all other rows with a filter, in several passes."""
     i_block = tl.program_id(0)
-    peers = (p_bases, index, i_block, slot_bytes, max_polls)
-    epoch = last_epoch(p_bases, index, i_block, SIZE)
+    peers = (p_bases, index, i_block, slot_bytes, max_polls, HOST)
+    epoch = last_epoch(p_number, i_block, SIZE)
     i_row = i_block.to(tl.int64)
     while i_row < num_rows:
         filters, temperature, keys = _row_of(
@@ -242,4 +248,4 @@ def _filtered_sample(
             )
             tl.store(p_out + i_row, token)
         i_row += tl.num_programs(0)
-    keep_epoch(p_bases, index, i_block, epoch, SIZE)
+    keep_epoch(p_number, i_block, epoch, SIZE)

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .peer_memory import slot
+from .peer_memory import fetched, slot, written
 from .peer_numbers import highest_of_ranks, keep_epoch, last_epoch, meet_peers, number_of, put_number
 from .vocabulary_slice import VocabularySlice
 from .weight_sums import weight_of, whole_weights
@@ -53,6 +53,7 @@ def logprobs(
         out_top_logprobs,
         # Nothing is read of it where there is one rank.
         logits if memory is None else memory.bases,
+        logits if memory is None else memory.numbers,
         logits.stride(0),
         out_logprobs.stride(0),
         out_top_ids.stride(0),
@@ -66,6 +67,7 @@ def logprobs(
         BLOCK=min(BLOCK, triton.next_power_of_2(num_tokens)),
         SIZE=1 if memory is None else memory.size,
         PADDED_SIZE=1 if memory is None else triton.next_power_of_2(memory.size),
+        HOST=memory is not None and memory.is_host,
         ON_GPU=logits.is_cuda,
         num_warps=16,
     )
@@ -108,6 +110,7 @@ def _logprobs(
     p_top_id,
     p_top_logprob,
     p_bases,
+    p_number,
     stride_logit,
     stride_out,
     stride_top_id,
@@ -121,11 +124,12 @@ def _logprobs(
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
+    HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     i_block = tl.program_id(0)
-    peers = (p_bases, index, i_block, slot_bytes, max_polls)
-    epoch = last_epoch(p_bases, index, i_block, SIZE)
+    peers = (p_bases, index, i_block, slot_bytes, max_polls, HOST)
+    epoch = last_epoch(p_number, i_block, SIZE)
     i_row = i_block.to(tl.int64)
     while i_row < num_rows:
         num_top = tl.load(p_num_top + i_row)
@@ -154,7 +158,7 @@ def _logprobs(
                 _tops_of_ranks(num_top, p_id, p_value, log_sum, peers, epoch, SIZE, PADDED_SIZE)
             tl.store(p_out + i_row * stride_out, chosen - log_sum)
         i_row += tl.num_programs(0)
-    keep_epoch(p_bases, index, i_block, epoch, SIZE)
+    keep_epoch(p_number, i_block, epoch, SIZE)
 
 
 @triton.jit
@@ -218,25 +222,25 @@ def _tops(
             tl.store(p_id + i_top, last_id)
             tl.store(p_value + i_top, last - log_sum)
         else:
-            p_bases, index, i_block, slot_bytes, _ = peers
+            p_bases, index, i_block, slot_bytes, _, HOST = peers
             for rank in tl.static_range(SIZE):
                 p_logit = slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.float32, SIZE) + 2
                 p_sent = slot(p_bases, rank, i_block, epoch, index, slot_bytes, tl.int32, SIZE) + 2 + MOST_TOPS
-                tl.store(p_logit + i_top, last)
-                tl.store(p_sent + i_top, last_id)
+                written(p_logit + i_top, last, True, HOST)
+                written(p_sent + i_top, last_id, True, HOST)
 
 
 @triton.jit
 def _tops_of_ranks(num_top, p_id, p_value, log_sum, peers, epoch, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr):
     """Stores the likeliest tokens of all that ranks have sent."""
-    p_bases, index, i_block, slot_bytes, _ = peers
+    p_bases, index, i_block, slot_bytes, _, HOST = peers
     o_sent = tl.arange(0, PADDED_SIZE * MOST_TOPS)
     o_part, o_at = (o_sent // MOST_TOPS) * (slot_bytes // 4), o_sent % MOST_TOPS
     inside = (o_sent // MOST_TOPS < SIZE) & (o_at < num_top)
     p_logit = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.float32, SIZE) + 2
     p_sent = slot(p_bases, index, i_block, epoch, 0, slot_bytes, tl.int32, SIZE) + 2 + MOST_TOPS
-    b_x = tl.load(p_logit + o_part + o_at, mask=inside, other=float("-inf"), cache_modifier=".cg")
-    b_id = tl.load(p_sent + o_part + o_at, mask=inside, other=0x7FFFFFFF, cache_modifier=".cg")
+    b_x = tl.where(inside, fetched(p_logit + o_part + o_at, inside, HOST), float("-inf"))
+    b_id = tl.where(inside, fetched(p_sent + o_part + o_at, inside, HOST), 0x7FFFFFFF)
     last = float("inf")
     last_id = -1
     for i_top in range(0, num_top):

@@ -1,8 +1,8 @@
 """Numbers of a row that ranks combine within a kernel, over peer memory. Of one rank nothing is exchanged.
 
 All ranks read what all have written, their own numbers too, so they go the same way afterwards even where their numbers
-should have been equal and are not. `peers` is (addresses, this rank's index, block, bytes of a slot, most polls), as
-`peer_memory` has them; `epoch` is the number of the meeting.
+should have been equal and are not. `peers` is (addresses, this rank's index, block, bytes of a slot, most polls,
+whether the memory is the host's), as `peer_memory` has them; `epoch` is the number of the meeting.
 """
 
 from __future__ import annotations
@@ -10,46 +10,46 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .peer_memory import epoch_of, meet, slot
+from .peer_memory import epoch_of, fetched, meet, slot, written
 
 
 @triton.jit
-def last_epoch(p_bases, index, i_block, SIZE: tl.constexpr):
+def last_epoch(p_number, i_block, SIZE: tl.constexpr):
     """The number of a block's last meeting."""
     epoch = 0
     if SIZE > 1:
-        epoch = tl.load(epoch_of(p_bases, index, i_block), cache_modifier=".cg")
+        epoch = tl.load(epoch_of(p_number, i_block), cache_modifier=".cg")
     return epoch
 
 
 @triton.jit
-def keep_epoch(p_bases, index, i_block, epoch, SIZE: tl.constexpr):
+def keep_epoch(p_number, i_block, epoch, SIZE: tl.constexpr):
     if SIZE > 1:
-        tl.store(epoch_of(p_bases, index, i_block), epoch)
+        tl.store(epoch_of(p_number, i_block), epoch)
 
 
 @triton.jit
 def put_number(x, place, peers, epoch, DTYPE: tl.constexpr, SIZE: tl.constexpr):
     """Writes a number to this rank's slot on every rank, `place` times 8 bytes behind its beginning."""
-    p_bases, index, i_block, slot_bytes, _ = peers
+    p_bases, index, i_block, slot_bytes, _, HOST = peers
     step: tl.constexpr = 64 // DTYPE.primitive_bitwidth
     for rank in tl.static_range(SIZE):
-        tl.store(slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + place * step, x)
+        written(slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE) + place * step, x, True, HOST)
 
 
 @triton.jit
 def number_of(rank, place, peers, epoch, DTYPE: tl.constexpr, SIZE: tl.constexpr):
     """The number that a rank has written, after the meeting."""
-    p_bases, index, i_block, slot_bytes, _ = peers
+    p_bases, index, i_block, slot_bytes, _, HOST = peers
     step: tl.constexpr = 64 // DTYPE.primitive_bitwidth
     p_here = slot(p_bases, index, i_block, epoch, rank, slot_bytes, DTYPE, SIZE) + place * step
-    return tl.load(p_here, cache_modifier=".cg")
+    return fetched(p_here, True, HOST)
 
 
 @triton.jit
 def meet_peers(peers, epoch, SIZE: tl.constexpr, ON_GPU: tl.constexpr):
-    p_bases, index, i_block, _, max_polls = peers
-    meet(p_bases, index, i_block, epoch, max_polls, SIZE, ON_GPU)
+    p_bases, index, i_block, _, max_polls, HOST = peers
+    meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
 
 
 @triton.jit

@@ -34,9 +34,13 @@ SHAPES = [(1.0, 3.0), (0.7, 0.5), (2.0, 8.0)]
 """Temperatures, and how far logits lie apart."""
 
 
-@pytest.fixture(scope="module", params=long_but((2, 3), 2))
+RANKS = {"2": (2, False), "3": (3, False), "2 over host memory": (2, True)}
+
+
+@pytest.fixture(scope="module", params=long_but(RANKS, "2", "2 over host memory"))
 def ranks(request: pytest.FixtureRequest) -> Iterator[PeerRanks]:
-    with peer_ranks(request.param, SLOT_BYTES) as group:
+    size, is_host = RANKS[request.param]
+    with peer_ranks(size, SLOT_BYTES, is_host=is_host) as group:
         yield group
 
 
