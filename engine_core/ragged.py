@@ -10,6 +10,8 @@ from .executor import Int32Array
 
 def places(counts: Int32Array) -> Int32Array:
     """Place of each element in its run: 0 … counts[0] − 1, 0 … counts[1] − 1 and so on, int32."""
+    if (counts == 1).all():
+        return np.zeros(counts.size, np.int32)
     ends = np.cumsum(counts)
     starts = np.repeat(ends - counts, counts)
     return (np.arange(ends[-1] if ends.size else 0, dtype=np.int32) - starts).astype(np.int32)

@@ -141,9 +141,10 @@ class SimulatedExecutor:
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
         entries = np.concatenate([self._held.pop(row) for row in plan.rows.tolist()])
         rows, place = np.repeat(plan.rows, num_positions), places(num_positions)
+        at = np.repeat(plan.positions, num_positions) + place
         outputs = np.repeat(plan.output_indices, num_positions) + place
         tokens = self._model.masked_tokens(entries, self._noise[rows], outputs, plan.masks[place, rows])
-        result = self._verified(plan.rows, plan.positions, num_positions, tokens)
+        result = self._verified(plan.rows, num_positions, rows, at, tokens)
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
         return plan.step
 
@@ -227,8 +228,8 @@ class SimulatedExecutor:
         self._kv[self._slots(row, positions)] = before + np.cumsum(added)
 
     def _slots(self, rows: Int32Array | int, positions: Int32Array) -> Int32Array:
-        blocks = self._block_table[rows, positions // self._block_size]
-        slots: Int32Array = blocks * self._block_size + positions % self._block_size
+        idx = positions // self._block_size
+        slots: Int32Array = positions + (self._block_table[rows, idx] - idx) * self._block_size
         return slots
 
     def _sample(self, plan: StepPlan) -> StepResult:
@@ -237,28 +238,28 @@ class SimulatedExecutor:
         for i in np.flatnonzero(plan.holds).tolist():
             positions = np.arange(first[i], first[i] + num_positions[i], dtype=np.int32)
             self._held[int(plan.rows[i])] = self._kv[self._slots(int(plan.rows[i]), positions)]
-        first, num_positions = first[plan.samples], num_positions[plan.samples]
-        rows, place = np.repeat(plan.rows[plan.samples], num_positions), places(num_positions)
-        entries = self._kv[self._slots(rows, np.repeat(first, num_positions) + place)]
+        sampled, num_positions = plan.rows[plan.samples], num_positions[plan.samples]
+        rows, place = np.repeat(sampled, num_positions), places(num_positions)
+        at = np.repeat(first[plan.samples], num_positions) + place
+        entries = self._kv[self._slots(rows, at)]
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
         tokens = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
-        return replace(
-            self._verified(plan.rows[plan.samples], first + 1, num_positions, tokens),
-            prompt_logprobs=self._prompt_logprobs(plan),
-            embeddings=self._embeddings(plan),
-        )
+        result = self._verified(sampled, num_positions, rows, at + 1, tokens)
+        if not plan.looks_at_all:
+            return result
+        return replace(result, prompt_logprobs=self._prompt_logprobs(plan), embeddings=self._embeddings(plan))
 
     def _verified(
-        self, rows: Int32Array, positions: Int32Array, num_positions: Int32Array, tokens: Int32Array
+        self, rows: Int32Array, num_positions: Int32Array, rows_of: Int32Array, at: Int32Array, tokens: Int32Array
     ) -> StepResult:
-        """Writes what each row gains, from `positions` on: of its sampled tokens, given row by row, those up to the
-        first that differs from the draft in its place."""
-        at = np.repeat(positions, num_positions) + places(num_positions)
-        found = gained(tokens, self._token_ids[np.repeat(rows, num_positions), at], num_positions)
-        i, place = found.places
-        self._token_ids[rows[i], positions[i] + place] = found.token_ids[i, place]
-        self._num_known[rows] = positions + found.num_tokens
-        columns, num_tokens = found
+        """Writes what each of `rows` gains: of its sampled tokens, which belong at positions `at` of `rows_of` and are
+        given row by row, those up to the first that differs from the draft in its place."""
+        columns, num_tokens = gained(tokens, self._token_ids[rows_of, at], num_positions)
+        counts = places(num_positions) < np.repeat(num_tokens, num_positions)
+        rows_of, at = rows_of[counts], at[counts]
+        self._token_ids[rows_of, at] = tokens[counts]
+        # Positions of a row ascend, and of equal indices the last one is written.
+        self._num_known[rows_of] = at + 1
         return StepResult(token_ids=columns, num_tokens=num_tokens, logprobs=self._logprobs(rows, columns, num_tokens))
 
     def _sample_ahead(self, plan: StepPlan, row_steps: Int32Array) -> StepResult:

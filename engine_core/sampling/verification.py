@@ -52,7 +52,11 @@ def drafts_in_place(num_drafts: Int32Array, draft_ids: Int32Array) -> Int32Array
 def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -> Gained:
     """Tokens that rows gain. sampled and drafts are [sum of num_positions], row by row: a row's sampled tokens, and the
     draft in the place of each; in the place of a row's last token there is none, and its value is ignored."""
-    num_rows, most = len(num_positions), int(num_positions.max(initial=1))
+    num_rows = len(num_positions)
+    if len(sampled) == num_rows:
+        # A row has at least one position, so each has one.
+        return Gained(sampled[:, None], num_positions)
+    most = int(num_positions.max(initial=1))
     rows, columns = np.repeat(np.arange(num_rows), num_positions), places(num_positions)
     token_ids = np.full((num_rows, most), NO_TOKEN, np.int32)
     token_ids[rows, columns] = sampled
