@@ -46,7 +46,7 @@ class Finished:
     """How it was answered; None for a request that never was in the queue."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class StoredChain:
     """Blocks that can now be hit: a chain that continues `parent` (a block hash, or empty at its start)."""
 

@@ -6,7 +6,7 @@ Knows hash chains and the block pool; knows nothing about steps, rows or executo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -94,14 +94,19 @@ class PrefixCache:
         before the next `take_events`: an eviction would be told before them."""
         self._stored += self._cache_run(parent, hashes, blocks)
 
-    def append(self, chain: HashChain, data: bytes, block: int) -> None:
-        """Hashes, caches and announces the next block of a sequence, which is computed; `data` are its tokens."""
-        hashes = chain.hashes
-        block_hash = next_block_hash(chain.tip, data)
-        if self._pool.cache(block, block_hash):
-            self._stored.append(StoredChain(parent=hashes[-1] if hashes else b"", hashes=[block_hash]))
-        hashes.append(block_hash)
-        chain.num_cached += 1
+    def append(self, chains: Iterable[HashChain], data: bytes, blocks: Sequence[int]) -> None:
+        """Hashes, caches and announces the next block of each of some sequences, which is computed; `data` are the
+        tokens of these blocks, one block after another."""
+        cache, announce, stride, start = self._pool.cache, self._stored.append, len(data) // len(blocks), 0
+        for chain, block in zip(chains, blocks, strict=True):
+            hashes = chain.hashes
+            parent = hashes[-1] if hashes else b""
+            block_hash = next_block_hash(parent or chain.namespace, data[start : start + stride])
+            if cache(block, block_hash):
+                announce(StoredChain(parent, [block_hash]))
+            hashes.append(block_hash)
+            chain.num_cached += 1
+            start += stride
 
     def note_gained(self, parent: bytes, block_hash: bytes) -> None:
         """Announces a block that a block source is about to hold, unless it is cached already."""

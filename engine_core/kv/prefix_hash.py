@@ -17,6 +17,9 @@ HASH_LEN = 16
 TOKEN_BYTES = 4
 """Bytes of a token id, little-endian, in what is hashed."""
 
+# A copy of it is made in two thirds of the time of a new one (EPYC, 2026-11-26).
+_EMPTY_HASHER = blake2b(digest_size=HASH_LEN)
+
 
 class TokenArray(Protocol):
     """A numpy array of token ids, int32 of any shape."""
@@ -30,7 +33,9 @@ def next_block_hash(parent: bytes, data: bytes) -> bytes:
     """Hash of a full block whose prefix hashes to `parent` (the namespace for the first block); `data` are its tokens,
     as `token_bytes` gives them."""
     assert len(parent) == HASH_LEN
-    return blake2b(parent + data, digest_size=HASH_LEN).digest()
+    hasher = _EMPTY_HASHER.copy()
+    hasher.update(parent + data)
+    return hasher.digest()
 
 
 def token_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
@@ -51,7 +56,7 @@ def block_hashes(namespace: bytes, token_ids: Sequence[int] | TokenArray, block_
     stride = TOKEN_BYTES * block_size
     hashes, parent = [], namespace
     for start in range(0, len(data) - stride + 1, stride):
-        parent = blake2b(parent + data[start : start + stride], digest_size=HASH_LEN).digest()
+        parent = next_block_hash(parent, data[start : start + stride])
         hashes.append(parent)
     return hashes
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..config import EngineConfig
 from ..executor import BoolArray, Int32Array
+from ..kv.prefix_cache import HashChain
 from .masks import HeldRows, Rows
 from .request_state import NO_ROW, Rank, RequestState
 
@@ -63,7 +64,9 @@ class RequestTable:
         self.max_len: Int32Array = np.zeros(num_rows, np.int32)
         self.min_len: Int32Array = np.zeros(num_rows, np.int32)
         """Stop ids at positions before this do not stop."""
-        self.stop_ids: Int32Array = np.full((num_rows, NUM_STOP_COLUMNS), NO_TOKEN, np.int32)
+        self.stop_ids: Int32Array = np.full((NUM_STOP_COLUMNS, num_rows), NO_TOKEN, np.int32)
+        self._num_stop_columns = 1
+        """Columns of `stop_ids` that any request has needed so far; the others hold no token."""
         self.many_stop_ids: dict[int, tuple[int, ...]] = {}
         """By row, for the rare request whose stop ids do not fit the columns."""
         self.is_plain: BoolArray = np.zeros(num_rows, np.bool_)
@@ -90,9 +93,10 @@ class RequestTable:
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
         self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
         self.held.seat(row, has_grammar=request.has_grammar)
-        self.stop_ids[row] = NO_TOKEN
+        self.stop_ids[:, row] = NO_TOKEN
         if len(stop_ids) <= NUM_STOP_COLUMNS:
-            self.stop_ids[row, : len(stop_ids)] = stop_ids
+            self.stop_ids[: len(stop_ids), row] = stop_ids
+            self._num_stop_columns = max(self._num_stop_columns, len(stop_ids))
         else:
             self.many_stop_ids[row] = stop_ids
         self.block_ids[row, : len(blocks)] = blocks
@@ -133,12 +137,14 @@ class RequestTable:
         self.credit[row] += self.held.drop(row)
 
     def decodable_rows(self) -> Rows:
-        is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0) & (self.held.num_held == 0)
+        is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0)
+        if self.held.has_grammars:
+            is_decodable &= self.held.num_held == 0
         if self._has_speculator:
             # A row that needs no result any more may still have drafts in flight.
             waits = self.needs_result | self.awaits_drafts | ((self.num_uncertain > 0) & ~self.runs_ahead)
             is_decodable &= (self.num_known > self.num_computed) | ~waits
-        return np.flatnonzero(is_decodable)
+        return is_decodable.nonzero()[0]
 
     def roll_back(self, rows: Rows, counts: Int32Array, had_drafts: BoolArray) -> None:
         """Takes back counts[i] tokens that a step scheduled for rows[i] and its result did not confirm; those that had
@@ -148,11 +154,12 @@ class RequestTable:
         self.num_computed[rows] -= counts
         self.credit[rows] += counts
 
-    def append_block(self, rows: Rows, blocks: list[int]) -> Int32Array:
+    def append_block(self, rows: Rows, blocks: Int32Array) -> Int32Array:
         """Gives each row one more block; returns its index in the row's sequence."""
-        idx = self.capacity[rows] // self.block_size
+        capacity = self.capacity[rows]
+        idx: Int32Array = capacity // self.block_size
         self.block_ids[rows, idx] = blocks
-        self.capacity[rows] += self.block_size
+        self.capacity[rows] = capacity + self.block_size
         return idx
 
     def has_spare_blocks(self, rows: Rows) -> BoolArray:
@@ -179,6 +186,10 @@ class RequestTable:
         """KV slots of rows' blocks behind their last known tokens."""
         return int(np.dot(self.capacity - self.num_known, self.is_alive))
 
+    def chains_of(self, rows: Rows) -> list[HashChain]:
+        """Hash chains of the requests that hold these rows."""
+        return [request.chain for row in rows.tolist() if (request := self.requests[row]) is not None]
+
     def rank_of(self, row: int) -> Rank:
         request = self.requests[row]
         assert request is not None
@@ -186,7 +197,9 @@ class RequestTable:
 
     def are_stops(self, rows: Rows, positions: Int32Array, token_ids: Int32Array) -> BoolArray:
         """Whether each row's token at that position ends its answer."""
-        hits: BoolArray = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+        hits: BoolArray = self.stop_ids[0][rows] == token_ids
+        for column in self.stop_ids[1 : self._num_stop_columns]:
+            hits |= column[rows] == token_ids
         for row, stop_ids in self.many_stop_ids.items():
             hits |= (rows == row) & np.isin(token_ids, stop_ids)
         return hits & (positions >= self.min_len[rows])

@@ -96,15 +96,16 @@ class StepBuilder:
     def num_requests(self) -> int:
         return self.decode_rows.size + len(self.chunks)
 
-    def set_blocks(self, rows: Rows, indices: Int32Array, blocks: list[int]) -> None:
-        self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
+    def set_blocks(self, rows: Rows, indices: Int32Array, blocks: Int32Array) -> None:
+        self.block_updates.append((rows.astype(np.int32), indices, blocks))
 
     def admit(self, request: RequestState, blocks: list[int], partial: PartialBlock) -> None:
         """Gives the request, which has a row of the table, to the executor with its first blocks. The one behind those
         that are cached begins as a copy of `partial`, where that has tokens."""
         if partial.num_tokens:
             self.copies.append((partial.block, blocks[request.chain.num_cached]))
-        self.set_blocks(np.full(len(blocks), request.row), np.arange(len(blocks), dtype=np.int32), blocks)
+        indices = np.arange(len(blocks), dtype=np.int32)
+        self.set_blocks(np.full(len(blocks), request.row), indices, np.array(blocks, np.int32))
         self.admitted.append(
             AdmittedRow(
                 row=request.row,
@@ -118,14 +119,15 @@ class StepBuilder:
     def grow(self, rows: Rows, table: RequestTable, pool: BlockPool) -> None:
         """Gives each row one more block."""
         if rows.size:
-            blocks = pool.allocate(rows.size)
+            blocks = np.array(pool.allocate(rows.size), np.int32)
             self.set_blocks(rows, table.append_block(rows, blocks), blocks)
 
     def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
         """The plan; decode rows advance in the table by the tokens that they may get."""
         rows = self.decode_rows
         counts = np.ones(rows.size, np.int32) if self.num_drafts is None else self.num_drafts + 1
-        advance = counts if self.row_steps is None else self.row_steps
+        advance = 1 if self.num_drafts is None else counts
+        advance = advance if self.row_steps is None else self.row_steps
         starts = table.num_computed[rows]
         table.num_computed[rows] = starts + advance
         table.credit[rows] -= advance
@@ -194,9 +196,10 @@ class StepBuilder:
 
     def _following(self, table: RequestTable) -> BoolArray | None:
         """Whether each row of the plan goes on behind tokens of which only the executor knows how many they are."""
-        is_uncertain = table.num_uncertain[self.decode_rows] > 0
-        if not is_uncertain.any():
+        num_uncertain = table.num_uncertain[self.decode_rows]
+        if not np.count_nonzero(num_uncertain):
             return None
+        is_uncertain = num_uncertain > 0
         return np.concatenate((is_uncertain, np.zeros(len(self.chunks), np.bool_)))
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:

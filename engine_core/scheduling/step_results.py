@@ -52,6 +52,8 @@ class DraftCounts:
     @property
     def by_position(self) -> list[int]:
         """Drafts whose i-th token stood, up to the last that ever did."""
+        if not self.num_accepted:
+            return []
         counts: list[int] = self._by_position.tolist()
         return counts[: int(np.count_nonzero(self._by_position))]
 
@@ -138,8 +140,9 @@ class ResultHandler:
         table = self._table
         # The token's position is also how many tokens have their KV computed by retired steps.
         positions = table.num_known[rows]
+        ends = positions + 1
         table.token_ids[rows, positions] = tokens
-        table.num_known[rows] = positions + 1
+        table.num_known[rows] = ends
         self.num_generated_tokens += rows.size
         self._say(rows, positions, [1] * rows.size, tokens, logprobs, output)
         if self._scheduler.speculator is not None:
@@ -147,7 +150,7 @@ class ResultHandler:
         if (full_rows := rows[table.hash_due[rows] <= positions]).size:
             self._cache_full_blocks(full_rows)
         is_stop = table.are_stops(rows, positions, tokens)
-        for i in np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows])).tolist():
+        for i in (is_stop | (ends == table.max_len[rows])).nonzero()[0].tolist():
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
     def _settle_runs(self, sampled: Sampled, output: StepOutput) -> None:
@@ -206,12 +209,8 @@ class ResultHandler:
         ends = table.hash_due[rows]
         table.hash_due[rows] = ends + table.block_size
         data = token_bytes(table.token_ids[rows[:, None], ends[:, None] + self._in_block])
-        stride = len(data) // rows.size
         blocks = table.block_ids[rows, ends // table.block_size - 1].tolist()
-        for i, row in enumerate(rows.tolist()):
-            request = table.requests[row]
-            assert request is not None
-            self._cache.append(request.chain, data[i * stride : (i + 1) * stride], blocks[i])
+        self._cache.append(table.chains_of(rows), data, blocks)
 
     def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
         request = chunk.request
