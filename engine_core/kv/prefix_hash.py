@@ -17,7 +17,7 @@ HASH_LEN = 16
 TOKEN_BYTES = 4
 """Bytes of a token id, little-endian, in what is hashed."""
 
-# A copy of it is made in two thirds of the time of a new one (EPYC, 2026-11-26).
+# A hash from a copy of it takes 0.7 of the time of one from a new hasher (EPYC, 2026-11-26).
 _EMPTY_HASHER = blake2b(digest_size=HASH_LEN)
 
 

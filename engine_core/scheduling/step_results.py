@@ -157,9 +157,9 @@ class ResultHandler:
         """Of each row as many tokens as it gained, but none behind one that stops it."""
         table, rows, counts = self._table, sampled.rows, sampled.num_tokens
         first, of, columns = table.num_known[rows], np.repeat(np.arange(rows.size), counts), places(counts)
-        known, positions = sampled.tokens[of, columns], first[of] + columns
-        is_stop = table.are_stops(rows[of], positions, known)
-        last = np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows[of]]))
+        rows_of, known, positions = rows[of], sampled.tokens[of, columns], first[of] + columns
+        is_stop = table.are_stops(rows_of, positions, known)
+        last = (is_stop | (positions + 1 == table.max_len[rows_of])).nonzero()[0]
         ends: list[tuple[int, int | None]] = []
         if last.size:
             done, at = np.unique(of[last], return_index=True)
@@ -169,15 +169,16 @@ class ResultHandler:
             counts = counts.copy()
             counts[done] = columns[last] + 1
             is_counted = columns < counts[of]
-            of, known, positions = of[is_counted], known[is_counted], positions[is_counted]
-        table.token_ids[rows[of], positions] = known
-        table.num_known[rows] = first + counts
+            rows_of, known, positions = rows_of[is_counted], known[is_counted], positions[is_counted]
+        ends_at = first + counts
+        table.token_ids[rows_of, positions] = known
+        table.num_known[rows] = ends_at
         self.num_generated_tokens += known.size
         logprobs = _counted(sampled.logprobs, sampled.tokens.shape[1], counts)
         self._say(rows, first, counts.tolist(), known, logprobs, output)
         if self._scheduler.speculator is not None:
             self._scheduler.speculator.settle(table, rows, first)
-        if (full_rows := rows[table.hash_due[rows] < first + counts]).size:
+        if (full_rows := rows[table.hash_due[rows] < ends_at]).size:
             self._cache_full_blocks(full_rows)
         for row, stop_token_id in ends:
             self._end(row, stop_token_id, output)
