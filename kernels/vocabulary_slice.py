@@ -17,7 +17,7 @@ class VocabularySlice:
     memory: PeerMemory
     first_token: int
     vocab_size: int
-    """Of all ranks."""
+    """Number of tokens of all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class ExchangeSizes:
 
     layout: ParallelLayout
     row_bytes: int
-    """Of a row of the residual stream, in the model's dtype."""
+    """Bytes of a row of the residual stream, in the model's dtype."""
     stages: StageSizes | None
     """None: there is one stage."""
 

@@ -55,7 +55,7 @@ class ShardedSampling:
         return self._parts.draw_filtered_part(logits, draws, filters, self._slice)
 
     def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-        """Of a rank's logits it masks those alone."""
+        """Masks the rank's own tokens where the logits are of those alone."""
         if self._slice.is_whole(logits):
             return self._operations.mask_tokens(logits, masks)
         return self._operations.mask_tokens(logits, self._own(masks))

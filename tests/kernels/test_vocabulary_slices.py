@@ -124,7 +124,7 @@ def test_rows_without_filters_and_greedy_rows_are_left_alone(ranks: PeerRanks) -
 
 @pytest.mark.parametrize("num_equal", [3, 600])
 def test_ties_at_the_cut_are_kept_across_ranks(ranks: PeerRanks, num_equal: int) -> None:
-    """Of 600 equals a rank sends none: they are more than its slot takes, and the row is drawn in rounds."""
+    """A rank sends none of 600 equal tokens: they are more than its slot takes, and the row is drawn in rounds."""
     logits = torch.full((6, 2000), -5.0)
     places = torch.linspace(0, 1999, num_equal).long()
     logits[:, places] = 1.0

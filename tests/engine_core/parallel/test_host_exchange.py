@@ -26,7 +26,7 @@ STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messag
 
 
 class Unlocked:
-    """In the place of a lock, which needs a GPU."""
+    """Stands in for a lock, which needs a GPU."""
 
     def __init__(self, memory: torch.Tensor) -> None:
         self.memory = memory
