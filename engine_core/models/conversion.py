@@ -20,10 +20,14 @@ from ..weights import model_file
 from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
-from ..weights.rounding import ROUNDINGS, Rounding, round_weights
+from ..weights.rounding import ROUNDINGS, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
+from .calibration import Calibrated
 from .model import model_class
+
+Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
+"""Tensors of a checkpoint by their names there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +36,22 @@ class Converted:
 
     quantization: str
     """The method that its weights are packed by, the kind that they were rounded to, or `none`."""
-    rounding: Rounding | None = None
+    cost: str = ""
+    """Loss by rounding, for people; empty: nothing was rounded."""
 
 
 def convert(
-    source: Path, folder: Path, *, dtype: str, progress: Callable[[int, int], None], quantization: str = AUTO
+    source: Path,
+    folder: Path,
+    *,
+    dtype: str,
+    progress: Callable[[int, int], None],
+    quantization: str = AUTO,
+    calibrated: bool = False,
 ) -> Converted:
     """Writes `config.json` and the weights into `folder`; source is a .gguf file or a Hugging Face folder. Progress is
-    told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are rounded to a kind.
+    told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are rounded to a kind;
+    `calibrated`: the source is what `calibrate` made of that kind.
 
     Raises `ConfigError` for an architecture or a tensor that is not served, and for a checkpoint that is packed by
     another method than `quantization` says.
@@ -47,28 +59,36 @@ def convert(
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
     config, total = registry.config_of(hf_config), len(checkpoint) + 1
-    found, rounding = _method(checkpoint, config), None
-    if rounds := found == NONE and quantization in ROUNDINGS:
+    found, cost = _method(checkpoint, config), ""
+    rounds = found == NONE and quantization in ROUNDINGS
+    if rounds or calibrated:
         hf_config |= {KEY: {"quant_method": ROUNDED, "kind": quantization}}
     else:
         check_quantization(quantization, found, "the checkpoint")
-    model = model_class(config)
-    computed_in = model_file.DTYPES[dtype]
+    layout, computed_in = model_class(config).layout(config), model_file.DTYPES[dtype]
     counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
-    published = unpacked(counted, config.quantization)
-    tensors = model.names.collect(published, computed_in, lambda done: None)
-    layout = model.layout(config)
-    for name, spec in layout.items():
-        if spec.tied_to:
-            tensors.pop(name, None)
-    _drop_idle_biases(tensors, layout)
+    tensors = _collected(counted, config, layout, computed_in)
     if rounds:
         tensors, rounding = round_weights(tensors, layout, quantization, computed_in)
+        cost = str(rounding)
+    elif calibrated:
+        cost = Calibrated.read(source).cost(sum(tensor.nbytes for tensor in tensors.values()))
     load_weights(layout, tensors, computed_in)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
-    return Converted(quantization=quantization if rounds else found, rounding=rounding)
+    return Converted(quantization=quantization if rounds or calibrated else found, cost=cost)
+
+
+def _collected(published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype) -> model_file.Tensors:
+    """The tensors of a checkpoint under the names of the layout."""
+    names = model_class(config).names
+    tensors = names.collect(unpacked(published, config.quantization), dtype, lambda done: None)
+    for name, spec in layout.items():
+        if spec.tied_to:
+            tensors.pop(name, None)
+    _drop_idle_biases(tensors, layout)
+    return tensors
 
 
 def _method(checkpoint: HuggingFaceFolder | GgufFile, config: ModelConfig) -> str:
@@ -85,9 +105,7 @@ def _drop_idle_biases(tensors: model_file.Tensors, layout: Layout) -> None:
             del tensors[name]
 
 
-def _counted(
-    tensors: Iterator[tuple[str, torch.Tensor | BlockWeight]], progress: Callable[[int], None]
-) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
+def _counted(tensors: Published, progress: Callable[[int], None]) -> Published:
     for done, tensor in enumerate(tensors):
         progress(done)
         yield tensor

@@ -21,7 +21,7 @@ from ..models import store as model_store
 from ..models.demo_model import DEMO_NAME
 from ..models.hugging_face import HubError
 from ..models.manifest import ModelFolderError, ModelManifest
-from ..models.store import ConversionFailed, ModelNotFound, OtherQuantization
+from ..models.store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization
 from ..models.wheel_model import WheelModelError
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
@@ -50,7 +50,16 @@ from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
-    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, ChatError, AdminError, ModelError),
+    *(
+        CalibrationFailed,
+        StackError,
+        StageDied,
+        EmbeddedServerError,
+        cluster.NobodyThere,
+        ChatError,
+        AdminError,
+        ModelError,
+    ),
     *(httpx.HTTPError, OSError),
 )
 """What a person can do something about, files among it; anything else is a fault of ours and shows its trace."""
@@ -90,6 +99,7 @@ Model = Annotated[str, option_of("model")]
 Revision = Annotated[str | None, option_of("revision")]
 Dtype = Annotated[str, option_of("dtype")]
 Quantization = Annotated[str, option_of("quantization")]
+CalibrationFile = Annotated[Path | None, option_of("calibration")]
 Device = Annotated[str, option_of("device")]
 KvCacheDtype = Annotated[str, option_of("kv_cache_dtype")]
 MaxModelLen = Annotated[int | None, option_of("max_model_len")]
@@ -137,6 +147,7 @@ def pull(
     revision: Revision = None,
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
+    calibration: CalibrationFile = None,
     device: Device = "auto",
     link: Annotated[Path | None, typer.Option(help="Also point this symbolic link at the folder.")] = None,
     cache_dir: CacheDir,
@@ -151,6 +162,7 @@ def pull(
             dtype=dtype,
             device=device,
             quantization=quantization,
+            calibration=calibration,
         )
     if rounding := ModelManifest.read(folder).rounding:
         console.print(rounding)
@@ -166,6 +178,7 @@ def warmup(
     revision: Revision = None,
     dtype: Dtype = "auto",
     quantization: Quantization = "auto",
+    calibration: CalibrationFile = None,
     device: Device = "cuda",
     kv_cache_dtype: KvCacheDtype = "auto",
     max_model_len: MaxModelLen = None,
@@ -191,6 +204,7 @@ def warmup(
             dtype=dtype,
             device="cuda",
             quantization=quantization,
+            calibration=calibration,
         )
     flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}", *gpu_flags(os.environ)]
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []

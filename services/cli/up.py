@@ -45,7 +45,12 @@ def up(settings: StackSettings, console: Console) -> int:
                 dtype=settings.dtype,
                 device=settings.device,
             )
-            folder = pull(settings.model, revision=settings.revision, quantization=settings.quantization)
+            folder = pull(
+                settings.model,
+                revision=settings.revision,
+                quantization=settings.quantization,
+                calibration=settings.calibration,
+            )
             if settings.draft_model is not None:
                 settings = replace(settings, draft_model=str(pull(settings.draft_model)))
         if rounding := ModelManifest.read(folder).rounding:

@@ -45,6 +45,7 @@ class ConvertSettings:
     quantization: str = setting(
         "auto", "auto, a kind to round weights to (fp8, int8, int4), or the checkpoint's method"
     )
+    calibrated: bool = setting(False, "the source is a checkpoint that was calibrated to the kind")
     origin: str = setting("", "where the source came from, for people")
 
     def __post_init__(self) -> None:
@@ -59,24 +60,25 @@ def convert(settings: ConvertSettings) -> None:
     else:
         check_gguf(settings.source)
         write_tokenizer(settings.source, settings.folder)
-    converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
+    converting = partial(report, f"converting {settings.name} to {settings.dtype}")
     converted = conversion.convert(
         settings.source,
         settings.folder,
         dtype=settings.dtype,
         progress=converting,
         quantization=settings.quantization,
+        calibrated=settings.calibrated,
     )
     if settings.device == "cpu":
-        weights = conversion.pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
+        weights = conversion.pack_folder(settings.folder, partial(report, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
-        compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"), packed_kernels(weights))
+        compile_kernels(DTYPES[settings.dtype], partial(report, "compiling kernels"), packed_kernels(weights))
     _manifest(settings, converted).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)
 
 
-def _report(what: str, done: int, total: int) -> None:
+def report(what: str, done: int, total: int) -> None:
     print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
 
 
@@ -111,7 +113,7 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         bos_token_id=config.get("bos_token_id"),
         source=settings.origin,
         quantization=converted.quantization,
-        rounding="" if converted.rounding is None else str(converted.rounding),
+        rounding=converted.cost,
     )
 
 

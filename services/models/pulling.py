@@ -1,4 +1,5 @@
-"""The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE DEVICE QUANTIZATION`.
+"""The process that pulls a model while the supervisor goes on: `python -m … MODEL CACHE DTYPE DEVICE QUANTIZATION
+[CALIBRATION]`.
 
 Reports its progress on standard output, one JSON object a line: {"what", "done", "total"}, at last {"folder"}.
 """
@@ -11,14 +12,15 @@ from pathlib import Path
 
 import httpx
 
+from ..runtime.settings import SettingError
 from .hugging_face import HubError
 from .manifest import ModelFolderError
-from .store import ConversionFailed, ModelNotFound, OtherQuantization, pull
+from .store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization, pull
 from .wheel_model import WheelModelError
 
 FAULTS = (
     *(ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, WheelModelError, HubError),
-    httpx.HTTPError,
+    *(SettingError, CalibrationFailed, httpx.HTTPError),
 )
 
 
@@ -27,10 +29,16 @@ def report(what: str, done: int, total: int) -> None:
 
 
 def main() -> None:
-    model, cache, dtype, device, quantization = sys.argv[1:]
+    model, cache, dtype, device, quantization, *texts = sys.argv[1:]
     try:
         folder = pull(
-            model, cache_dir=Path(cache), progress=report, dtype=dtype, device=device, quantization=quantization
+            model,
+            cache_dir=Path(cache),
+            progress=report,
+            dtype=dtype,
+            device=device,
+            quantization=quantization,
+            calibration=Path(texts[0]) if texts else None,
         )
     except FAULTS as fault:
         sys.exit(str(fault))

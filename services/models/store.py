@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,9 +13,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ..runtime.hardware import resolve_device, resolve_dtype
-from ..runtime.kept_child import kept_child
-from ..runtime.progress import Report, word_of
+from ..runtime.progress import Report
+from ..runtime.settings import SettingError
 from . import hugging_face
+from .calibration import Calibration, read_calibration
+from .child_folder import ChildFailed, fill_folder
 from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
@@ -48,6 +48,13 @@ class ConversionFailed(Exception):
         super().__init__(f"could not convert {source}: {last_words}")
 
 
+class CalibrationFailed(Exception):
+    """The calibrating process failed; carries its last output."""
+
+    def __init__(self, source: Path, last_words: str) -> None:
+        super().__init__(f"could not calibrate {source}: {last_words}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """A model before conversion."""
@@ -75,26 +82,54 @@ def pull(
     dtype: str = "auto",
     device: str = "auto",
     quantization: str = "auto",
+    calibration: Path | None = None,
 ) -> Path:
-    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>]-<layout>`, made on first use by the first process that
-    needs it. `quantization` is a kind that weights are rounded to, or the method by which they must be packed.
+    """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]]-<layout>`, made on first use by the
+    first process that needs it. `quantization` is a kind that weights are rounded to, or the method by which they must
+    be packed; `calibration` a file of text over which rounding is chosen.
 
-    Raises `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization` or `ConversionFailed`.
+    Raises `SettingError` for the file, before anything is downloaded, `ModelNotFound`, `WheelModelError`, `HubError`,
+    `OtherQuantization`, `CalibrationFailed` or `ConversionFailed`.
     """
+    asked = read_calibration(calibration, quantization, cache_dir)
+    if asked is not None:
+        _check_whole(model, asked)
     if (Path(model) / MANIFEST_NAME).is_file():
         return _of_quantization(Path(model).resolve(), quantization)
     source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)
     home = cache_dir / source.name.replace("/", "--")
-    kind = f"-{quantization}" if quantization in ROUNDED_KINDS else ""
-    folder = home / f"{source.revision}-{dtype}{kind}-{LAYOUT}"
+    folder = home / f"{source.revision}-{dtype}{_kind_of(quantization, asked)}-{LAYOUT}"
     if not folder.exists():
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / ".lock"):
             if not folder.exists():
-                _convert(source, source.obtain(progress), folder, dtype, device, quantization, progress)
+                path = source.obtain(progress)
+                if asked is not None:
+                    path = _calibrate(source, path, home, asked, device, progress)
+                _convert(source, path, folder, dtype, device, quantization, asked is not None, progress)
     return _of_quantization(folder, quantization)
+
+
+def _kind_of(quantization: str, calibration: Calibration | None) -> str:
+    """Part of a converted folder's name."""
+    if calibration is not None:
+        return calibration.suffix
+    return f"-{quantization}" if quantization in ROUNDED_KINDS else ""
+
+
+def _check_whole(model: str, calibration: Calibration) -> None:
+    """Raises `SettingError` for a model of which no checkpoint with whole weights is at hand."""
+    path = _path_of(model)
+    if model in NAMED_MODELS or path.suffix == ".gguf":
+        found = "a GGUF file"
+    elif (path / MANIFEST_NAME).is_file():
+        found = "a converted folder"
+    else:
+        return
+    allowed = f"none, or a checkpoint in Hugging Face's layout: the model {model!r} is {found}"
+    raise SettingError("calibration", str(calibration.file), allowed)
 
 
 def _of_quantization(folder: Path, quantization: str) -> Path:
@@ -177,45 +212,40 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+def _calibrate(source: Source, path: Path, home: Path, calibration: Calibration, device: str, progress: Report) -> Path:
+    """The checkpoint that a calibration made of the one at `path`, kept beside the converted folders, since it serves
+    every dtype and device."""
+    folder = home / f"{source.revision}{calibration.suffix}"
+    if not folder.exists():
+        flags = [f"--source={path}", f"--name={source.name}", f"--device={device}"]
+        flags += [f"--kind={calibration.kind}", f"--calibration={calibration.file.resolve()}"]
+        space = home / f".partial-{folder.name}" / "space"
+        # Nothing is asked of the Hub, whose files are here.
+        env = os.environ | {"HF_HUB_OFFLINE": "1", "AR_WORK_SPACE": str(space)}
+        try:
+            fill_folder(folder, "headwater.services.engine.calibrate", flags, progress, env=env)
+        except ChildFailed as error:
+            raise CalibrationFailed(path, str(error)) from None
+    return folder
+
+
 def _convert(
-    source: Source, path: Path, folder: Path, dtype: str, device: str, quantization: str, progress: Report
+    source: Source,
+    path: Path,
+    folder: Path,
+    dtype: str,
+    device: str,
+    quantization: str,
+    calibrated: bool,
+    progress: Report,
 ) -> None:
-    """Converts beside the folder and renames, so that a folder exists whole or not at all."""
-    for leftover in folder.parent.glob(".partial-*"):
-        shutil.rmtree(leftover)
-    partial = folder.with_name(f".partial-{folder.name}")
-    partial.mkdir()
-    command = [sys.executable, "-m", "headwater.services.engine.convert"]
-    command += [f"--source={path}", f"--folder={partial}", f"--name={source.name}", f"--revision={source.revision}"]
-    command += [f"--dtype={dtype}", f"--device={device}", f"--origin={source.origin}"]
-    command += [f"--quantization={quantization}"]
-    last_words = "it said nothing"
-    with kept_child(command) as converter:
-        for line in converter:
-            if (word := word_of(line)) is not None:
-                progress(word["what"], word["done"], word["total"])
-            elif line:
-                last_words = line
-    if converter.returncode != 0:
-        shutil.rmtree(partial)
-        raise ConversionFailed(path, last_words)
-    _keep(partial, as_=folder)
-
-
-def _keep(partial: Path, *, as_: Path) -> None:
-    """Renames, so that the folder is there whole or not at all also after a power failure."""
-    for each in (*partial.iterdir(), partial):
-        _sync(each)
-    partial.rename(as_)
-    _sync(as_.parent)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    flags = [f"--source={path}", f"--name={source.name}", f"--revision={source.revision}", f"--dtype={dtype}"]
+    flags += [f"--device={device}", f"--origin={source.origin}", f"--quantization={quantization}"]
+    flags += ["--calibrated"] if calibrated else []
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        fill_folder(folder, "headwater.services.engine.convert", flags, progress)
+    except ChildFailed as error:
+        raise ConversionFailed(path, str(error)) from None
 
 
 def point(link: Path, folder: Path) -> None:

@@ -26,6 +26,7 @@ async def pull_model(model: str, settings: StackSettings, supervisor: Supervisor
         *keeper_command(pipe=supervisor.watched, limit=STOP_SECONDS),
         *(sys.executable, "-m", "headwater.services.models.pulling"),
         *(model, str(settings.cache_dir), settings.dtype, settings.device, settings.quantization),
+        *([] if settings.calibration is None else [str(settings.calibration)]),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,

@@ -23,6 +23,7 @@ from ..engine.settings import (
     QUANTIZATIONS,
     EngineSettings,
 )
+from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
@@ -100,6 +101,7 @@ class StackSettings:
     kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8: twice the cache, faster, less exact; GPU.")
     activation_dtype: str = engine_flag("activation_dtype", "int8 beside packed weights (CPU, auto), or model: exact.")
     quantization: str = engine_flag("quantization", "fp8, int8 or int4: round weights; or the checkpoint's method.")
+    calibration: Path | None = flag(None, "Text by which int4 and int8 rounding is chosen (AutoRound).")
     speculation: str = engine_flag("speculation", "auto: engines draft tokens where that pays; changes none; off.")
     draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
     """As `model`; a stack is given its folder."""
@@ -207,6 +209,8 @@ class StackSettings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        if self.calibration is not None and self.quantization not in CALIBRATED_KINDS:
+            raise SettingError("calibration", str(self.calibration), BESIDE_KINDS)
         if self.draft_model is not None and self.speculation == "off":
             raise SettingError("draft_model", self.draft_model, NO_DRAFTS)
         if self.draft_heads is not None:
@@ -256,7 +260,7 @@ class StackSettings:
         """The settings with absolute paths, and with the number of replicas that holds where none was given."""
         paths = {
             name: path.expanduser().resolve()
-            for name in ("state_dir", "cache_dir", "draft_heads", "kv_disk_dir")
+            for name in ("state_dir", "cache_dir", "draft_heads", "kv_disk_dir", "calibration")
             if (path := getattr(self, name)) is not None
         }
         if self.scales_by_demand or self.num_split is not None:

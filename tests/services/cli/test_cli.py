@@ -27,7 +27,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "activation_dtype", "kv_swap_memory", "gpu_memory_utilization"),
-        "quantization",
+        # A text by which weights of few bits are rounded is a choice beside the number of bits.
+        *("quantization", "calibration"),
         *("kv_disk_dir", "kv_disk_memory", "kv_peer_memory", "kv_peer_direct"),
         *("speculation", "draft_model", "draft_heads"),
         # A model that is larger than one GPU, or answers that want more than one GPU's bandwidth.
@@ -68,6 +69,14 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--max-replicas", "2", "--min-replicas", "3"), "--max-replicas is 2; allowed: at least 3"),
         (("up", "--host", "0.0.0.0"), "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file"),
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
+        (
+            ("up", "--calibration", "/no/file"),
+            "--calibration is '/no/file'; allowed: none, or a file together with --quantization int4 or int8",
+        ),
+        (
+            ("pull", "--quantization", "int4", "--calibration", "/no/file"),
+            "--calibration is '/no/file'; allowed: an existing file",
+        ),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
         (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
