@@ -11,12 +11,12 @@ from .heads_config import HeadsConfig
 from .model_config import ModelConfig
 from .shards import ParallelLayout
 
-INT8 = "int8"
+INT8, MODEL = "int8", "model"
 TREE = "tree"
 NUMERICS = ("default", TREE)
 OFF = "off"
 PEER_ACCESS = ("auto", OFF)
-ACTIVATION_DTYPES = ("auto", INT8, "model")
+ACTIVATION_DTYPES = ("auto", INT8, MODEL)
 DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
 """Of host memory through which blocks pass to a disk and back."""
@@ -75,8 +75,8 @@ class ExecutorOptions:
     """`auto`: that of the weights; `fp8`, on a GPU."""
     activation_dtype: str = "auto"
     """What a CPU multiplies packed integers with: `int8` numbers, or activations in the dtype of the `model`, for which
-    the weights are expanded. `auto`: int8 where there are such weights. On a Hopper GPU weights that were made for
-    activations in 8 bits are multiplied with such, but with `model`."""
+    the weights are expanded; `model` expands weights in e4m3, too. `auto`: int8 where there are packed integers. On a
+    Hopper GPU weights that were made for activations in 8 bits are multiplied with such, but with `model`."""
     quantization: str = "auto"
     """`auto`, or the method that the folder's weights must be packed by, or the kind that they must be rounded to."""
     numerics: str = "default"

@@ -89,6 +89,11 @@ class Quantization:
         """Whether some layers are packed integers."""
         return any(rule.packing.format != "fp8" for rule in self.rules)
 
+    @property
+    def is_of_integers(self) -> bool:
+        """Whether all layers are packed integers."""
+        return all(rule.packing.format != "fp8" for rule in self.rules)
+
     def packing_of(self, layer: str) -> Packing | None:
         return next((rule.packing for rule in self.rules if rule.matches(layer)), None)
 

@@ -22,7 +22,7 @@ from ..executors.rank_drafts import HEAD, load_draft_weights
 from ..executors.rank_place import RankPlace, load_rank_weights, rank_executor
 from ..layers.kinds import Weights
 from ..layers.packed import pack_linears
-from ..options import INT8, BuildRequest, ExecutorOptions, Progress
+from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up
 from ..shards import WHOLE, Shard
@@ -130,7 +130,8 @@ def _packed(request: BuildRequest, weights: Weights, progress: Progress, part: s
     folder = request.options.model_folder if request.options.load_format == "auto" else None
     expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
     looked_up, packing = with_cpu_look_up(weights), partial(progress, "packing weights")
-    return pack_linears(looked_up, folder, packing, expanded_to, part)
+    expands_fp8 = request.options.activation_dtype == MODEL
+    return pack_linears(looked_up, folder, packing, expanded_to, part, expands_fp8=expands_fp8)
 
 
 def _loaded_heads(

@@ -19,6 +19,7 @@ from ..numerics_id import ROOMS, numerics_id
 from ..options import (
     ACTIVATION_DTYPES,
     INT8,
+    MODEL,
     NUMERICS,
     PEER_ACCESS,
     TREE,
@@ -101,7 +102,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         dtype=dtype,
         kv_format=kv_format,
         activations=activations,
-        rounds_tokens=flags.rounded_tokens and options.activation_dtype != "model",
+        rounds_tokens=flags.rounded_tokens and options.activation_dtype != MODEL,
         is_tree=options.numerics == TREE,
         draft=draft,
         heads=heads,
@@ -245,7 +246,7 @@ def _check_numerics(
 
 def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:
     """What a checkpoint made for tokens of 8 bits has them rounded to, where the platform does so."""
-    if not flags.rounded_tokens or options.activation_dtype == "model" or model.quantization is None:
+    if not flags.rounded_tokens or options.activation_dtype == MODEL or model.quantization is None:
         return ""
     quantization = model.quantization
     return " and ".join(sorted(quantization.rounded_activations - quantization.activations_by_block))
@@ -300,7 +301,7 @@ def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: C
         is_packed = model.quantization is not None and model.quantization.has_integers
     if chosen == INT8 and not is_packed:
         raise ConfigError("activation_dtype", chosen, "auto or model, for a model whose weights are no packed integers")
-    return is_packed and flags.int8_activations and chosen != "model"
+    return is_packed and flags.int8_activations and chosen != MODEL
 
 
 def _tell_activations(request: BuildRequest) -> None:
@@ -325,6 +326,9 @@ def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
     assert options.model_folder is not None
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
     what = [source, request.model, request.dtype, request.kv_format, request.activations, request.rounds_tokens]
+    if request.model.quantization is not None and not request.model.quantization.is_of_integers:
+        # CPUs multiply numbers of eight bits as they are, unless they are expanded.
+        what.append(options.activation_dtype == MODEL)
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
     if request.is_tree:

@@ -10,19 +10,23 @@ from pathlib import Path
 
 import torch
 
+from headwater.kernels.byte_weights import Fp8Weight
 from headwater.kernels.packed_linear import PackedLayout, can_pack, copy_packed, linear, pack, packed_view
 
 from ..weights.blocks import dense
 from ..weights.packed import Matrix, packed_memory
 from .blocks import BlockLinear
 from .dense import DenseLinear
-from .group_tiles import TileLayout, TileLinear, write_tiles
+from .fp8 import Fp8Linear
+from .fp8_tiles import Fp8TileLayout, Fp8TileLinear, write_fp8_tiles
+from .group_tiles import IntWeight, TileLayout, TileLinear, write_tiles
 from .int4 import Int4Linear
 from .int8 import Int8Linear
 from .kinds import Weights
 from .linear import ExpandableLinear, Linear
 
 Read = Callable[[], torch.Tensor]
+Packed = tuple[Matrix, Callable[[torch.Tensor], Linear]]
 
 
 class PackedLinear(Linear):
@@ -47,9 +51,12 @@ def pack_linears(
     progress: Callable[[int, int], None],
     expanded_to: torch.dtype | None = None,
     part: str = "",
+    *,
+    expands_fp8: bool = False,
 ) -> Weights:
     """The weights with every matrix packed, where this machine can. Progress is told in matrices. Those in block
     formats are expanded to a dtype and packed like the others, and so are integers in groups; None: these stay packed.
+    `expands_fp8`: numbers of eight bits are expanded to the model's dtype.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None: the weights come
     from no folder. `part` names the part of the folder's weights that these are; empty: all of them.
@@ -58,7 +65,7 @@ def pack_linears(
     made: dict[str, Callable[[torch.Tensor], Linear]] = {}
     others: dict[str, Linear] = {}
     for name, each in sorted(weights.linears.items()):
-        if expanded_to is None and (tiles := _tiles(each)) is not None:
+        if (tiles := _tiles(each, expanded_to is None, not expands_fp8)) is not None:
             matrices[name], made[name] = tiles
         elif (read := _dense(each, expanded_to)) is None:
             others[name] = each
@@ -79,11 +86,25 @@ def _write(read: Read, memory: torch.Tensor) -> None:
     copy_packed(pack(read()), memory)
 
 
-def _tiles(linear: Linear) -> tuple[Matrix, Callable[[torch.Tensor], Linear]] | None:
-    """How integers in groups are packed, and what is made of them; None: it has none, or none that can be tiles."""
-    if not isinstance(linear, Int4Linear | Int8Linear) or (layout := TileLayout.of(linear.weight)) is None:
+def _tiles(linear: Linear, keeps_integers: bool, keeps_fp8: bool) -> Packed | None:
+    """How weights of few bits that are kept are packed, and what is made of them; None: it has none, or none that can
+    be tiles."""
+    if keeps_fp8 and isinstance(linear, Fp8Linear):
+        return _fp8_tiles(linear.weight, linear.dtype)
+    if keeps_integers and isinstance(linear, Int4Linear | Int8Linear):
+        return _integer_tiles(linear.weight)
+    return None
+
+
+def _fp8_tiles(weight: Fp8Weight, dtype: torch.dtype) -> Packed | None:
+    if (layout := Fp8TileLayout.of(weight, dtype)) is None:
         return None
-    weight = linear.weight
+    return Matrix(layout, layout.num_bytes, partial(write_fp8_tiles, weight, layout)), partial(Fp8TileLinear, layout)
+
+
+def _integer_tiles(weight: IntWeight) -> Packed | None:
+    if (layout := TileLayout.of(weight)) is None:
+        return None
     matrix = Matrix(layout, layout.num_bytes, partial(write_tiles, weight, layout))
     return matrix, partial(TileLinear, weight, layout)
 

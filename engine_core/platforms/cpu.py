@@ -9,7 +9,7 @@ import torch
 
 from headwater.kernels.block_formats import FORMATS
 from headwater.kernels.cpu import attention as attention_kernel
-from headwater.kernels.cpu import block_activations, block_linear, block_rows, group_linear, tile_product
+from headwater.kernels.cpu import block_activations, block_linear, block_rows, fp8_linear, group_linear, tile_product
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
@@ -20,6 +20,7 @@ from headwater.kernels.cpu.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
+from headwater.kernels.fp8_tiles import FP8_FORMATS
 from headwater.kernels.group_tiles import GROUP_FORMATS
 from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
 
@@ -27,6 +28,7 @@ from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
 from ..layers.blocks import BlockLinear, BlockTable
 from ..layers.dense import DenseLinear
+from ..layers.fp8_tiles import Fp8TileLinear
 from ..layers.group_tiles import TileLinear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
@@ -70,6 +72,8 @@ class CpuPlatform:
             return block_linear.block_product(linear.parts)
         if isinstance(linear, TileLinear):
             return group_linear.group_product(linear.tiles)
+        if isinstance(linear, Fp8TileLinear):
+            return fp8_linear.fp8_product(linear.tiles)
         library = self._libraries.get(linear.kind)
         if library is None:
             return linear.product
@@ -145,6 +149,7 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
     used = [tile_product.kernel_of(each) for each in of_blocks]
     used += [tile_product.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups]
     used += [block_rows.kernel_of(table.weight.format) for table in tables]
+    used += [fp8_linear.kernel_of(linear.tiles.format) for linear in linears if isinstance(linear, Fp8TileLinear)]
     if of_blocks or not all(each.rounds_tokens for each in in_groups):
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
@@ -162,7 +167,8 @@ def _every_packed_kernel() -> list[Kernel]:
         for each in GROUP_FORMATS
         for rounds_tokens in (False, True)
     ]
-    return [*of_blocks, *in_groups, block_activations.KERNEL, block_activations.TOKEN_KERNEL]
+    of_fp8 = [fp8_linear.kernel_of(each) for each in FP8_FORMATS]
+    return [*of_blocks, *in_groups, *of_fp8, block_activations.KERNEL, block_activations.TOKEN_KERNEL]
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()) -> None:

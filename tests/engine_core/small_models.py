@@ -121,6 +121,7 @@ class SmallEngine:
         given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
         asked = ExecutorOptions(model_folder=folder, **given)
         self.executor, self.config, facts = build_executor(asked, lambda phase, done, total: None)
+        self.numerics_id = facts.numerics_id
         disk_files = open_disk(asked, self.config, facts, self.executor)
         self._link, peer_link = link, None
         if link is not None:

@@ -1,0 +1,72 @@
+"""Weights of e4m3 numbers as a CPU's kernels read them. Made when a model is loaded; a model's file has none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from headwater.kernels.block_formats import BLOCK, TILE_ROWS
+from headwater.kernels.byte_weights import Fp8Weight
+from headwater.kernels.fp8_linear import fp8_linear
+from headwater.kernels.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
+
+from .linear import Linear
+
+DTYPES = (torch.float32, torch.bfloat16)
+"""Types that the kernel computes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8TileLayout:
+    """Shape and format of a weight in tiles."""
+
+    format: Fp8Format
+    num_rows: int
+    num_groups: int
+    group_size: int
+
+    @classmethod
+    def of(cls, weight: Fp8Weight, dtype: torch.dtype) -> Fp8TileLayout | None:
+        """None: its groups cannot be tiles, it holds a number that is none, or is expanded to another type."""
+        n, k = weight.shape
+        num_groups = len(weight.scales)
+        size = k // num_groups
+        # The bits of a number that is none, without the sign; kernels know no such numbers.
+        has_none = bool(((weight.values.view(torch.uint8) & 0x7F) == 0x7F).any())
+        if size % BLOCK or dtype not in DTYPES or has_none:
+            return None
+        return cls(format_of(weight), n, num_groups, size)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return -(-self.num_rows // TILE_ROWS), self.num_groups, self.format.group_bytes(self.group_size)
+
+    @property
+    def num_bytes(self) -> int:
+        tiles, groups, size = self.shape
+        return tiles * groups * size
+
+
+def write_fp8_tiles(weight: Fp8Weight, layout: Fp8TileLayout, memory: torch.Tensor) -> None:
+    """Packs a weight into memory uint8 [layout.num_bytes]."""
+    memory.view(layout.shape).copy_(pack(weight, layout.format))
+
+
+class Fp8TileLinear(Linear):
+    """Multiplies activations as they are by the weights that the layer expands to."""
+
+    kind = "fp8 tiles"
+
+    def __init__(self, layout: Fp8TileLayout, memory: torch.Tensor) -> None:
+        """memory uint8 [layout.num_bytes], as `write_fp8_tiles` fills it"""
+        self.tiles = Fp8Tiles(
+            format=layout.format,
+            tiles=memory.view(layout.shape),
+            num_rows=layout.num_rows,
+            group_size=layout.group_size,
+        )
+        self.out_features, self.in_features = self.tiles.shape
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return fp8_linear(x, self.tiles)
