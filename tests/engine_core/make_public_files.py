@@ -5,6 +5,14 @@ transformers makes of their files. It runs in an environment of its own, on a CP
     tools/bin/pip install torch transformers llmcompressor auto-round
     tools/bin/python tests/engine_core/make_public_files.py
 
+GPTQModel is built without its CUDA kernels, in an environment of its own, since it wants another release of torch than
+the others; transformers loads its file beside optimum. On fewer than three cores it wants GPTQMODEL_CPU_WORKERS=2:
+
+    python3 -m venv gptqmodel-tools
+    gptqmodel-tools/bin/pip install torch "setuptools>=77" wheel optimum
+    BUILD_CUDA_EXT=0 gptqmodel-tools/bin/pip install --no-build-isolation gptqmodel
+    gptqmodel-tools/bin/python tests/engine_core/make_public_files.py gptqmodel
+
 Versions of the tools are written beside the figures.
 """
 
@@ -44,6 +52,11 @@ TEXT = (
     "A request goes to the replica that has computed its prefix. What the cache has forgotten is computed again. " * 3
 )
 """What files are compared on; a character is a token."""
+TOOLS = {
+    False: ("tools", ("llmcompressor", "compressed-tensors", "auto-round", "transformers", "torch")),
+    True: ("tools of gptqmodel", ("gptqmodel", "transformers", "torch")),
+}
+"""Releases that are written beside the figures, without GPTQModel and with it."""
 
 
 def ids_of(text: str) -> list[int]:
@@ -104,8 +117,22 @@ def round_by_auto_round(source: Path, folder: Path, format: str, bits: int, *, s
     shutil.copytree(found, folder)
 
 
+def round_by_gptqmodel(source: Path, folder: Path) -> None:
+    """With zero points, and groups of inputs in the order of their size (act-order)."""
+    from gptqmodel import BACKEND, GPTQModel, QuantizeConfig  # noqa: PLC0415 (of an environment of its own)
+
+    config = QuantizeConfig(bits=4, group_size=32, desc_act=True, sym=False, device="cpu", offload_to_disk=False)
+    model = GPTQModel.load(str(source), config)
+    rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples()]
+    model.quantize(rows, batch_size=4, backend=BACKEND.TORCH)
+    model.save(str(folder))
+
+
+GPTQMODEL = "gptqmodel"
+
+
 def makers() -> dict[str, Any]:
-    """What makes each folder."""
+    """What makes the other folders."""
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme  # noqa: PLC0415 (as above)
     from llmcompressor.modifiers.gptq import GPTQModifier  # noqa: PLC0415
     from llmcompressor.modifiers.quantization import QuantizationModifier  # noqa: PLC0415
@@ -181,6 +208,7 @@ def log_probs(folder: Path) -> list[float]:
 def main() -> None:
     HERE.mkdir(exist_ok=True)
     wanted = sys.argv[1:]
+    uses_gptqmodel = wanted == [GPTQMODEL]
     path = HERE / "expected.json"
     expected = json.loads(path.read_text()) if path.is_file() and wanted else {"files": {}}
     with tempfile.TemporaryDirectory() as temporary:
@@ -188,7 +216,7 @@ def main() -> None:
         train(source)
         base = log_probs(source)
         print("bf16", math.exp(-sum(base) / len(base)))
-        for name, make in makers().items():
+        for name, make in ({GPTQMODEL: round_by_gptqmodel} if uses_gptqmodel else makers()).items():
             if wanted and name not in wanted:
                 continue
             folder = Path(temporary) / name
@@ -205,8 +233,8 @@ def main() -> None:
                 found = None
             expected["files"][name] = found
             print(name, None if found is None else math.exp(-sum(found) / len(found)))
-    tools = ("llmcompressor", "compressed-tensors", "auto-round", "transformers", "torch")
-    expected["tools"] = {name: metadata.version(name) for name in tools}
+    key, tools = TOOLS[uses_gptqmodel]
+    expected[key] = {name: metadata.version(name) for name in tools}
     expected["text"] = TEXT
     path.write_text(json.dumps(expected, indent=1) + "\n")
 

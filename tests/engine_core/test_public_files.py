@@ -25,7 +25,12 @@ from tests.long_values import long_but
 FILES = Path(__file__).parent / "public_files"
 EXPECTED: dict[str, Any] = json.loads((FILES / "expected.json").read_text())
 NAMES = sorted(EXPECTED["files"])
-METHODS = {"llmcompressor": "compressed-tensors", "auto-round-gptq": "gptq", "auto-round-awq": "awq"}
+METHODS = {
+    "llmcompressor": "compressed-tensors",
+    "auto-round-gptq": "gptq",
+    "auto-round-awq": "awq",
+    "gptqmodel": "gptq",
+}
 KINDS = {
     "llmcompressor-w4a16-gptq": {"int4"},
     "llmcompressor-w8a8-smoothquant": {"w8a8"},
@@ -39,6 +44,7 @@ KINDS = {
 IN_CI = (
     "auto-round-awq",
     "auto-round-gptq-8",
+    "gptqmodel",
     "llmcompressor-fp8-dynamic",
     "llmcompressor-mixed",
     "llmcompressor-w8a8-smoothquant",
@@ -96,6 +102,9 @@ def expanded(own: dict[str, torch.Tensor], is_awq: bool) -> torch.Tensor:
             bits = 32 * own["qzeros"].shape[1] // own["scales"].shape[1]
             q = numbers(own["qweight"].T, bits)
             zeros = (numbers(own["qzeros"], bits) + 1).T % (1 << bits)
+        if "g_idx" in own:
+            of_inputs = own["g_idx"].long()
+            return (q - zeros[:, of_inputs]) * scales[:, of_inputs]
         return (q - per_input(zeros, q)) * per_input(scales, q)
     scales = own.get("weight_scale", own.get("weight_scale_inv"))
     assert scales is not None
