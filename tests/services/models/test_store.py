@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.models import store
+from headwater.services.models import child_folder
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import LAYOUT
 from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, pull
@@ -77,6 +77,6 @@ def test_a_folder_lies_on_the_disk_before_it_has_its_name(tmp_path: Path, monkey
     (partial / "weights").write_bytes(b"1")
     written: list[tuple[int, bool]] = []
     monkeypatch.setattr(os, "fsync", lambda fd: written.append((os.fstat(fd).st_ino, folder.exists())))
-    store._keep(partial, as_=folder)
+    child_folder._keep(partial, as_=folder)
     inodes = [path.stat().st_ino for path in (folder / "weights", folder, tmp_path)]
     assert written == [(inodes[0], False), (inodes[1], False), (inodes[2], True)]
