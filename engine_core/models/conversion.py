@@ -20,7 +20,7 @@ from ..weights import model_file
 from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
-from ..weights.rounding import ROUNDINGS, round_weights
+from ..weights.rounding import ROUNDINGS, Rounding, round_weights
 from ..weights.unpacking import unpacked
 from . import registry
 from .calibration import Calibrated
@@ -36,6 +36,8 @@ class Converted:
 
     quantization: str
     """The method that its weights are packed by, the kind that they were rounded to, or `none`."""
+    rounding: Rounding | None = None
+    """None: weights were not rounded, or a calibration had rounded them."""
     cost: str = ""
     """Loss by rounding, for people; empty: nothing was rounded."""
 
@@ -59,7 +61,7 @@ def convert(
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
     config, total = registry.config_of(hf_config), len(checkpoint) + 1
-    found, cost = _method(checkpoint, config), ""
+    found, rounding, cost = _method(checkpoint, config), None, ""
     rounds = found == NONE and quantization in ROUNDINGS
     if rounds or calibrated:
         hf_config |= {KEY: {"quant_method": ROUNDED, "kind": quantization}}
@@ -77,7 +79,8 @@ def convert(
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
-    return Converted(quantization=quantization if rounds or calibrated else found, cost=cost)
+    packed_by = quantization if rounds or calibrated else found
+    return Converted(quantization=packed_by, rounding=rounding, cost=cost)
 
 
 def _collected(published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype) -> model_file.Tensors:

@@ -92,7 +92,8 @@ def test_a_model_is_rounded_when_it_is_converted(kind: str, layers: str, most: f
         ]
         assert converted.rounding.relative_error == pytest.approx(float(sum(changes) / sum(whole)) ** 0.5)
     assert 0 < converted.rounding.relative_error < most
-    assert str(converted.rounding).startswith(f"rounded to {kind}: ")
+    assert str(converted.rounding) == converted.cost
+    assert converted.cost.startswith(f"rounded to {kind}: ")
 
 
 def test_fewer_bits_take_answers_further_away(tmp_path: Path) -> None:
