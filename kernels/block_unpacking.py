@@ -34,7 +34,7 @@ def expanded(planes: BlockPlanes, out: torch.Tensor) -> None:
 
 
 def expanded_rows(planes: BlockPlanes, row_ids: torch.Tensor, out: torch.Tensor) -> None:
-    """As `expanded`, rows at row_ids, integers [T], to out [T, K]."""
+    """Writes rows at row_ids, integers [T], to out [T, K], rounded as `expanded` rounds them."""
     _expand_rows(planes, row_ids.contiguous(), out)
 
 

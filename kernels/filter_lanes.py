@@ -131,7 +131,7 @@ def _send(lanes, low, is_complete, peers, epoch, SIZE: tl.constexpr):
 
 @triton.jit
 def _sent(peers, epoch, SIZE: tl.constexpr, PADDED_SIZE: tl.constexpr):
-    """What all ranks have written: logits and tokens [PADDED_SIZE * MOST_SENT], and whether none is missing."""
+    """Logits and tokens [PADDED_SIZE * MOST_SENT] that all ranks have written, and whether none is missing."""
     p_bases, index, i_block, slot_bytes, _, HOST = peers
     o_sent = tl.arange(0, PADDED_SIZE * MOST_SENT)
     o_part, o_at = (o_sent // MOST_SENT) * (slot_bytes // 4), o_sent % MOST_SENT

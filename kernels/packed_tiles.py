@@ -77,9 +77,9 @@ MOST_ROWS = 2048
 LONG_INPUTS = 3072
 """Number of inputs from which on a program that is cut in two takes less time."""
 MULTIPROCESSORS = 132
-"""Those of an H100 and an H200."""
+"""Number of multiprocessors of an H100 or an H200."""
 ONE_ROUND = MULTIPROCESSORS * BLOCK_N
-"""Number of outputs for which each of them has one program."""
+"""Number of outputs for which each multiprocessor has one program."""
 
 
 def choose(num_rows: int, num_outputs: int, num_inputs: int, bits: int) -> RingTiles | None:

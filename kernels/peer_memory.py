@@ -60,7 +60,7 @@ class PeerMemory:
     """Numbers of 16 bits in a row that flagged words may carry. Always the same: a word that a longer row left behind
     would be taken for a new one, 65,536 exchanges later."""
     host: object | None = None
-    """What keeps host memory mapped in which the pieces lie; None: they lie on GPUs."""
+    """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
     max_polls: int = MAX_POLLS
 
     @property
@@ -132,7 +132,7 @@ def new_numbers(device: str = "cuda") -> torch.Tensor:
 
 
 def host_address(pointer: int) -> int:
-    """Where this process's current GPU reaches host memory that it has locked. Raises `PeerError`."""
+    """Address at which this process's current GPU reaches host memory that it has locked. Raises `PeerError`."""
     address = ctypes.c_uint64()
     call_driver("cuMemHostGetDevicePointer_v2", ctypes.byref(address), ctypes.c_void_p(pointer), ctypes.c_uint(0))
     return address.value

@@ -71,7 +71,7 @@ class StageMemory:
     """int64 [stages − 1]: of the last stage, the addresses of all others, in their order; else empty."""
     sizes: StageSizes
     host: object | None = None
-    """What keeps host memory mapped in which the pieces lie; None: they lie on GPUs."""
+    """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
     max_polls: int = MAX_POLLS
 
     @property

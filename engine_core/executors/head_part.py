@@ -53,7 +53,7 @@ class HeadPart:
 
     @property
     def tokens(self) -> VocabularySlice:
-        """Those that this rank has."""
+        """The tokens whose logits this rank computes."""
         return self.group.slice_of(self._first_token, self.vocab_size)
 
     def whole(self, logits: torch.Tensor) -> torch.Tensor:

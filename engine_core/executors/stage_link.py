@@ -67,10 +67,10 @@ class StageEnds(Protocol):
     """What stands at the ends of a stage in the place of what other stages have."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
-        """What a stage that is not the first has in the place of an embedding."""
+        """The layer that stands for the embedding in a stage that is not the first."""
 
     def end(self) -> LastNorm:
-        """What a stage that is not the last has in the place of the last norm."""
+        """The layer that stands for the last norm in a stage that is not the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -154,7 +154,7 @@ class StageRunner(Runner):
             self._guesses.send(self._guessed(plan).tobytes())
 
     def _guessed(self, plan: StepPlan) -> Int32Array:
-        """What stands in the table behind the known tokens of the plan, int32 [sum of num_drafts]."""
+        """Token ids in the table behind the known tokens of the plan, int32 [sum of num_drafts]."""
         assert plan.num_drafts is not None
         counts, ends = plan.num_drafts, plan.starts + plan.counts
         rows, at = np.repeat(plan.rows, counts), np.repeat(ends - counts, counts) + places(counts)

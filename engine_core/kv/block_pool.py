@@ -22,7 +22,7 @@ class BlockPool:
         self.generations: list[int] | memoryview[int] = [0] * num_blocks
         """How often each block was handed out: what it contained in an earlier generation is gone."""
         self._cached: list[int] | None = None
-        """Blocks that were cached since `take_cached`; None where nobody asks."""
+        """Blocks that were cached since the last `take_cached`; None: the engine does not publish its blocks."""
         self.num_shared = 0
         """Blocks held more than once."""
         self.elsewhere: Collection[bytes] = ()

@@ -73,11 +73,11 @@ class _Pull:
 class _Check(NamedTuple):
     view: BlocksView
     found: Found
-    """What was copied, as it was before."""
+    """Blocks that were copied, with their generations before the copy."""
 
 
 class _Engine(NamedTuple):
-    """What an engine said of its memory."""
+    """Memory of another engine, as it announced it."""
 
     handle: bytes
     view: BlocksView | None
@@ -95,7 +95,7 @@ class DirectPulls:
         self._unreachable: set[tuple[str, int]] = set()
         """Engines whose memory could not be opened, by address and incarnation."""
         self._engines: dict[tuple[str, int], _Engine] = {}
-        """Those whose memory is open."""
+        """Engines whose memory is open."""
         self._left: set[tuple[str, int]] = set()
         """Engines to which there is no session any more, and whose blocks are still being copied."""
 

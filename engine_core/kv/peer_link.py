@@ -95,7 +95,7 @@ class Places:
     """What the cache is opened by: see `DirectCopies`."""
     blocks: list[int]
     published: bytes = b""
-    """What the memory is opened by in which the engine publishes its blocks: see `PublishedBlocks`. Empty: none."""
+    """Handle of the memory in which the engine publishes its blocks: see `PublishedBlocks`. Empty: there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

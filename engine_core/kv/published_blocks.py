@@ -1,5 +1,5 @@
-"""What is in an engine's KV cache, published in memory that the other engines of its host read: of each block how often
-it was handed out, and the hash of what it contains.
+"""The contents of an engine's KV cache, published in memory that the other engines of its host read: for each block its
+generation (how often it was handed out) and the hash of its tokens.
 
 A reader needs no answer from the owner. It reads hashes and generations, copies blocks, and reads the generations once
 more: a copied block counts only if it was not handed out in between, as in a seqlock. Knows hashes and blocks; knows
@@ -62,7 +62,7 @@ class PublishedBlocks:
                 "num_blocks": num_blocks,
             }
         ).encode()
-        """What a `BlocksView` is opened by."""
+        """The bytes from which another process opens a `BlocksView`."""
 
     @classmethod
     def of(cls, pool: BlockPool, steps: Steps) -> PublishedBlocks | None:
@@ -148,7 +148,7 @@ class BlocksView:
         return int(changed[0]) if changed.size else len(found.blocks)
 
     def _read(self, column: UInt64Array) -> UInt64Array:
-        """What stands there now; the owner goes on writing."""
+        """A copy of the column; the owner goes on writing."""
         return column.copy()
 
 

@@ -1,5 +1,5 @@
-"""Weights in GGUF's block formats as a GPU's kernels read them, made when a model is loaded: a model's file has
-blocks."""
+"""Weights in GGUF's block formats as a GPU's kernels read them. They are made when a model is loaded, from the blocks of
+its file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..weights.planes import PLANES, num_bytes, stored_planes
 from .linear import ExpandableLinear, Parameter
 
 LookUp = Callable[[BlockPlanes, torch.Tensor, torch.dtype], torch.Tensor]
-"""As `kernels.block_planes.expand_rows`."""
+"""Expands rows of a table: see `kernels.block_planes.expand_rows`."""
 
 
 class PlanesLinear(ExpandableLinear):

@@ -44,18 +44,18 @@ class CalibrationError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibrated:
-    """What a calibration changed."""
+    """Report of a calibration."""
 
     kind: str
     bytes_before: int
-    """Of the checkpoint's tensors."""
+    """Size of the checkpoint's tensors."""
     num_tokens: int
     error_ratio: float | None
     """Mean square error of the blocks' outputs over that of rounding to nearest, the mean of all blocks; None: the
     library did not say."""
 
     def cost(self, bytes_after: int) -> str:
-        """For people."""
+        """A sentence for people: sizes before and after, and the error that remains."""
         text = f"calibrated to {self.kind} on {self.num_tokens} tokens: {self.bytes_before / 1e6:.0f} MB became "
         text += f"{bytes_after / 1e6:.0f} MB"
         if self.error_ratio is None:
@@ -64,7 +64,7 @@ class Calibrated:
 
     @classmethod
     def read(cls, folder: Path) -> Calibrated:
-        """Of a folder that `calibrate` made."""
+        """Reads the report of a folder that `calibrate` made."""
         return cls(**json.loads((folder / REPORT_NAME).read_text()))
 
 

@@ -56,7 +56,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """What the log has to say once for all ranks."""
+    """A warning that the log carries once for all ranks."""
 
     text: str
 

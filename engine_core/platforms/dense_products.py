@@ -27,7 +27,7 @@ def matrix_of(linear: Linear) -> torch.Tensor:
 
 
 def dense_matrices(weights: Weights) -> dict[str, torch.Tensor]:
-    """Those of linear layers, by name."""
+    """Matrices of linear layers, by name."""
     return {name: matrix_of(each) for name, each in weights.linears.items() if each.kind == DenseLinear.kind}
 
 

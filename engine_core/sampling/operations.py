@@ -55,4 +55,4 @@ class PartSampling(Protocol):
     def logprobs_part(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, part: JoinedSlice
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What `logprobs` would find in the logits of all ranks, to the bit, on each of them."""
+        """Computes on each rank, to the bit, what `logprobs` computes from the logits of all ranks."""

@@ -1,4 +1,4 @@
-"""What tokens of whole rows of logits weigh on a CPU, in sums that no order changes: see `weight_sums`."""
+"""Weights of the tokens of whole rows of logits on a CPU, in sums that no order changes: see `weight_sums`."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Calibration:
     file: Path
     kind: str
     digest: str
-    """Of the text, 16 hexadecimal digits."""
+    """Digest of the text, 16 hexadecimal digits."""
 
     @property
     def suffix(self) -> str:
@@ -38,7 +38,7 @@ class Calibration:
 
 
 def read_calibration(file: Path | None, quantization: str, cache_dir: Path) -> Calibration | None:
-    """What `--calibration` and `--quantization` ask for; None without a file. Raises `SettingError` for a kind that is
+    """The calibration that `--calibration` and `--quantization` ask for; None without a file. Raises `SettingError` for a kind that is
     not calibrated, for a file that cannot be read or has too little text, and where the library is not installed and no
     folder in the cache was made with this text."""
     if file is None:

@@ -50,7 +50,7 @@ def tiles_of(weights: Any, folder: Path | None = None, **options: Any) -> dict[s
 
 
 def log_probs(folder: Path, **options: Any) -> list[float]:
-    """Of a prompt."""
+    """Log probabilities of a prompt's tokens."""
     engine = SmallEngine(folder, **options)
     answer = engine.answer([list(range(3, 203))], greedy(1, num_prompt_logprobs=0))[0]
     engine.close()

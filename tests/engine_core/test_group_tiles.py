@@ -57,7 +57,7 @@ def served(folder: Path, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
 
 
 def log_probs(folder: Path, **options: Any) -> list[float]:
-    """Of a prompt."""
+    """Log probabilities of a prompt's tokens."""
     engine = SmallEngine(folder, **options)
     answer = engine.answer([list(range(3, 203))], greedy(1, num_prompt_logprobs=0))[0]
     engine.close()

@@ -77,7 +77,7 @@ def test_blocks_that_are_handed_out_again_are_neither_found_nor_unchanged() -> N
     owner.published.advance(0)
     found = owner.view.find(HASHES[:3])
     owner.pool.release(blocks)
-    # Those that nobody ever had go first, then the last of the three.
+    # The pool hands out blocks that were never used first, then the last of the three.
     owner.pool.allocate(6)
     assert owner.view.num_unchanged(found) == 2
     assert owner.view.find(HASHES[:3]).blocks.tolist() == blocks[:2]

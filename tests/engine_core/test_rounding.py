@@ -36,7 +36,7 @@ def rounded(source: Path, folder: Path, kind: str, dtype: str = "float32") -> Co
 
 
 def log_probs(folder: Path, **options: Any) -> list[float]:
-    """Of a prompt."""
+    """Log probabilities of a prompt's tokens."""
     engine = SmallEngine(folder, **options)
     answer = engine.answer([list(range(3, 203))], greedy(1, num_prompt_logprobs=0))[0]
     engine.close()

@@ -32,7 +32,7 @@ class SlowlyPublished(PublishedBlocks):
     def __init__(self, pool: BlockPool, owner: Owner) -> None:
         super().__init__(pool, owner)
         self.writes = deque[Callable[[], None]]()
-        """Those that are due, in their order. The owner does nothing else before they are done."""
+        """Writes that are due, in their order. The owner does nothing else before they are done."""
 
     def _write(self, column: UInt64Array, blocks: list[int], values: UInt64Array) -> None:
         parts = zip(column.T, values.T, strict=True) if column.ndim == 2 else [(column, values)]
@@ -71,7 +71,7 @@ class Owner:
         self.rng.choice([self._plan, self._write, self._write, self._retire])()
 
     def _plan(self) -> None:
-        """A prefix is computed, into blocks that nobody holds."""
+        """Plans a step that computes a prefix into free blocks."""
         hashes = self.rng.choice(HASHES)[: self.rng.randint(1, PREFIX_LEN)]
         if self.pool.num_free < len(hashes) or len(self.in_flight) > 2:
             return
@@ -151,11 +151,11 @@ class Run:
 
 
 class Outcome(NamedTuple):
-    """What a seed saw, in blocks."""
+    """Numbers of blocks that a seed saw."""
 
     num_copied: int
     num_changed: int
-    """Those that did not count when they had been copied."""
+    """Blocks that did not count once they had been copied."""
 
 
 def run_seed(seed: int) -> Outcome:
