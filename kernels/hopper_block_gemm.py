@@ -11,18 +11,16 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch
 from .block_formats import BlockFormat
 from .block_planes import BlockPlanes
 from .block_unpacking import constants
-from .hopper_packed_gemm import GL_DTYPES, serves
+from .hopper_packed_gemm import copy_rows, serves, tiled
 from .packed_tiles import CROWDED_TILES, LONE_TEAM, MOST_ROWS_OF_ONE, ONE_ROUND, TILES, RingTiles
 from .unpacked_blocks import bit_layout, unpack_block
 from .unpacked_weights import beside, split_blocks, unpack_int4, unpack_int8, word_layout
 
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 BLOCK_N = 64
@@ -66,11 +64,11 @@ def hopper_block_gemm(
     num_tiles = next(each for each in (tiles.num_tiles, 4, 2, 1) if k % (each * tile_k) == 0)
     block_k = num_tiles * tile_k
     _hopper_block_gemm[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
-        _tiled(x, [tiles.block_m, block_k]),
-        _tiled(weight.words, [BLOCK_N, num_tiles * TILE_WORDS], 64),
-        None if weight.high is None else _tiled(weight.high.view(-1), [CHUNK]),
-        _tiled(weight.scales.view(-1), [scale_chunk(format)]),
-        None if weight.factors is None else _tiled(weight.factors.view(-1), [CHUNK]),
+        tiled(x, [tiles.block_m, block_k]),
+        tiled(weight.words, [BLOCK_N, num_tiles * TILE_WORDS], 64),
+        None if weight.high is None else tiled(weight.high.view(-1), [CHUNK]),
+        tiled(weight.scales.view(-1), [scale_chunk(format)]),
+        None if weight.factors is None else tiled(weight.factors.view(-1), [CHUNK]),
         out,
         m,
         n,
@@ -98,14 +96,6 @@ def num_stages(tiles: RingTiles, weight: BlockPlanes, block_k: int) -> int:
     # Of 64 outputs: words or bytes, bits above four, and two factors for 32 inputs.
     planes = BLOCK_N * block_k * format.bits // 8 + scales + (4 * block_k if format.is_nested else 0)
     return min(tiles.num_stages, SHARED_BYTES // (2 * tiles.block_m * block_k + planes), weight.shape[1] // block_k)
-
-
-def _tiled(matrix: torch.Tensor, block: list[int], swizzle: int | None = None) -> TensorDescriptor:
-    dtype = GL_DTYPES[matrix.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    if swizzle is not None:
-        layout = gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, len(block))
-    return TensorDescriptor.from_tensor(matrix, block, layout)
 
 
 @gluon.jit(do_not_specialize=["m"])
@@ -153,7 +143,7 @@ def _hopper_block_gemm(
         [
             (_multiply, (rings, p_out, o_m, i_n, m, n, k, stride_out, shape)),
             (_copy_weights, (words, high, scales, factors, rings, i_n, n, k, shape)),
-            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
+            (copy_rows, (x, x_ring, ready, free, o_m, k, STAGES, DEPENDENT)),
         ],
         [1, 1],
         [40, 40],
@@ -203,22 +193,6 @@ def _copy_weights(words, high, scales, factors, rings, i_n, n, k, shape: gl.cons
             for f in gl.static_range(2 * TILES):
                 to = f_ring.index(slot * 2 * TILES + f)
                 hopper.tma.async_copy_global_to_shared(factors, [o_factor + f * 256], is_ready, to)
-
-
-@gluon.jit
-def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
-    """Fills the ring of rows when the previous kernel has ended. The other warps read nothing of that kernel's output,
-    so they need not wait for it."""
-    x_ring, _, _, _, _, ready, free = rings
-    BLOCK_K: gl.constexpr = shape[1]
-    STAGES: gl.constexpr = shape[2]
-    wait_for_inputs(DEPENDENT)
-    for i in range(k // BLOCK_K):
-        slot = i % STAGES
-        is_ready = ready.index(slot)
-        hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
-        hopper.mbarrier.expect(is_ready, x.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(x, [o_m, i * BLOCK_K], is_ready, x_ring.index(slot))
 
 
 @gluon.jit

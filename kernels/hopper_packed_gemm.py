@@ -85,11 +85,11 @@ def hopper_packed_gemm(
     block_k = num_tiles * tile_k
     block_g = max(tiles.block_n, BLOCK_N)
     _hopper_packed_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
-        _tiled(x, [tiles.block_m, block_k]),
-        _tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
+        tiled(x, [tiles.block_m, block_k]),
+        tiled(weight.words, [tiles.block_n, num_tiles * TILE_WORDS], 64),
         # The copy engine writes to multiples of 128 bytes.
-        _tiled(weight.scales.view(-1), [block_g]),
-        None if weight.zeros is None else _tiled(weight.zeros.view(-1), [2 * BLOCK_N]),
+        tiled(weight.scales.view(-1), [block_g]),
+        None if weight.zeros is None else tiled(weight.zeros.view(-1), [2 * BLOCK_N]),
         out,
         m,
         n,
@@ -105,7 +105,8 @@ def hopper_packed_gemm(
     )
 
 
-def _tiled(matrix: torch.Tensor, block: list[int], swizzle: int | None = None) -> TensorDescriptor:
+def tiled(matrix: torch.Tensor, block: list[int], swizzle: int | None = None) -> TensorDescriptor:
+    """Descriptor by which the copy engine reads blocks of a matrix, or stretches of a vector."""
     dtype = GL_DTYPES[matrix.dtype]
     layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
     if swizzle is not None:
@@ -151,14 +152,14 @@ def _hopper_packed_gemm(
     rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, zeros is not None)
     of_weights = (x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE, shape)
-    of_rows = (x, rings, o_m, k, DEPENDENT, shape)
+    of_rows = (x, x_ring, ready, free, o_m, k, STAGES, DEPENDENT)
     if BLOCK_N == 128:
         gl.warp_specialize(
             [
                 (_multiply, (rings, p_out, o_m, o_n, m, n, k, 0, shape)),
                 (_multiply, (rings, p_out, o_m, o_n, m, n, k, 1, shape)),
                 (_copy_weights, of_weights),
-                (_copy_rows, of_rows),
+                (copy_rows, of_rows),
             ],
             [4, 1, 1],
             [232, 40, 40],
@@ -168,7 +169,7 @@ def _hopper_packed_gemm(
             [
                 (_multiply, (rings, p_out, o_m, o_n, m, n, k, 0, shape)),
                 (_copy_weights, of_weights),
-                (_copy_rows, of_rows),
+                (copy_rows, of_rows),
             ],
             [1, 1],
             [40, 40],
@@ -200,12 +201,10 @@ def _copy_weights(x, words, scales, zeros, rings, o_n, n, k, GROUP_SIZE: gl.cons
 
 
 @gluon.jit
-def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def copy_rows(x, x_ring, ready, free, o_m, k, STAGES: gl.constexpr, DEPENDENT: gl.constexpr):
     """Fills the ring of rows when the previous kernel has ended. The other warps read nothing of that kernel's output,
     so they need not wait for it."""
-    x_ring, _, _, _, ready, free = rings
-    BLOCK_K: gl.constexpr = shape[2]
-    STAGES: gl.constexpr = shape[3]
+    BLOCK_K: gl.constexpr = x.block_shape[1]
     wait_for_inputs(DEPENDENT)
     for i in range(k // BLOCK_K):
         slot = i % STAGES
