@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,6 +20,25 @@ LookUp = Callable[[BlockWeight, torch.Tensor, torch.dtype], torch.Tensor]
 """As `kernels.block_rows.block_rows`."""
 
 
+def parameters_of_parts(
+    suffix: str,
+    size_of: Callable[[Sequence[Sequence[int]]], int],
+    out_features: int,
+    in_features: int,
+    stored: Mapping[str, torch.Tensor],
+) -> tuple[Parameter, ...]:
+    """Parameters of a weight whose bytes, under `suffix`, are those of the parts stored beside it. The number of parts
+    and their formats are as stored. Raises `ConfigError` for parts of another shape."""
+    facts = facts_of(stored[PARTS])
+    shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
+    if shape != (out_features, {in_features}):
+        raise ConfigError("parts of block weights", facts, f"{out_features} rows of {in_features} inputs")
+    return (
+        Parameter(suffix=suffix, shape=(size_of(facts),), dtype=torch.uint8, out_axis=None, in_axis=None),
+        Parameter(suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None),
+    )
+
+
 class BlockLinear(StoredLinear):
     """Multiplies activations that are rounded to 8 bits in blocks of 32 inputs."""
 
@@ -35,15 +54,7 @@ class BlockLinear(StoredLinear):
     def parameters(
         cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
     ) -> tuple[Parameter, ...]:
-        """Number of parts and their formats are as stored."""
-        facts = facts_of(stored[PARTS])
-        shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
-        if shape != (out_features, {in_features}):
-            raise ConfigError("parts of block weights", facts, f"{out_features} rows of {in_features} inputs")
-        return (
-            Parameter(suffix=BLOCKS, shape=(num_bytes(facts),), dtype=torch.uint8, out_axis=None, in_axis=None),
-            Parameter(suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None),
-        )
+        return parameters_of_parts(BLOCKS, num_bytes, out_features, in_features, stored)
 
     @classmethod
     def cut(

@@ -1,5 +1,5 @@
-"""Weights in GGUF's block formats as a GPU's kernels read them. They are made when a model is loaded, from the blocks of
-its file."""
+"""Weights in GGUF's block formats as a GPU's kernels read them. They are made when a model is loaded, from the blocks
+of its file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 
 from headwater.kernels.block_planes import BlockPlanes, expand, expand_rows
 
-from ..config import ConfigError
-from ..weights.blocks import PARTS, facts_of
+from ..weights.blocks import PARTS
 from ..weights.planes import PLANES, num_bytes, stored_planes
+from .blocks import parameters_of_parts
 from .linear import ExpandableLinear, Parameter
 
 LookUp = Callable[[BlockPlanes, torch.Tensor, torch.dtype], torch.Tensor]
@@ -35,15 +35,7 @@ class PlanesLinear(ExpandableLinear):
     def parameters(
         cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
     ) -> tuple[Parameter, ...]:
-        """Number of parts and their formats are as stored."""
-        facts = facts_of(stored[PARTS])
-        shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
-        if shape != (out_features, {in_features}):
-            raise ConfigError("parts of block weights", facts, f"{out_features} rows of {in_features} inputs")
-        return (
-            Parameter(suffix=PLANES, shape=(num_bytes(facts),), dtype=torch.uint8, out_axis=None, in_axis=None),
-            Parameter(suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None),
-        )
+        return parameters_of_parts(PLANES, num_bytes, out_features, in_features, stored)
 
     @classmethod
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
