@@ -27,7 +27,7 @@ from .filter_rounds import draw_in_rounds
 from .gumbel import PURPOSE_SAMPLE, row_keys
 from .peer_numbers import keep_epoch, last_epoch
 from .sample import Draws, scores_twin
-from .vocabulary_slice import VocabularySlice
+from .vocabulary_slice import SliceArguments, VocabularySlice
 
 BLOCK = 8192
 NUM_WARPS = 16
@@ -57,8 +57,8 @@ def filtered_sample(
     they are. `part`: which tokens the logits are of; all ranks launch with the same rows and write the same tokens."""
     num_rows, num_tokens = logits.shape
     assert logits.stride(1) == 1
-    memory = None if part is None else part.memory
-    assert memory is None or memory.slot_bytes >= SENT_BYTES
+    assert part is None or part.memory.slot_bytes >= SENT_BYTES
+    of_slice = SliceArguments(part, logits)
     arguments = (
         logits,
         draws.temperatures,
@@ -69,31 +69,18 @@ def filtered_sample(
         filters.top_ps,
         filters.min_ps,
         out,
-        # Nothing is read of it where there is one rank.
-        logits if memory is None else memory.bases,
-        logits if memory is None else memory.numbers,
+        *of_slice.memory,
         logits.stride(0),
         num_rows,
         num_tokens,
         num_tokens if part is None else part.vocab_size,
-        0 if part is None else part.first_token,
-        0 if memory is None else memory.index,
-        0 if memory is None else memory.slot_bytes,
-        0 if memory is None else memory.max_polls,
+        *of_slice.place,
     )
-    size = 1 if memory is None else memory.size
-    grid = (num_rows,) if memory is None else memory.grid(num_rows)
-    width = triton.next_power_of_2(num_tokens)
-    constants = {
-        "MOST": MOST_IN_LANES,
-        "LEFT": LEFT,
-        "PURPOSE": PURPOSE_SAMPLE,
-        "SIZE": size,
-        "HOST": memory is not None and memory.is_host,
-        "ON_GPU": logits.is_cuda,
-        "num_warps": NUM_WARPS,
-    }
-    _sample_few[grid](*arguments, BLOCK=min(LANES, width), PADDED_SIZE=triton.next_power_of_2(size), **constants)
+    grid, width = of_slice.grid(num_rows), triton.next_power_of_2(num_tokens)
+    constants = {"MOST": MOST_IN_LANES, "LEFT": LEFT, "PURPOSE": PURPOSE_SAMPLE, "num_warps": NUM_WARPS}
+    constants |= of_slice.constants
+    padded_size = triton.next_power_of_2(of_slice.num_ranks)
+    _sample_few[grid](*arguments, BLOCK=min(LANES, width), PADDED_SIZE=padded_size, **constants)
     _filtered_sample[grid](*arguments, BLOCK=min(BLOCK, width), **constants)
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .peer_memory import fetched, slot, written
 from .peer_numbers import highest_of_ranks, keep_epoch, last_epoch, meet_peers, number_of, put_number
-from .vocabulary_slice import VocabularySlice
+from .vocabulary_slice import SliceArguments, VocabularySlice
 from .weight_sums import weight_of, whole_weights
 
 BLOCK = 8192
@@ -42,33 +42,26 @@ def logprobs(
     """
     num_rows, num_tokens = logits.shape
     assert logits.stride(1) == out_top_ids.stride(1) == out_top_logprobs.stride(1) == 1
-    memory = None if part is None else part.memory
-    assert memory is None or (out_top_ids.shape[1] <= MOST_TOPS.value and memory.slot_bytes >= SENT_BYTES)
-    _logprobs[(num_rows,) if memory is None else memory.grid(num_rows)](
+    assert part is None or (out_top_ids.shape[1] <= MOST_TOPS.value and part.memory.slot_bytes >= SENT_BYTES)
+    of_slice = SliceArguments(part, logits)
+    _logprobs[of_slice.grid(num_rows)](
         logits,
         token_ids,
         num_tops,
         out_logprobs,
         out_top_ids,
         out_top_logprobs,
-        # Nothing is read of it where there is one rank.
-        logits if memory is None else memory.bases,
-        logits if memory is None else memory.numbers,
+        *of_slice.memory,
         logits.stride(0),
         out_logprobs.stride(0),
         out_top_ids.stride(0),
         out_top_logprobs.stride(0),
         num_rows,
         num_tokens,
-        0 if part is None else part.first_token,
-        0 if memory is None else memory.index,
-        0 if memory is None else memory.slot_bytes,
-        0 if memory is None else memory.max_polls,
+        *of_slice.place,
         BLOCK=min(BLOCK, triton.next_power_of_2(num_tokens)),
-        SIZE=1 if memory is None else memory.size,
-        PADDED_SIZE=1 if memory is None else triton.next_power_of_2(memory.size),
-        HOST=memory is not None and memory.is_host,
-        ON_GPU=logits.is_cuda,
+        PADDED_SIZE=triton.next_power_of_2(of_slice.num_ranks),
+        **of_slice.constants,
         num_warps=16,
     )
 

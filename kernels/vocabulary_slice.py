@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -18,6 +19,39 @@ class VocabularySlice:
     first_token: int
     vocab_size: int
     """Number of tokens of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceArguments:
+    """Arguments of a kernel that reads logits: those of a slice or, without one, of all tokens."""
+
+    part: VocabularySlice | None
+    logits: torch.Tensor
+
+    @property
+    def memory(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Addresses of the ranks' memory and numbers of meetings. A kernel of one rank reads nothing of them."""
+        return (self.logits, self.logits) if self.part is None else (self.part.memory.bases, self.part.memory.numbers)
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """First token, index of the rank, bytes of a slot, and most polls."""
+        if self.part is None:
+            return 0, 0, 0, 0
+        memory = self.part.memory
+        return self.part.first_token, memory.index, memory.slot_bytes, memory.max_polls
+
+    @property
+    def num_ranks(self) -> int:
+        return 1 if self.part is None else self.part.memory.size
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        is_host = self.part is not None and self.part.memory.is_host
+        return {"SIZE": self.num_ranks, "HOST": is_host, "ON_GPU": self.logits.is_cuda}
+
+    def grid(self, num_rows: int) -> tuple[int]:
+        return (num_rows,) if self.part is None else self.part.memory.grid(num_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
