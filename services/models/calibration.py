@@ -38,9 +38,10 @@ class Calibration:
 
 
 def read_calibration(file: Path | None, quantization: str, cache_dir: Path) -> Calibration | None:
-    """The calibration that `--calibration` and `--quantization` ask for; None without a file. Raises `SettingError` for a kind that is
-    not calibrated, for a file that cannot be read or has too little text, and where the library is not installed and no
-    folder in the cache was made with this text."""
+    """The calibration that `--calibration` and `--quantization` ask for; None without a file.
+
+    Raises `SettingError` for a kind that is not calibrated, for a file that cannot be read or has too little text, and
+    where the library is not installed and no folder in the cache was made with this text."""
     if file is None:
         return None
     if quantization not in CALIBRATED_KINDS:

@@ -17,8 +17,8 @@ def test_every_number_of_rows_has_tiles_up_to_the_one_from_which_matrices_are_ex
 
 def test_one_row_of_long_inputs_is_cut_where_half_of_the_multiprocessors_would_idle() -> None:
     outputs = BLOCK_N * MULTIPROCESSORS // 2
-    widths = [choose(1, n, k, 4).block_n for n, k in ((outputs, 4096), (outputs + 16, 4096), (outputs, 2048))]  # type: ignore[union-attr]
-    assert widths == [BLOCK_N // 2, BLOCK_N, BLOCK_N]
+    chosen = [choose(1, n, k, 4) for n, k in ((outputs, 4096), (outputs + 16, 4096), (outputs, 2048))]
+    assert [tiles and tiles.block_n for tiles in chosen] == [BLOCK_N // 2, BLOCK_N, BLOCK_N]
 
 
 def test_many_rows_take_tiles_of_which_no_round_is_nearly_empty() -> None:
