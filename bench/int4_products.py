@@ -14,10 +14,13 @@ from headwater.kernels.int4_layout import WORD, Int4Weight
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 
 
-def random_int4(n: int, k: int, group_size: int, *, in_order: bool = True) -> Int4Weight:
+def random_int4(
+    n: int, k: int, group_size: int, *, in_order: bool = True, scale_dtype: torch.dtype = torch.float16,
+    symmetric: bool = False,
+) -> Int4Weight:  # fmt: skip
     words = torch.randint(-(1 << 31), 1 << 31, (n, k // WORD), device="cuda").int()
-    scales = (torch.rand(k // group_size, n, device="cuda") * 0.01).half()
-    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, device="cuda")
+    scales = (torch.rand(k // group_size, n, device="cuda") * 0.01).to(scale_dtype)
+    zeros = None if symmetric else torch.randint(0, 16, scales.shape, dtype=torch.uint8, device="cuda")
     groups = torch.randperm(k, device="cuda").int() // group_size
     return Int4Weight(words=words, scales=scales, zeros=zeros, groups=None if in_order else groups)
 

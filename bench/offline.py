@@ -159,7 +159,9 @@ def run(
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
-    weights: Annotated[str, typer.Option(help="of workloads: random ones as they are, int4, int8 or fp8")] = WHOLE,
+    weights: Annotated[
+        str, typer.Option(help="of workloads: random ones as they are, int4, w4a16, int8 or fp8")
+    ] = WHOLE,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
     kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,
     kv_swap_memory: Annotated[int, typer.Option(help="bytes of host memory for blocks, on a GPU")] = 0,

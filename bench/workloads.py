@@ -46,8 +46,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 _CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}
+_W4A16 = {
+    "targets": ["Linear"],
+    "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": True},
+}
 PACKINGS: dict[str, dict[str, Any]] = {
     "int4": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+    "w4a16": {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": _W4A16}},
     "int8": {
         "quant_method": "compressed-tensors",
         "format": "int-quantized",
@@ -55,8 +60,8 @@ PACKINGS: dict[str, dict[str, Any]] = {
     },
     "fp8": {"quant_method": "fbgemm_fp8"},
 }
-"""How random weights of few bits are packed: GPTQ's groups of 128; integers and e4m3 with a scale for each output, and
-for each token."""
+"""How random weights of few bits are packed: GPTQ's groups of 128 with scales in float16, llm-compressor's in bfloat16;
+integers and e4m3 with a scale for each output, and for each token."""
 TINY: dict[str, Any] = _QWEN3 | {
     "hidden_size": 64,
     "intermediate_size": 128,

@@ -18,8 +18,8 @@ from .block_planes import BlockPlanes
 from .block_unpacking import constants
 from .hopper_packed_gemm import copy_rows, serves, tiled
 from .packed_tiles import CROWDED_TILES, LONE_TEAM, MOST_ROWS_OF_ONE, ONE_ROUND, TILES, RingTiles
-from .unpacked_blocks import bit_layout, unpack_block
-from .unpacked_weights import beside, split_blocks, unpack_int4, unpack_int8, word_layout
+from .unpacked_blocks import DIVISOR, bit_layout, unpack_block, unpack_nibbles
+from .unpacked_weights import INT4_DIVISOR, beside, split_blocks, unpack_int4, unpack_int8, word_layout
 
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
@@ -229,6 +229,8 @@ def _multiply(rings, p_out, o_m, i_n, m, n, k, stride_out, shape: gl.constexpr):
             # The copy engine writes through another proxy than loads read.
             hopper.fence_async_shared()
             hopper.mbarrier.arrive(free.index(slot), count=1)
+    if shape[5] == 4:
+        b_acc *= INT4_DIVISOR if shape[8] == 0 else DIVISOR
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
     o_out = i_n * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
     is_inside = (o_row < m)[None, :] & (o_out < n)[:, None]
@@ -256,11 +258,13 @@ def _unpack_bytes(b_words, group):
 
 @gluon.jit
 def _unpack_block(tile, BLOCK: gl.constexpr, shape: gl.constexpr):
-    """Weights [N, 32] of a block of a tile. Those of four bits without a minimum take fewer instructions."""
+    """Weights [N, 32] of a block of a tile. Those of four bits take fewer instructions, and are divided."""
     words, groups, b_high, b_upper = tile
     if shape[5] == 4 and shape[8] == 0:
         b_scale = groups[BLOCK][0]
-        b_weight = unpack_int4(words[BLOCK], (b_scale, gl.full_like(b_scale, shape[6], dtype=gl.int32)), False)
+        b_weight = unpack_int4(words[BLOCK], (b_scale, b_scale), False, False)
+    elif shape[5] == 4:
+        b_weight = unpack_nibbles(words[BLOCK], groups[BLOCK], shape[7] != 32, shape[8])
     else:
         b_weight = unpack_block(
             words[BLOCK], b_high, b_upper, groups[BLOCK], BLOCK, shape[5], shape[6], shape[7] != 32, shape[8]

@@ -19,7 +19,16 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_attention
 from .packed_tiles import BLOCK_N, RingTiles
-from .unpacked_weights import beside, split_blocks, twice, unpack_fp8, unpack_int4, unpack_int8, word_layout
+from .unpacked_weights import (
+    INT4_DIVISOR,
+    beside,
+    split_blocks,
+    twice,
+    unpack_fp8,
+    unpack_int4,
+    unpack_int8,
+    word_layout,
+)
 
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
@@ -47,7 +56,7 @@ class PackedWords:
     scales: torch.Tensor
     """float16, bfloat16 or float32 [groups, N]; of four bits, not float32."""
     zeros: torch.Tensor | None
-    """uint8 [groups, N]; None: numbers are e4m3."""
+    """uint8 [groups, N]; None: numbers of four bits have 8, those of eight are e4m3."""
     bits: int
 
     @property
@@ -251,6 +260,8 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.con
             # The copy engine writes through another proxy than loads read.
             hopper.fence_async_shared()
             hopper.mbarrier.arrive(free.index(slot), count=1)
+    if shape[6] == 4:
+        b_acc *= INT4_DIVISOR
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
     o_row_of_unit = gl.arange(0, 64, layout=gl.SliceLayout(1, mma))
     if BLOCK_N == 32:
@@ -266,8 +277,8 @@ def _unpack(tile, PART: gl.constexpr, shape: gl.constexpr):
     """Weights [64, 64] of a part of a tile as `_load_tile` returns it: of four bits, a tile has two."""
     HALF: gl.constexpr = shape[1] == 32
     if shape[6] == 4:
-        b_left = unpack_int4(tile[2 * PART], tile[4 + 2 * PART], HALF)
-        b_right = unpack_int4(tile[2 * PART + 1], tile[4 + 2 * PART + 1], HALF)
+        b_left = unpack_int4(tile[2 * PART], tile[4 + 2 * PART], shape[7], HALF)
+        b_right = unpack_int4(tile[2 * PART + 1], tile[4 + 2 * PART + 1], shape[7], HALF)
     elif shape[7]:
         b_left = beside(unpack_int8(tile[0], tile[4], HALF), unpack_int8(tile[1], tile[5], HALF))
         b_right = beside(unpack_int8(tile[2], tile[6], HALF), unpack_int8(tile[3], tile[7], HALF))
@@ -298,7 +309,7 @@ def _load_tile(rings, slot, TILE: gl.constexpr, TEAM: gl.constexpr, shape: gl.co
 
 @gluon.jit
 def _load_group(s_ring, z_ring, i, b_words, TEAM: gl.constexpr, OUTPUTS: gl.constexpr):
-    """Scales and zero points of a group, [64, 1] each; e4m3 numbers have none of the latter."""
+    """Scales and zero points of a group, [64, 1] each; without the latter, other numbers stand for them."""
     b_scale = _of_outputs(s_ring.index(i).slice(TEAM * OUTPUTS, OUTPUTS), b_words)
     return b_scale, _of_outputs(z_ring.index(i).slice(TEAM * OUTPUTS, OUTPUTS), b_words)
 

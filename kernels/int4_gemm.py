@@ -83,7 +83,7 @@ def int4_gemm(
     assert x.stride(1) == out.stride(1) == 1
     assert weight.words.is_contiguous()
     assert weight.scales.is_contiguous()
-    assert weight.zeros.is_contiguous()
+    assert weight.zeros is None or weight.zeros.is_contiguous()
     grid = (triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))
     _int4_gemm[grid](
         x,
@@ -203,7 +203,7 @@ def load_groups(
     BLOCK_K: tl.constexpr, IN_ORDER: tl.constexpr, ONE_GROUP: tl.constexpr,
 ):  # fmt: skip
     """Scales and zero points of outputs o_n [N, 1] and BLOCK_K inputs from i_k on: float32 [N, 1] of all of them, of
-    each block of 32, or, where groups do not follow one another, of each input."""
+    each block of 32, or, where groups do not follow one another, of each input. p_zeros None: symmetric weights."""
     if IN_ORDER and ONE_GROUP:
         o_group = i_k // group_size * n + o_n
     elif IN_ORDER:
@@ -211,7 +211,11 @@ def load_groups(
     else:
         o_group = tl.load(p_groups + i_k + tl.arange(0, BLOCK_K))[None, :] * n + o_n
     b_scale = tl.load(p_scales + o_group, mask=is_n, other=0.0).to(tl.float32)
-    return b_scale, tl.load(p_zeros + o_group, mask=is_n, other=0).to(tl.float32)
+    if p_zeros is None:
+        b_zero = tl.full(b_scale.shape, 8.0, tl.float32)
+    else:
+        b_zero = tl.load(p_zeros + o_group, mask=is_n, other=0).to(tl.float32)
+    return b_scale, b_zero
 
 
 # One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.

@@ -8,7 +8,7 @@ a tile the words c of all blocks are neighbours: a thread reads them at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,10 @@ BLOCK = 32
 DEPTHS = (128, 64, 32)
 WORD = 8
 """Number of weights in an int32."""
+MIDDLE = 8
+"""The zero point of symmetric weights."""
+MOST_SCALE = 8.0
+"""Scales of weights without zero points are below: a kernel multiplies them by 2**125."""
 _ROWS = 1024
 """Number of rows that are expanded at a time."""
 
@@ -29,8 +33,8 @@ class Int4Weight:
     """int32 [N, K / 8]"""
     scales: torch.Tensor
     """float16 or bfloat16 [groups, N]"""
-    zeros: torch.Tensor
-    """uint8 [groups, N], 0…16"""
+    zeros: torch.Tensor | None
+    """uint8 [groups, N], 0…16; None: all are `MIDDLE`, and scales are below `MOST_SCALE`."""
     groups: torch.Tensor | None = None
     """int32 [K]: the group of each input; None: groups follow one another, all of one size."""
 
@@ -83,7 +87,20 @@ def expand(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
     out = torch.empty(n, k, dtype=dtype, device=weight.words.device)
     for begin in range(0, n, _ROWS):
         rows = slice(begin, begin + _ROWS)
-        zero, scale = (of_groups[:, rows].t().float()[:, of_inputs] for of_groups in (weight.zeros, weight.scales))
+        zero = MIDDLE if weight.zeros is None else weight.zeros[:, rows].t().float()[:, of_inputs]
         # Five bits times eleven: float32 holds the product as it is.
-        out[rows] = ((unpack(weight.words[rows]).float() - zero) * scale).to(dtype)
+        numbers = unpack(weight.words[rows]).float() - zero
+        out[rows] = (numbers * weight.scales[:, rows].t().float()[:, of_inputs]).to(dtype)
     return out
+
+
+def zero_points(weight: Int4Weight) -> torch.Tensor:
+    """uint8 [groups, N], also of symmetric weights."""
+    return torch.full_like(weight.scales, MIDDLE, dtype=torch.uint8) if weight.zeros is None else weight.zeros
+
+
+def without_zeros(weight: Int4Weight) -> Int4Weight:
+    """The same weight; a symmetric one has no zero points."""
+    if weight.zeros is None or bool((weight.zeros != MIDDLE).any() | (weight.scales.abs() >= MOST_SCALE).any()):
+        return weight
+    return replace(weight, zeros=None)

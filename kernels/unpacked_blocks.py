@@ -11,6 +11,10 @@ from triton.experimental.gluon import language as gl
 
 from .unpacked_weights import beside, in_order
 
+DIVISOR_BITS = 32
+DIVISOR = gl.constexpr(2.0**DIVISOR_BITS)
+"""What weights of `unpack_nibbles` are divided by, so that scales times the powers of places are finite."""
+
 
 @gluon.constexpr_function
 def bit_layout():
@@ -37,6 +41,26 @@ def block_scales(group, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constexpr):
         b_first = b_first * b_one
         b_added = b_added * b_two
     return b_first, b_last, b_added
+
+
+@gluon.jit
+def unpack_nibbles(b_words, group, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constexpr):
+    """Converts a block of words, int32 [N, 4], of a format of four bits with minima to bfloat16 weights of 32 inputs,
+    [N, 32], divided by `DIVISOR`.
+
+    A nibble that is cut out of a word is a subnormal float32 as it stands, q * 2**(place - 149). The scale is
+    multiplied by the power that this lacks, once for each place.
+    """
+    b_scale, _, b_added = block_scales(group, IS_NESTED, MIN_SIGN)
+    w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+        _NIBBLES,
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 6,
+        [b_words, b_scale, b_added / DIVISOR],
+        dtype=[gl.bfloat16] * 8,
+        is_pure=True,
+        pack=2,
+    )
+    return beside(in_order(w0, w1, w4, w5, False), in_order(w2, w3, w6, w7, False))
 
 
 @gluon.jit
@@ -85,3 +109,23 @@ def assembly(block, bits, offset, min_sign):
                     lines.append(f"mul.rn.f32 {number}, {number}, {scale};")
             lines.append(f"cvt.rn.bf16x2.f32 ${4 * word + pair}, right, left;")
     return "\n".join([*lines, "}"])
+
+
+def _nibbles_assembly() -> str:
+    """Unpacks two words, $8 and $9, with scales, $10 and $11, and what is added, $12 and $13, into pairs of weights, $0
+    to $7."""
+    lines = ["{", ".reg .b32 value, half;", ".reg .f32 left, right, scale;"]
+    for word in (0, 1):
+        lines.append(f"shr.u32 half, ${8 + word}, 16;")
+        for pair in range(4):
+            power = 149 - DIVISOR_BITS - 4 * pair
+            lines.append(f"mul.rn.f32 scale, ${10 + word}, 0f{127 + power << 23:08X};")
+            for source, number in ((f"${8 + word}", "left"), ("half", "right")):
+                lines.append(f"and.b32 value, {source}, {0xF << 4 * pair:#x};")
+                lines.append(f"mov.b32 {number}, value;")
+                lines.append(f"fma.rn.f32 {number}, {number}, scale, ${12 + word};")
+            lines.append(f"cvt.rn.bf16x2.f32 ${4 * word + pair}, right, left;")
+    return "\n".join([*lines, "}"])
+
+
+_NIBBLES = gl.constexpr(_nibbles_assembly())

@@ -10,6 +10,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+INT4_DIVISOR = gl.constexpr(256.0)
+NIBBLE_POWERS = 0x7E007E00, 0x7C007C00
+"""2**125 and 2**121 twice, as bfloat16: a lower and an upper nibble times them is q / 256."""
+SCALE_POWERS = *NIBBLE_POWERS, 0xBD00BD00
+"""What a scale is multiplied with where zero points are 8, the last one -8 / 256."""
+MIDDLE_OFFSET = gl.constexpr(0xBD00BD00 - (1 << 32))
+"""-8 / 256 twice."""
+
 
 @gluon.constexpr_function
 def word_layout(num_outputs):
@@ -50,31 +58,47 @@ def beside(b_left, b_right):
 
 
 @gluon.jit
-def unpack_int4(b_words, group, HALF: gl.constexpr):
+def unpack_int4(b_words, group, HAS_ZEROS: gl.constexpr, HALF: gl.constexpr):
     """Converts a block of words, int32 [N, 4], with a group's scales and zero points, [N, 1] each, to bfloat16 weights
-    of 32 inputs, [N, 32].
+    of 32 inputs, [N, 32], divided by `INT4_DIVISOR`. Without zero points they are 8.
 
-    (q - zero) is exact in bfloat16. A float16 scale is the sum of two bfloat16 numbers; the product with the lower one
-    has at most eight bits, so that only the last operation rounds. `HALF`: outputs whose bit 3 is set get zeros.
+    A nibble that is cut out of a word is a subnormal bfloat16 as it stands, q * 2**-133 or, of an upper one, q *
+    2**-129; a multiplication makes it a number and subtracts the zero point, exactly. A float16 scale is the sum of two
+    bfloat16 numbers; the product with the lower one has at most eight bits, so that only the last operation rounds.
+    Scales are below 8. `HALF`: outputs whose bit 3 is set get zeros.
     """
     b_scale, b_zero = group
-    b_offset = b_zero.to(gl.int32) * 0x10001 | 0x43004300
     if b_scale.dtype == gl.bfloat16:
-        w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
-            _INT4_BF16,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r",
-            [b_words, b_offset, _in_both(b_scale)],
-            dtype=[gl.bfloat16] * 8,
-            is_pure=True,
-            pack=2,
-        )
+        if not HAS_ZEROS:
+            b_lower, b_upper, b_offset = _times_powers(_in_both(b_scale))
+            w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+                _INT4_ONCE,
+                "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 8,
+                [b_words, b_lower, b_upper, b_offset],
+                dtype=[gl.bfloat16] * 8,
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+                _INT4_BF16,
+                "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 6,
+                [b_words, _offset(b_zero), _in_both(b_scale)],
+                dtype=[gl.bfloat16] * 8,
+                is_pure=True,
+                pack=2,
+            )
     else:
         b_wide = b_scale.to(gl.float32)
         b_high = b_wide.to(gl.bfloat16)
         b_low = (b_wide - b_high.to(gl.float32)).to(gl.bfloat16)
+        if not HAS_ZEROS:
+            b_offset = gl.full(b_scale.shape, MIDDLE_OFFSET, gl.int32, b_scale.type.layout)
+        else:
+            b_offset = _offset(b_zero)
         w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
             _INT4_FP16,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r",
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 8,
             [b_words, b_offset, _in_both(b_high), _in_both(b_low)],
             dtype=[gl.bfloat16] * 8,
             is_pure=True,
@@ -135,19 +159,44 @@ def _in_both(b_values):
     return gl.inline_asm_elementwise("mov.b32 $0, {$1, $1};", "=r,h", [b_values], dtype=gl.int32, is_pure=True, pack=1)
 
 
-def _int4_assembly(has_low: bool) -> str:
-    """Unpacks two words, $8 and $9, with offsets, $10 and $11, and scales, $12 and $13, of which $14 and $15 are the
-    lower parts, into pairs of weights, $0 to $7. A nibble becomes the last bits of 128 + q."""
-    lines = ["{", ".reg .b32 value, low;"]
+@gluon.jit
+def _offset(b_zero):
+    """Both halves of an int32: minus a zero point, divided by `INT4_DIVISOR`. It becomes the last bits of 128 + z."""
+    return gl.inline_asm_elementwise(
+        _OFFSET,
+        "=r,r",
+        [b_zero.to(gl.int32) * 0x10001 | 0x43004300],
+        dtype=gl.int32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def _times_powers(b_scale):
+    """A scale, in both halves of an int32, times the powers that nibbles want, and times minus eight."""
+    return gl.inline_asm_elementwise(_POWERS, "=&r,=&r,=&r,r", [b_scale], dtype=[gl.int32] * 3, is_pure=True, pack=1)
+
+
+def _int4_assembly(kind: str) -> str:
+    """Unpacks two words, $8 and $9, into pairs of weights, $0 to $7.
+
+    "once": $10 to $15 are scales for lower and for upper nibbles and what is added. Else $10 and $11 are offsets, $12
+    and $13 scales, of which "float16" has the lower parts in $14 and $15.
+    """
+    lines = ["{", ".reg .b32 value, low, shifted, powers<2>;"]
+    lines += [f"mov.b32 powers{i}, {power:#x};" for i, power in enumerate(NIBBLE_POWERS)]
     for word in (0, 1):
+        lines.append(f"shr.u32 shifted, ${8 + word}, 8;")
         for pair in range(4):
-            out, source = f"${4 * word + pair}", f"${8 + word}"
-            if pair:
-                lines.append(f"shr.u32 value, {source}, {4 * pair};")
-                source = "value"
-            lines.append(f"lop3.b32 value, {source}, 0x000F000F, 0x43004300, 0xEA;")
-            lines.append(f"sub.rn.bf16x2 value, value, ${10 + word};")
-            if has_low:
+            out, is_upper = f"${4 * word + pair}", pair % 2
+            source = "shifted" if pair >= 2 else f"${8 + word}"
+            lines.append(f"and.b32 value, {source}, {0x00F000F0 if is_upper else 0x000F000F:#x};")
+            if kind == "once":
+                lines.append(f"fma.rn.bf16x2 {out}, value, ${10 + 2 * is_upper + word}, ${14 + word};")
+                continue
+            lines.append(f"fma.rn.bf16x2 value, value, powers{is_upper}, ${10 + word};")
+            if kind == "float16":
                 lines.append(f"mul.rn.bf16x2 low, value, ${14 + word};")
                 lines.append(f"fma.rn.bf16x2 {out}, value, ${12 + word}, low;")
             else:
@@ -185,5 +234,15 @@ def _fp8_assembly() -> str:
     return "\n".join([*lines, "}"])
 
 
-_INT4_FP16, _INT4_BF16 = gl.constexpr(_int4_assembly(True)), gl.constexpr(_int4_assembly(False))
+_INT4_ONCE, _INT4_BF16 = gl.constexpr(_int4_assembly("once")), gl.constexpr(_int4_assembly("bfloat16"))
+_INT4_FP16 = gl.constexpr(_int4_assembly("float16"))
+_OFFSET = gl.constexpr(
+    "{ .reg .b32 factor, half; mov.b32 factor, 0xBB80BB80; mov.b32 half, 0x3F003F00;"
+    " fma.rn.bf16x2 $0, $1, factor, half; }"
+)
+_POWERS = gl.constexpr(
+    "{ .reg .b32 power; "
+    + " ".join(f"mov.b32 power, {power:#x}; mul.rn.bf16x2 ${i}, $3, power;" for i, power in enumerate(SCALE_POWERS))
+    + " }"
+)
 _INT8, _FP8 = gl.constexpr(_int8_assembly()), gl.constexpr(_fp8_assembly())

@@ -60,7 +60,8 @@ def write_tiles(weight: IntWeight, layout: TileLayout, memory: torch.Tensor) -> 
     values = int4_layout.unpack(weight.words) if isinstance(weight, Int4Weight) else weight.values
     if weight.groups is not None:
         values = values[:, _order(weight.groups)]
-    memory.view(layout.shape).copy_(pack(values, weight.scales, weight.zeros, layout.format.bits))
+    zeros = int4_layout.zero_points(weight) if isinstance(weight, Int4Weight) else weight.zeros
+    memory.view(layout.shape).copy_(pack(values, weight.scales, zeros, layout.format.bits))
 
 
 def _order(groups: torch.Tensor) -> torch.Tensor:

@@ -20,8 +20,8 @@ class Int4Linear(GroupedLinear):
     """A weight is (q - zero) * scale, rounded to the model's dtype."""
 
     kind = "int4"
-    suffixes = (WORDS, SCALES, ZEROS)
-    optional_suffixes = (GROUPS,)
+    suffixes = (WORDS, SCALES)
+    optional_suffixes = (ZEROS, GROUPS)
 
     def __init__(self, weight: Int4Weight, dtype: torch.dtype) -> None:
         self.weight, self.dtype = weight, dtype
@@ -31,7 +31,8 @@ class Int4Linear(GroupedLinear):
     def parameters(
         cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
     ) -> tuple[Parameter, ...]:
-        """Number of groups, dtype of scales and whether inputs name their groups are as stored."""
+        """Number of groups, dtype of scales, and whether there are zero points and inputs name their groups are as
+        stored."""
         scales = stored[SCALES]
         num_groups, scale_dtype = len(scales), scales.dtype if scales.dtype in SCALE_DTYPES else SCALE_DTYPES[0]
         if in_features % BLOCK or not num_groups or in_features % num_groups:
@@ -40,14 +41,13 @@ class Int4Linear(GroupedLinear):
             suffix=WORDS, shape=(out_features, in_features // WORD), dtype=torch.int32, out_axis=0, in_axis=1
         )
         of_groups = (num_groups, out_features)
-        parts = (
-            words,
-            Parameter(suffix=SCALES, shape=of_groups, dtype=scale_dtype, out_axis=1, in_axis=0),
-            Parameter(suffix=ZEROS, shape=of_groups, dtype=torch.uint8, out_axis=1, in_axis=0),
-        )
-        if GROUPS not in stored:
-            return parts
-        return (*parts, Parameter(suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0))
+        parts = [words, Parameter(suffix=SCALES, shape=of_groups, dtype=scale_dtype, out_axis=1, in_axis=0)]
+        if ZEROS in stored:
+            parts.append(Parameter(suffix=ZEROS, shape=of_groups, dtype=torch.uint8, out_axis=1, in_axis=0))
+        if GROUPS in stored:
+            order = Parameter(suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0)
+            parts.append(order)
+        return tuple(parts)
 
     @classmethod
     def cut_inputs(
@@ -62,7 +62,7 @@ class Int4Linear(GroupedLinear):
     @classmethod
     def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         weight = Int4Weight(
-            words=tensors[WORDS], scales=tensors[SCALES], zeros=tensors[ZEROS], groups=tensors.get(GROUPS)
+            words=tensors[WORDS], scales=tensors[SCALES], zeros=tensors.get(ZEROS), groups=tensors.get(GROUPS)
         )
         return cls(weight, dtype)
 

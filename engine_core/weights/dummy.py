@@ -69,7 +69,9 @@ def _packed(
         rounds_tokens = packing.activations == "fp8" and packing.block is None and len(scales) == 1
         return byte_weights.named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
     middle = 1 << packing.bits - 1
-    scales = torch.full(of_groups, 2 * NORMAL_SPREAD / middle, dtype=torch.float16, device=device)
+    # llm-compressor's scales have the model's dtype, those of other tools float16.
+    dtype = torch.bfloat16 if packing.format == "pack_quantized" else torch.float16
+    scales = torch.full(of_groups, 2 * NORMAL_SPREAD / middle, dtype=dtype, device=device)
     zeros = torch.full_like(scales, middle, dtype=torch.uint8)
     if packing.bits == 4:
         words = torch.empty(n, k // WORD, dtype=torch.int32, device=device)

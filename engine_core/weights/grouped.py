@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
-from headwater.kernels.int4_layout import BLOCK, Int4Weight
+from headwater.kernels.int4_layout import BLOCK, Int4Weight, zero_points
 
 from ..config import ConfigError
 
@@ -44,7 +44,7 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
         # torch joins no numbers of this type.
         values = torch.cat([_bytes(part) for part in parts]).view(first.values.dtype)
         return replace(first, values=values, scales=scales)
-    zeros = torch.cat([part.zeros for part in parts if not isinstance(part, Fp8Weight)], dim=1)
+    zeros = torch.cat([_zeros(part) for part in parts], dim=1)
     if isinstance(first, Int4Weight):
         words = torch.cat([part.words for part in parts if isinstance(part, Int4Weight)])
         return replace(first, words=words, scales=scales, zeros=zeros)
@@ -54,6 +54,11 @@ def joined(name: str, parts: Sequence[GroupedWeight]) -> GroupedWeight:
 def _bytes(part: GroupedWeight) -> torch.Tensor:
     assert not isinstance(part, Int4Weight)
     return part.values.view(torch.uint8)
+
+
+def _zeros(part: GroupedWeight) -> torch.Tensor:
+    assert not isinstance(part, Fp8Weight)
+    return zero_points(part) if isinstance(part, Int4Weight) else part.zeros
 
 
 def _order(part: GroupedWeight) -> torch.Tensor | None:

@@ -46,6 +46,7 @@ TYPES = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") |
 TYPES |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32")
 SHAPE = {"GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True}
 TOKEN_SCALES = dict.fromkeys(("p_x_scales", "p_weight_scales"), "*fp32")
+SCALES = {"fp16": gl.float16, "bf16": gl.bfloat16}
 HEADS = ((1, 64), (1, 128), (2, 128))
 """Key heads of attention for any GPU, and their size."""
 
@@ -173,12 +174,14 @@ def order_of_sums() -> dict[str, str]:
     return found
 
 
-def packed(bits: int, num_rows: int, *, has_zeros: bool, num_outputs: int = hopper_packed_gemm.BLOCK_N) -> str:
+def packed(
+    bits: int, num_rows: int, *, has_zeros: bool, num_outputs: int = hopper_packed_gemm.BLOCK_N, scale: str = "fp16"
+) -> str:
     """A product of packed weights in groups of 32 inputs, two tiles in a stage."""
     block_k, of_a_group = 2 * 512 // bits, max(num_outputs, hopper_packed_gemm.BLOCK_N)
     words = gl.NVMMASharedLayout(64, 32, 2)
     types = dict.fromkeys(("m", "n", "k"), "i32") | {"p_out": "*bf16"}
-    types |= {"x": described(num_rows, block_k), "scales": descriptor("fp16", gl.float16, of_a_group)}
+    types |= {"x": described(num_rows, block_k), "scales": descriptor(scale, SCALES[scale], of_a_group)}
     types |= {"words": f"tensordesc<i32[{num_outputs}, 32],{words!r}>"}
     types |= {"zeros": descriptor("u8", gl.uint8, 2 * hopper_packed_gemm.BLOCK_N)} if has_zeros else {}
     values = {"BITS": bits, "GROUP": 32, "GROUP_SIZE": 32, "STAGES": 3, "DEPENDENT": True}
@@ -283,6 +286,7 @@ def main() -> None:
             ("two teams", 128, 2 * hopper_packed_gemm.BLOCK_N),
         )
     }
+    products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
     teams |= {f"{tiles} of e4m3": many_rounded_rows(tiles) for tiles in w8a8.TEAM_TILES[:1]}
     print(

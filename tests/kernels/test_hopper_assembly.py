@@ -76,7 +76,7 @@ def test_rings_of_a_product_take_no_more_shared_memory_than_is_said(programs: An
 @pytest.mark.slow
 def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_are_made(programs: Any) -> None:
     """Another layout of the words would send every weight through shared memory."""
-    assert (len(programs["packed"]), len(programs["blocks"])) == (12, 4)
+    assert (len(programs["packed"]), len(programs["blocks"])) == (13, 4)
     for name, assembly in (programs["packed"] | programs["blocks"]).items():
         lines = assembly.splitlines()
         products = [i for i, line in enumerate(lines) if "wgmma.mma_async" in line]
@@ -89,6 +89,18 @@ def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_ar
         assert len(products) == num_products, name
         between = lines[products[0] : products[-1]]
         assert not [line for line in between if "st.shared" in line or "shfl" in line or "bar.sync" in line], name
+
+
+@pytest.mark.slow
+def test_a_symmetric_weight_of_four_bits_takes_a_mask_and_one_operation(programs: Any) -> None:
+    """Two pairs of weights of a word need no shift, and none a subtraction of its own."""
+    lines = programs["packed"]["int4, symmetric"].splitlines()
+    names = [line.split()[0] for line in lines if line.strip()]
+    # Two tiles of four blocks of 32 inputs, for two outputs of a thread.
+    num_words = 2 * 4 * 2
+    assert names.count("fma.rn.bf16x2") == 4 * num_words
+    # Scales of a group times three powers.
+    assert programs["packed"]["int4, symmetric"].count("mul.rn.bf16x2") == 3 * num_words
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from headwater.kernels.gemm import configure_blas, linear, linear_twin
 from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
 from headwater.kernels.int4_gemm import MOST_ROWS, TILES, Int4Tiles, choose, expanded, int4_gemm, int4_linear
-from headwater.kernels.int4_layout import Int4Weight, expand, pack
+from headwater.kernels.int4_layout import Int4Weight, expand, pack, zero_points
 from headwater.kernels.packed_tiles import RingTiles, tiles_of
 from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, POISON, relative_error
 from tests.kernels.test_int4_layout import random_weight
@@ -25,12 +27,14 @@ def made(
     *,
     in_order: bool = True,
     scale_dtype: torch.dtype = torch.float16,
+    symmetric: bool = False,
 ) -> Int4Weight:
     num_groups = k // (k if group_size == -1 else group_size)
     weights, scales, zeros = random_weight(n, k, num_groups, generator, scale_dtype)
     of_inputs = torch.arange(k, device=generator.device) // (k // num_groups)
     shuffled = of_inputs[torch.randperm(k, generator=generator, device=generator.device)].int()
-    return Int4Weight(words=pack(weights), scales=scales, zeros=zeros, groups=None if in_order else shuffled)
+    groups = None if in_order else shuffled
+    return Int4Weight(words=pack(weights), scales=scales, zeros=None if symmetric else zeros, groups=groups)
 
 
 def rows(m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -41,6 +45,7 @@ def rows(m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=LONG_INTERPRETED), torch.float32], ids=str
 )
 @pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(
     ("n", "k", "group_size"),
@@ -51,11 +56,13 @@ def test_an_expanded_matrix_has_the_bits_of_its_specification(
     k: int,
     group_size: int,
     in_order: bool,
+    symmetric: bool,
     scale_dtype: torch.dtype,
     dtype: torch.dtype,
     generator: torch.Generator,
 ) -> None:
-    weight = made(n, k, group_size, generator, in_order=in_order, scale_dtype=scale_dtype)
+    options = {"in_order": in_order, "symmetric": symmetric}
+    weight = made(n, k, group_size, generator, scale_dtype=scale_dtype, **options)
     assert torch.equal(expanded(weight, dtype), expand(weight, dtype))
 
 
@@ -82,6 +89,13 @@ def test_int4_gemm_agrees_with_float64(
     assert relative_error(whole[:m], linear_twin(x.double(), expand(weight, torch.bfloat16).double())) < 3e-3
 
 
+def test_symmetric_weights_are_multiplied_as_those_with_zero_points(generator: torch.Generator) -> None:
+    weight, x = made(64, 256, 64, generator, symmetric=True), rows(3, 256, generator)
+    found = int4_linear(x, weight)
+    assert torch.equal(found, int4_linear(x, replace(weight, zeros=zero_points(weight))))
+    assert relative_error(found, linear_twin(x.double(), expand(weight, torch.bfloat16).double())) < 3e-3
+
+
 @pytest.mark.parametrize("m", [2, MOST_ROWS + 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 def test_every_type_and_number_of_rows_is_served(m: int, dtype: torch.dtype, generator: torch.Generator) -> None:
@@ -96,6 +110,7 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
     weight, x = made(64, 256, 64, generator, in_order=False), rows(4, 256, generator)
     reference = linear_twin(x.double(), expand(weight, torch.bfloat16).double())
     assert weight.groups is not None
+    assert weight.zeros is not None
     if fault == "scale":
         weight.scales[1] *= 1.2
     elif fault == "zero":
@@ -111,12 +126,20 @@ def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> N
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
 @pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
-    n: int, k: int, group_size: int, in_order: bool, dtype: torch.dtype, generator: torch.Generator
+    n: int,
+    k: int,
+    group_size: int,
+    in_order: bool,
+    symmetric: bool,
+    dtype: torch.dtype,
+    generator: torch.Generator,
 ) -> None:
     configure_blas()
-    weight, x = made(n, k, group_size, generator, in_order=in_order), rows(max(ROWS), k, generator, dtype)
+    weight = made(n, k, group_size, generator, in_order=in_order, symmetric=symmetric)
+    x = rows(max(ROWS), k, generator, dtype)
     matrix = expand(weight, dtype)
     assert torch.equal(expanded(weight, dtype), matrix)
     for m in ROWS:
@@ -139,15 +162,31 @@ def test_all_tiles_have_the_same_bits(m: int, tiles: Int4Tiles, generator: torch
 @GPU
 @pytest.mark.parametrize("tiles", tiles_of(4), ids=str)
 @pytest.mark.parametrize("group_size", [32, 64, 128, -1])
-def test_all_tiles_for_hopper_have_the_same_bits(tiles: RingTiles, group_size: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_all_tiles_for_hopper_have_the_same_bits(
+    tiles: RingTiles, group_size: int, scale_dtype: torch.dtype, symmetric: bool, generator: torch.Generator
+) -> None:
     configure_blas()
-    weight, x = made(4112, 4096, group_size, generator), rows(300, 4096, generator)
+    weight = made(4112, 4096, group_size, generator, scale_dtype=scale_dtype, symmetric=symmetric)
+    x = rows(300, 4096, generator)
     words = PackedWords(words=weight.words, scales=weight.scales, zeros=weight.zeros, bits=4)
     matrix = expand(weight, torch.bfloat16)
     for m in (1, 5, 16, 100, 256, 300):
         out = x.new_full((m, 4112), POISON)
         hopper_packed_gemm(x[:m], words, out, tiles)
         assert torch.equal(out, linear(x[:m], matrix, is_own=True)), m
+
+
+@GPU
+def test_the_smallest_and_the_largest_scales_lose_no_bits(generator: torch.Generator) -> None:
+    """Nibbles are multiplied by powers near the end of what bfloat16 can hold."""
+    configure_blas()
+    weight, x = made(128, 512, 128, generator, scale_dtype=torch.bfloat16, symmetric=True), rows(1, 512, generator)
+    weight.scales[:, ::3] = 2.0**-90
+    weight.scales[:, 1::3] = 7.96875
+    weight.scales[0] = 0
+    assert torch.equal(int4_linear(x, weight), linear(x, expand(weight, torch.bfloat16), is_own=True))
 
 
 def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix() -> None:

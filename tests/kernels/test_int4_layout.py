@@ -5,7 +5,16 @@ import itertools
 import pytest
 import torch
 
-from headwater.kernels.int4_layout import Int4Weight, expand, pack, unpack
+from headwater.kernels.int4_layout import (
+    MIDDLE,
+    MOST_SCALE,
+    Int4Weight,
+    expand,
+    pack,
+    unpack,
+    without_zeros,
+    zero_points,
+)
 
 
 def random_weight(
@@ -44,3 +53,27 @@ def test_a_weight_is_what_float64_makes_of_it_rounded_once(
     groups = None if is_ordered else of_inputs.int()
     weight = Int4Weight(words=pack(weights), scales=scales, zeros=zeros, groups=groups)
     assert torch.equal(expand(weight, dtype), exact.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_symmetric_weights_are_the_same_without_zero_points(dtype: torch.dtype, generator: torch.Generator) -> None:
+    weights, scales, zeros = random_weight(5, 64, 2, generator)
+    whole = Int4Weight(words=pack(weights), scales=scales, zeros=torch.full_like(zeros, MIDDLE))
+    bare = without_zeros(whole)
+    assert bare.zeros is None
+    assert without_zeros(bare) is bare
+    assert torch.equal(zero_points(bare), zero_points(whole))
+    assert torch.equal(expand(bare, dtype), expand(whole, dtype))
+
+
+def test_zero_points_stay_where_one_differs_or_a_scale_is_too_large(generator: torch.Generator) -> None:
+    weights, scales, zeros = random_weight(5, 64, 2, generator)
+    middle = torch.full_like(zeros, MIDDLE)
+    other, large = middle.clone(), scales.clone()
+    other[1, 3] += 1
+    large[0, 2] = -MOST_SCALE
+    for each in (
+        Int4Weight(words=pack(weights), scales=scales, zeros=other),
+        Int4Weight(words=pack(weights), scales=large, zeros=middle),
+    ):
+        assert without_zeros(each) is each
