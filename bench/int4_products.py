@@ -54,9 +54,34 @@ def time_int4(name: str, n: int, k: int, batch_sizes: tuple[int, ...], group_siz
         yield Figure("4 bits a weight", f"{name} M={m}", ours, limit, note)
 
 
+SCALES: dict[str, tuple[torch.dtype, bool]] = {
+    "float16 scales, symmetric": (torch.float16, True),
+    "bfloat16 scales": (torch.bfloat16, False),
+    "bfloat16 scales, symmetric": (torch.bfloat16, True),
+}
+
+
+def time_scales(name: str, n: int, k: int, batch_sizes: tuple[int, ...], group_size: int = 128) -> Iterator[Figure]:
+    """Times weights of four bits by the dtype of their scales, with zero points and without."""
+    for kind, (dtype, symmetric) in SCALES.items():
+        num_bytes = n * k // 2 + n * k // group_size * (2 if symmetric else 3)
+        weights = [
+            random_int4(n, k, group_size, scale_dtype=dtype, symmetric=symmetric) for _ in range(copies_for(num_bytes))
+        ]
+        matrix = expanded(weights[0], torch.bfloat16)
+        for m in batch_sizes:
+            x = randn(m, k)
+            same = torch.equal(int4_linear(x, weights[0]), linear(x, matrix, is_own=True))
+            ours = timed([partial(int4_linear, x, weight, dependent=True) for weight in weights])
+            note = f"{'same bits' if same else 'OTHER BITS'}, {kind}"
+            yield Figure("4 bits a weight", f"{name} M={m}", ours, num_bytes / BYTES_PER_US, note)
+
+
 def int4_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
     """Times a square matrix at many numbers of rows, then [N, K] of the given names, those of Qwen3-8B, at few."""
     yield from time_int4("8192 x 8192", 8192, 8192, (1, 4, 16, 64, 128, 256, 512, 1024, 4096))
+    yield from time_scales("8192 x 8192", 8192, 8192, (1, 16))
     for name, (n, k) in linears.items():
         if name.startswith("8B"):
             yield from time_int4(name, n, k, (1, 16))
+            yield from time_scales(name, n, k, (1,))

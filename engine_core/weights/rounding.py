@@ -72,11 +72,12 @@ def round_weights(tensors: Tensors, layout: Layout, kind: str, dtype: torch.dtyp
 
 
 def round_int4(weight: torch.Tensor) -> Int4Weight | None:
-    """weight float32 [N, K]. From the least to the largest number of a group, zero among them; None: no groups."""
+    """weight float32 [N, K]. From the least to the largest number of a group, zero among them; None: no groups. Scales
+    are bfloat16: kernels multiply by one of float16 twice."""
     if (groups := _groups(weight, INT4_GROUPS)) is None:
         return None
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-    scale = ((high - low) / 15).clamp(min=LEAST_SCALE).half()
+    scale = ((high - low) / 15).clamp(min=LEAST_SCALE).bfloat16()
     zero = (-low / scale.float()).round().clamp(0, 15)
     values = (groups / scale.float()[..., None]).round() + zero[..., None]
     words = int4_layout.pack(values.clamp(0, 15).to(torch.uint8).flatten(1))
