@@ -10,9 +10,10 @@ import torch
 from headwater.kernels.byte_gemm import byte_linear, expanded
 from headwater.kernels.gemm import linear
 from headwater.kernels.hopper_packed_gemm import PackedWords
-from headwater.kernels.token_rounding import round_tokens
-from headwater.kernels.w8a8 import W8A8Weight, w8a8_linear
+from headwater.kernels.token_rounding import Rounding, round_tokens
+from headwater.kernels.w8a8 import w8a8_linear
 
+from .byte_layers import random_weight
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 
 EARLY_ROWS = 512
@@ -31,11 +32,6 @@ def random_int8(n: int, k: int) -> PackedWords:
     words = torch.randint(-(1 << 31), 1 << 31, (n, k // 4), device="cuda").int()
     scales = (torch.rand(k // GROUP_SIZE, n, device="cuda") * 0.01).half()
     return PackedWords(words=words, scales=scales, zeros=torch.full_like(scales, 128, dtype=torch.uint8), bits=8)
-
-
-def random_w8a8(dtype: torch.dtype, n: int, k: int) -> W8A8Weight:
-    values = torch.randn(n, k, device="cuda") * (30 if dtype == torch.int8 else 1)
-    return W8A8Weight(values=values.clamp(-127, 127).to(dtype), scales=torch.rand(n, device="cuda") * 0.01)
 
 
 MAKERS = {"fp8": random_fp8, "int8": random_int8}
@@ -57,21 +53,22 @@ def time_bytes(kind: str, name: str, n: int, k: int, batch_sizes: tuple[int, ...
         yield Figure(f"{kind} weights", f"{name} M={m}", ours, limit, note)
 
 
-def time_w8a8(dtype: torch.dtype, name: str, n: int, k: int, batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
+def time_w8a8(rounding: Rounding, name: str, n: int, k: int, batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
     """Times products of weights and tokens of eight bits, the rounding of tokens included, beside bfloat16 ones."""
-    weights = [random_w8a8(dtype, n, k) for _ in range(copies_for(n * k))]
+    weights = [random_weight(rounding, n, k) for _ in range(copies_for(n * k))]
     matrices = [randn(n, k) for _ in range(copies_for(2 * n * k))]
     for m in batch_sizes:
         x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
         own = w8a8_linear(x, weights[0])
         same = torch.equal(own[:1], w8a8_linear(x[:1], weights[0]))
-        rounded = round_tokens(x, dtype)
+        rounded = round_tokens(x, rounding)
         ours = timed([partial(w8a8_linear, x, weight, dependent=m <= EARLY_ROWS) for weight in weights])
         product = timed([partial(w8a8_linear, rounded, weight, dependent=m <= EARLY_ROWS) for weight in weights])
         dense = timed([partial(linear, x, matrix, out, dependent=True) for matrix in matrices])
         limit = max((n * k + 2 * m * (n + k)) / BYTES_PER_US, m * n * k / FLOPS_PER_US)
         note = f"{'same bits' if same else 'OTHER BITS'} as alone; without rounding {product:.1f}; bf16 {dense:.1f}"
-        yield Figure(f"{str(dtype).removeprefix('torch.')} by itself", f"{name} M={m}", ours, limit, note)
+        kind = f"{str(rounding.dtype).removeprefix('torch.')} by itself{' in blocks' if rounding.group else ''}"
+        yield Figure(kind, f"{name} M={m}", ours, limit, note)
 
 
 def byte_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
@@ -81,8 +78,8 @@ def byte_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
         for name, (n, k) in linears.items():
             if name.startswith("8B"):
                 yield from time_bytes(kind, name, n, k, (1, 16))
-    for dtype in (torch.float8_e4m3fn, torch.int8):
-        yield from time_w8a8(dtype, "8192 x 8192", 8192, 8192, (1, 16, 64, 256, 512, 2048, 8192))
+    for rounding in (Rounding(torch.float8_e4m3fn), Rounding(torch.float8_e4m3fn, 128), Rounding(torch.int8)):
+        yield from time_w8a8(rounding, "8192 x 8192", 8192, 8192, (1, 16, 64, 256, 512, 2048, 8192))
         for name, (n, k) in linears.items():
             if name.startswith("8B"):
-                yield from time_w8a8(dtype, name, n, k, (1, 16, 256, 2048))
+                yield from time_w8a8(rounding, name, n, k, (1, 16, 256, 2048))

@@ -33,6 +33,7 @@ from headwater.kernels.silu_mul import silu_mul
 from headwater.kernels.wide_gemm import tiles_for, wide_gemm
 
 from .block_products import block_products
+from .byte_layers import byte_layers
 from .byte_products import byte_products
 from .edit_cases import edit_call
 from .gpu_timing import (
@@ -295,6 +296,7 @@ PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "products": products,
     "int4": partial(int4_products, LINEARS),
     "bytes": partial(byte_products, LINEARS),
+    "byte-layers": byte_layers,
     "blocks": partial(block_products, LINEARS),
     "decodes": decodes,
     "prefills": prefills,

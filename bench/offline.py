@@ -160,7 +160,7 @@ def run(
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
     weights: Annotated[
-        str, typer.Option(help="of workloads: random ones as they are, int4, w4a16, int8 or fp8")
+        str, typer.Option(help="of workloads: random ones as they are, int4, w4a16, int8, fp8 or fp8-blocks")
     ] = WHOLE,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
     kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,

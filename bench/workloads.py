@@ -59,9 +59,11 @@ PACKINGS: dict[str, dict[str, Any]] = {
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": _CHANNELS, "input_activations": _TOKENS}},
     },
     "fp8": {"quant_method": "fbgemm_fp8"},
+    "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
 }
 """How random weights of few bits are packed: GPTQ's groups of 128 with scales in float16, llm-compressor's in bfloat16;
-integers and e4m3 with a scale for each output, and for each token."""
+integers and e4m3 with a scale for each output, and for each token; e4m3 in blocks, and a scale for 128 inputs of a
+token."""
 TINY: dict[str, Any] = _QWEN3 | {
     "hidden_size": 64,
     "intermediate_size": 128,

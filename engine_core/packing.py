@@ -13,6 +13,8 @@ from .config import ConfigError
 KEY = "quantization_config"
 GROUP_SIZES = (32, 64, 128, -1)
 """Inputs that share a scale; -1: all inputs of an output."""
+TOKEN_GROUP = 128
+"""Inputs of a token that share a scale, where weights do so in groups or blocks of as many."""
 EVERY_LAYER = "Linear"
 """A target that all linear layers match."""
 _PATTERN = "re:"
@@ -39,6 +41,16 @@ class Packing:
     """Whether inputs name their groups, where formats leave it open."""
     activations: str = ""
     """What the checkpoint's tool rounds activations to: `int8` or `fp8`; empty: nothing."""
+
+    @property
+    def inputs_by_scale(self) -> int:
+        """Number of inputs that share a scale; -1: all inputs of an output."""
+        return self.group_size if self.block is None else self.block[1]
+
+    @property
+    def rounds_groups(self) -> bool:
+        """Whether activations have a scale for every `TOKEN_GROUP` inputs."""
+        return self.activations == "fp8" and self.inputs_by_scale == TOKEN_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +91,11 @@ class Quantization:
         return {rule.packing.activations for rule in self.rules} - {""}
 
     @property
-    def activations_by_block(self) -> set[str]:
-        """As `rounded_activations`, of layers whose inputs have several scales."""
+    def unrounded_activations(self) -> set[str]:
+        """As `rounded_activations`, of layers whose tokens no platform rounds: they have several scales, and not one
+        for every `TOKEN_GROUP` inputs."""
         packings = [rule.packing for rule in self.rules]
-        return {each.activations for each in packings if each.block is not None or each.group_size != -1} - {""}
+        return {each.activations for each in packings if each.inputs_by_scale != -1 and not each.rounds_groups} - {""}
 
     @property
     def has_integers(self) -> bool:

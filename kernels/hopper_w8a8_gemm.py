@@ -1,7 +1,8 @@
 """Products of 8 bits by 8 bits for many rows on Hopper, e4m3 or integers, by warps with roles; see `hopper_wide_gemm`.
 
 The matrix unit adds e4m3 products with some 14 bits. So sums of 128 inputs are taken from it and added in float32, one
-after another: how many rows or columns a tile has changes no bit. Sums of integers are exact.
+after another: how many rows or columns a tile has changes no bit. Sums of integers are exact. Of weights in blocks, a
+sum of 128 inputs is multiplied by its own scales as it is added.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from .hopper_wide_gemm import copy_tiles, store_tile
 from .wide_tiles import TeamTiles
 
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
+wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 128
 """Number of inputs in a tile: a row of a tile is a line of shared memory, and a sum of the matrix unit."""
+BLOCK_OUTPUTS = gl.constexpr(64)
+"""Outputs that share the scales of a weight in blocks."""
 GL_DTYPES = {torch.float8_e4m3fn: gl.float8e4nv, torch.int8: gl.int8, torch.bfloat16: gl.bfloat16}
 
 
@@ -35,7 +39,8 @@ def w8a8_gemm(
     num_programs: int,
 ) -> None:
     """Writes the product of x [M, K] with scales float32 [M] and weight [N, K] with scales float32 [N] to out [M, N],
-    bfloat16; x and weight are float8_e4m3fn or int8."""
+    bfloat16; x and weight are float8_e4m3fn or int8. Scales of blocks, of float8_e4m3fn, are [K / 128, M] and
+    [ceil(N / 64), K / 128]; columns of tiles divide by 64 then."""
     (m, k), n = x.shape, weight.shape[0]
     rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
     _w8a8_gemm[(min(tiles.count(m, n), num_programs),)](
@@ -49,6 +54,7 @@ def w8a8_gemm(
         m,
         n,
         k,
+        IN_BLOCKS=weight_scales.ndim == 2,
         **constants(tiles),
         num_warps=4,
         **dependent_launch.launch_options(True),
@@ -78,6 +84,7 @@ def _w8a8_gemm(
     m,
     n,
     k,
+    IN_BLOCKS: gl.constexpr,
     TEAMS: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
@@ -107,7 +114,7 @@ def _w8a8_gemm(
     release_dependents(True)
     rings = (x_ring, w_ring, rest_ring, ready, free)
     size = (m, n, k)
-    shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP)
+    shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP, IN_BLOCKS)
     stored = (out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales)
     copied = (x, weight, weight_rest, rings, size, shape)
     if TEAMS == 2:
@@ -136,29 +143,39 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
     REST_N: gl.constexpr = shape[3]
     STAGES: gl.constexpr = shape[5]
     GROUP: gl.constexpr = shape[6]
+    IN_BLOCKS: gl.constexpr = shape[7]
     SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     mma_rest: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST_N if REST_N else 16, 32])
     num_tiles = gl.cdiv(m, TEAMS * ROWS) * gl.cdiv(n, BLOCK_N + REST_N)
     num_steps = gl.cdiv(k, shape[4])
     turn, which = 0, 2 * TEAM
+    # Scales of blocks are read beside the first tile, not after it.
+    wait_for_inputs(IN_BLOCKS)
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         o_m, o_n = place(i_tile, m, n, TEAMS * ROWS, BLOCK_N + REST_N, GROUP)
         o_m += TEAM * ROWS
         b_acc = gl.full([ROWS, BLOCK_N], 0, SUM, mma)
         b_rest = gl.full([ROWS, REST_N if REST_N else 16], 0, SUM, mma_rest)
-        for _ in range(num_steps):
+        for i in range(num_steps):
             slot = turn % STAGES
+            b_scale, b_scale_rest = 1.0, 1.0
+            if IN_BLOCKS:
+                scales = (p_x_scales, p_weight_scales)
+                b_scale = _scale_of_block(scales, i, num_steps, o_m, o_n, m, n, b_acc)
+                if REST_N:
+                    b_scale_rest = _scale_of_block(scales, i, num_steps, o_m, o_n + BLOCK_N, m, n, b_rest)
             hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
             b_x = x_ring.index(TEAMS * slot + TEAM)
-            b_acc, b_rest = _add(
-                b_x, w_ring.index(slot), rest_ring.index(slot), b_acc, b_rest, free.index(slot), REST_N
-            )
+            tiles = (b_x, w_ring.index(slot), rest_ring.index(slot), free.index(slot))
+            b_acc, b_rest = _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N, IN_BLOCKS)
             turn += 1
-        b_out = _scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+        b_out = b_acc if IN_BLOCKS else _scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
         which = store_tile(b_out, out, staged, which, o_m, o_n)
         if REST_N:
-            b_out_rest = _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n + BLOCK_N, m, n)
+            b_out_rest = b_rest
+            if not IN_BLOCKS:
+                b_out_rest = _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n + BLOCK_N, m, n)
             if out_rest is None:
                 which = store_tile(b_out_rest, out, staged, which, o_m, o_n + BLOCK_N)
             else:
@@ -168,8 +185,9 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _add(b_x, b_w, b_w_rest, b_acc, b_rest, is_free, REST_N: gl.constexpr):
+def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr, IN_BLOCKS: gl.constexpr):
     """Adds the products of a tile to both parts of the sums, and frees the tile."""
+    b_x, b_w, b_w_rest, is_free = tiles
     b_w, b_w_rest = b_w.permute((1, 0)), b_w_rest.permute((1, 0))
     if b_acc.dtype == gl.int32:
         b_acc = hopper.warpgroup_mma(b_x, b_w, b_acc, is_async=True)
@@ -186,15 +204,46 @@ def _add(b_x, b_w, b_w_rest, b_acc, b_rest, is_free, REST_N: gl.constexpr):
             b_rest_part = gl.full(b_rest.shape, 0.0, gl.float32, b_rest.type.layout)
             b_rest_part = hopper.warpgroup_mma(b_x, b_w_rest, b_rest_part, use_acc=False, is_async=True)
             b_part, b_rest_part = hopper.warpgroup_mma_wait(1, deps=[b_part, b_rest_part])
-            b_acc += b_part
+            b_acc = plus(b_acc, b_part, b_scale, IN_BLOCKS)
             b_rest_part = hopper.warpgroup_mma_wait(0, deps=[b_rest_part])
             hopper.mbarrier.arrive(is_free, count=1)
-            b_rest += b_rest_part
+            b_rest = plus(b_rest, b_rest_part, b_scale_rest, IN_BLOCKS)
         else:
             b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
             hopper.mbarrier.arrive(is_free, count=1)
-            b_acc += b_part
+            b_acc = plus(b_acc, b_part, b_scale, IN_BLOCKS)
     return b_acc, b_rest
+
+
+@gluon.jit
+def plus(b_acc, b_part, b_scale, IN_BLOCKS: gl.constexpr):
+    """A sum and a part of it, times the scale of its block: rounded once, in every kernel."""
+    if IN_BLOCKS:
+        b_acc = gl.fma(b_part, b_scale, b_acc)
+    else:
+        b_acc += b_part
+    return b_acc
+
+
+@gluon.jit
+def _scale_of_block(scales, i, num_groups, o_m, o_n, m, n, b_acc):
+    """The scales of rows times those of columns, for the inputs of step i, as a tile. A part of it lies in one block or
+    two, and threads keep a number for each."""
+    p_x_scales, p_weight_scales = scales
+    layout: gl.constexpr = b_acc.type.layout
+    o_row = o_m + gl.arange(0, b_acc.shape[0], layout=gl.SliceLayout(1, layout))
+    o_column = gl.arange(0, b_acc.shape[1], layout=gl.SliceLayout(0, layout))
+    b_x_scale = gl.load(p_x_scales + i.to(gl.int64) * m + o_row, mask=o_row < m, other=0.0)
+    i_block, num_blocks = o_n // BLOCK_OUTPUTS, gl.cdiv(n, BLOCK_OUTPUTS)
+    p_scale = p_weight_scales + i_block.to(gl.int64) * num_groups + i
+    first = gl.load(p_scale, mask=i_block < num_blocks, other=0.0)
+    b_scale = gl.expand_dims(b_x_scale * first, 1)
+    if b_acc.shape[1] > BLOCK_OUTPUTS:
+        gl.static_assert(b_acc.shape[1] == 2 * BLOCK_OUTPUTS)
+        second = gl.load(p_scale + num_groups, mask=i_block + 1 < num_blocks, other=0.0)
+        is_first = gl.expand_dims(o_column < BLOCK_OUTPUTS, 0)
+        b_scale = gl.where(is_first, b_scale, gl.expand_dims(b_x_scale * second, 1))
+    return gl.broadcast(b_scale, b_acc)[0]
 
 
 @gluon.jit

@@ -1,7 +1,8 @@
 """Products of 8 bits by 8 bits for up to 64 rows on Hopper: the bits of `hopper_w8a8_gemm`.
 
-Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of weights are filled
-before the kernel that makes the rows has ended.
+Time goes in reading weights. Rings of weights are filled before the kernel that makes the rows has ended. The matrix
+unit takes weights as the operand with 64 rows, or, where so few programs would leave multiprocessors idle, 32 weights
+as columns: then the rows of x are made 64 by zeros, which the copy engine writes and nobody reads from memory.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from . import dependent_launch
-from .hopper_w8a8_gemm import tiled
+from .hopper_w8a8_gemm import BLOCK_OUTPUTS, plus, tiled
 
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
+ask_early = gluon.jit(dependent_launch.ask_early.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 BLOCK_N = 64
-"""Outputs of a program: the rows that the matrix unit takes from four warps."""
+"""Outputs of a program whose weights are the operand with 64 rows, which the matrix unit takes from four warps."""
+NARROW_N = 32
+"""Outputs of a program whose weights are columns."""
 SUM_K = 128
 """Number of inputs whose sum is taken from the matrix unit."""
 
@@ -31,7 +35,10 @@ class RowsTiles:
     block_m: int
     """Number of rows of x in a tile, a multiple of 8."""
     block_k: int
+    """A multiple of 256."""
     num_stages: int
+    block_n: int = BLOCK_N
+    """Number of outputs; of `NARROW_N`, block_m is 64."""
 
 
 # Keys are largest numbers of rows.
@@ -50,6 +57,10 @@ CROWDED_TILES = {
 }
 """Tiles where there are more programs than multiprocessors: two share one. Measured on an H200 (2026-11-23): 24,576
 outputs and 4,096 inputs take 28.5 instead of 31.0 µs for one row, 33.3 instead of 35.0 for 64."""
+NARROW_TILES = RowsTiles(64, 256, 5, NARROW_N)
+"""Tiles of any number of rows where programs of 64 outputs leave half of the multiprocessors idle."""
+REGISTERS, REGISTERS_IN_BLOCKS = 128, 168
+"""Number of registers of a thread; two programs have those of a multiprocessor."""
 ONE_ROUND = 132 * BLOCK_N
 """Number of outputs for which each multiprocessor of an H200 has one program."""
 
@@ -62,10 +73,12 @@ def choose(num_rows: int, num_outputs: int) -> RowsTiles | None:
 
 def tiles_for(num_outputs: int) -> list[RowsTiles]:
     """The tiles of all numbers of rows."""
-    return [_tiles(most, num_outputs) for most in TILES]
+    return list(dict.fromkeys(_tiles(most, num_outputs) for most in TILES))
 
 
 def _tiles(most_rows: int, num_outputs: int) -> RowsTiles:
+    if num_outputs <= ONE_ROUND // 2:
+        return NARROW_TILES
     is_crowded = num_outputs > ONE_ROUND and most_rows in CROWDED_TILES
     return (CROWDED_TILES if is_crowded else TILES)[most_rows]
 
@@ -80,24 +93,24 @@ def w8a8_rows(
     *,
     dependent: bool = False,
 ) -> None:
-    """Writes the product of x [M, K] with scales float32 [M] and weight [N, K] with scales float32 [N] to out [M, N];
-    x and weight are float8_e4m3fn or int8."""
+    """Writes the product of x [M, K] and weight [N, K] to out [M, N]; scales and dtypes as in `w8a8_gemm`."""
     (m, k), n = x.shape, weight.shape[0]
     assert out.is_contiguous()
-    _w8a8_rows[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
+    _w8a8_rows[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
         tiled(x, tiles.block_m, tiles.block_k),
         x_scales,
-        tiled(weight, BLOCK_N, tiles.block_k),
+        tiled(weight, tiles.block_n, tiles.block_k),
         weight_scales,
         out,
         m,
         n,
         k,
+        IN_BLOCKS=weight_scales.ndim == 2,
         SUM_K=SUM_K,
         STAGES=tiles.num_stages,
         DEPENDENT=dependent,
         num_warps=4,
-        maxnreg=128,
+        maxnreg=REGISTERS_IN_BLOCKS if weight_scales.ndim == 2 else REGISTERS,
         **dependent_launch.launch_options(dependent),
     )
 
@@ -112,6 +125,7 @@ def _w8a8_rows(
     m,
     n,
     k,
+    IN_BLOCKS: gl.constexpr,
     SUM_K: gl.constexpr,
     STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
@@ -129,11 +143,11 @@ def _w8a8_rows(
         hopper.mbarrier.init(free.index(i), count=1)
     hopper.fence_async_shared()
     release_dependents(DEPENDENT)
-    rings = (x_ring, w_ring, ready, free)
+    rings, scales, size = (x_ring, w_ring, ready, free), (p_x_scales, p_weight_scales), (m, n, k)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)
     gl.warp_specialize(
         [
-            (_multiply, (rings, p_x_scales, p_weight_scales, p_out, o_m, o_n, m, n, k, shape)),
+            (_multiply, (rings, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
             (_copy_weights, (weight, rings, o_n, k, shape)),
             (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
         ],
@@ -173,37 +187,110 @@ def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(rings, p_x_scales, p_weight_scales, p_out, o_m, o_n, m, n, k, shape: gl.constexpr):
+def _multiply(
+    rings, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr, shape: gl.constexpr
+):  # fmt: skip
     x_ring, w_ring, ready, free = rings
+    p_x_scales, p_weight_scales = scales
+    m, n, k = size
     ROWS: gl.constexpr = shape[0]
     BLOCK_N: gl.constexpr = shape[1]
     BLOCK_K: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
     SUM_K: gl.constexpr = shape[4]
+    PAIRS: gl.constexpr = BLOCK_K // (2 * SUM_K)
+    # Whether rows of x are rows of the product as the matrix unit makes it. Else they are its columns.
+    ARE_ROWS: gl.constexpr = BLOCK_N < 64
     INTEGERS: gl.constexpr = x_ring.dtype == gl.int8
     SUM: gl.constexpr = gl.int32 if INTEGERS else gl.float32
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
-    b_acc = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N if ARE_ROWS else ROWS, 32])
+    AXIS: gl.constexpr = 1 if ARE_ROWS else 0
+    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(AXIS, mma))
+    b_acc = gl.full([ROWS, BLOCK_N] if ARE_ROWS else [BLOCK_N, ROWS], 0, SUM, mma)
+    num_groups = gl.cdiv(k, SUM_K)
+    blocks = (p_x_scales, p_weight_scales + (o_n // BLOCK_OUTPUTS).to(gl.int64) * num_groups, num_groups, o_row, m)
+    factors = (None, None)
+    if IN_BLOCKS:
+        factors = _first_factors(blocks, DEPENDENT)
     for i in range(gl.cdiv(k, BLOCK_K)):
         slot = i % STAGES
         hopper.mbarrier.wait(ready.index(slot), i // STAGES & 1)
-        for part in gl.static_range(BLOCK_K // SUM_K):
-            b_w = w_ring.index(slot).slice(part * SUM_K, SUM_K, dim=1)
-            b_x = x_ring.index(slot).slice(part * SUM_K, SUM_K, dim=1).permute((1, 0))
-            if INTEGERS:
-                b_acc = hopper.warpgroup_mma(b_w, b_x, b_acc, is_async=True)
-            else:
-                b_part = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
-                b_part = hopper.warpgroup_mma(b_w, b_x, b_part, use_acc=False, is_async=True)
-                b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
-                b_acc += b_part
+        for pair in gl.static_range(PAIRS):
+            following = factors
+            if IN_BLOCKS:
+                # They arrive while the parts before theirs are multiplied.
+                following = _two_factors(blocks, 2 * (i * PAIRS + pair + 1))
+            for half in gl.static_range(2):
+                b_w = w_ring.index(slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
+                b_x = x_ring.index(slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
+                b_acc = _add(b_x, b_w, b_acc, factors[half], IN_BLOCKS, ARE_ROWS)
+            if IN_BLOCKS:
+                factors = following
         if INTEGERS:
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         hopper.mbarrier.arrive(free.index(slot), count=1)
-    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
-    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, mma))
-    b_x_scale = gl.load(p_x_scales + o_row, mask=o_row < m, other=0.0)
-    b_weight_scale = gl.load(p_weight_scales + o_out, mask=o_out < n, other=0.0)
-    b_out = b_acc.to(gl.float32) * b_x_scale[None, :] * b_weight_scale[:, None]
-    is_inside = (o_row < m)[None, :] & (o_out < n)[:, None]
-    gl.store(p_out + o_row.to(gl.int64)[None, :] * n + o_out[:, None], b_out.to(p_out.dtype.element_ty), mask=is_inside)
+    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1 - AXIS, mma))
+    _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS, AXIS)
+
+
+@gluon.jit
+def _add(b_x, b_w, b_acc, factors, IN_BLOCKS: gl.constexpr, ARE_ROWS: gl.constexpr):
+    """Adds the products of SUM_K inputs."""
+    if b_w.dtype == gl.int8:
+        b_acc = _product(b_x, b_w, b_acc, True, ARE_ROWS)
+    else:
+        b_part = gl.full(b_acc.shape, 0, gl.float32, b_acc.type.layout)
+        b_part = _product(b_x, b_w, b_part, False, ARE_ROWS)
+        b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
+        b_scale = b_part
+        if IN_BLOCKS:
+            b_scale = gl.broadcast(gl.expand_dims(factors[0] * factors[1], 1 if ARE_ROWS else 0), b_part)[0]
+        b_acc = plus(b_acc, b_part, b_scale, IN_BLOCKS)
+    return b_acc
+
+
+@gluon.jit
+def _product(b_x, b_w, b_acc, use_acc, ARE_ROWS: gl.constexpr):
+    if ARE_ROWS:
+        b_acc = hopper.warpgroup_mma(b_x, b_w.permute((1, 0)), b_acc, use_acc=use_acc, is_async=True)
+    else:
+        b_acc = hopper.warpgroup_mma(b_w, b_x.permute((1, 0)), b_acc, use_acc=use_acc, is_async=True)
+    return b_acc
+
+
+@gluon.jit
+def _first_factors(blocks, DEPENDENT: gl.constexpr):
+    """As `_two_factors`. All scales of weights are asked for from memory while the kernel before works."""
+    o_line = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [4], [0])) * 32
+    ask_early(blocks[1] + gl.minimum(o_line, blocks[2] - 1), True)
+    wait_for_inputs(DEPENDENT)
+    return _two_factors(blocks, 0)
+
+
+@gluon.jit
+def _two_factors(blocks, i_group):
+    """The scales of two groups of inputs that follow one another; those of no group are zeros."""
+    return _factors(blocks, i_group), _factors(blocks, i_group + 1)
+
+
+@gluon.jit
+def _factors(blocks, i_group):
+    """The scales of rows of x and of this program's block of weights for a group of inputs."""
+    p_x_scales, p_block, num_groups, o_row, m = blocks
+    is_there = i_group < num_groups
+    b_rows = gl.load(p_x_scales + gl.cast(i_group, gl.int64) * m + o_row, mask=(o_row < m) & is_there, other=0.0)
+    return b_rows, gl.load(p_block + i_group, mask=is_there, other=0.0)
+
+
+@gluon.jit
+def _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS: gl.constexpr, AXIS: gl.constexpr):
+    """AXIS is that of the outputs."""
+    p_x_scales, p_weight_scales = scales
+    b_out = b_acc.to(gl.float32)
+    if not IN_BLOCKS:
+        b_x_scale = gl.load(p_x_scales + o_row, mask=o_row < m, other=0.0)
+        b_weight_scale = gl.load(p_weight_scales + o_out, mask=o_out < n, other=0.0)
+        b_out = b_out * gl.expand_dims(b_x_scale, AXIS) * gl.expand_dims(b_weight_scale, 1 - AXIS)
+    is_inside = gl.expand_dims(o_row < m, AXIS) & gl.expand_dims(o_out < n, 1 - AXIS)
+    o_place = gl.expand_dims(o_row.to(gl.int64), AXIS) * n + gl.expand_dims(o_out, 1 - AXIS)
+    gl.store(p_out + o_place, b_out.to(p_out.dtype.element_ty), mask=is_inside)

@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .token_rounding import MOST, RoundedTokens, store_rounded
+from .token_rounding import EARLY_TOKENS, MOST, RoundedTokens, Rounding, store_rounded
 
 EARLY_HIDDEN = 1024
 """Largest width at which the following product has weights so small that it prefetches all of them before its inputs
-are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work."""
+are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work. Products of rounded tokens start
+early at any width, see `EARLY_TOKENS`."""
 
 
 def rms_norm(
@@ -40,7 +41,7 @@ def add_rms_norm(
 
 
 def rounded_rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype, *, dependent: bool = False
+    x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding, *, dependent: bool = False
 ) -> RoundedTokens:
     """As `rms_norm`, its result rounded once more, as by `round_tokens`."""
     out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
@@ -53,7 +54,7 @@ def rounded_add_rms_norm(
     residual: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
-    rounds_to: torch.dtype,
+    rounds_to: Rounding,
     *,
     dependent: bool = False,
 ) -> RoundedTokens:
@@ -95,17 +96,19 @@ def _launch(
         values.stride(0),
         hidden,
         eps,
+        num_tokens,
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         DEPENDENT=dependent,
-        EARLY=hidden <= EARLY_HIDDEN,
+        EARLY=hidden <= EARLY_HIDDEN or (scales is not None and num_tokens <= EARLY_TOKENS),
         MOST=0.0 if scales is None else MOST[values.dtype],
+        SHARED=0 if scales is None or scales.ndim == 1 else hidden // len(scales),
         num_warps=min(max(block // 512, 1), 16),
         **launch_options(dependent),
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _rms_norm(
     p_x,
     p_residual,
@@ -117,11 +120,13 @@ def _rms_norm(
     stride_out,
     hidden,
     eps,
+    num_tokens,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     DEPENDENT: tl.constexpr,
     EARLY: tl.constexpr,
     MOST: tl.constexpr,
+    SHARED: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
     o_h = tl.arange(0, BLOCK)
@@ -147,6 +152,6 @@ def _rms_norm(
     if MOST > 0:
         # Rounded as a norm that is stored.
         b_y = b_y.to(p_x.dtype.element_ty).to(tl.float32)
-        store_rounded(b_y, p_y, p_scales + i_token, inside, MOST)
+        store_rounded(b_y, p_y, p_scales, i_token, num_tokens, inside, hidden, MOST, SHARED)
     else:
         tl.store(p_y, b_y.to(p_out.dtype.element_ty), mask=inside)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .token_rounding import MOST, RoundedTokens, store_rounded
+from .token_rounding import EARLY_TOKENS, MOST, RoundedTokens, Rounding, store_rounded
 
 BLOCK = 1024
 
@@ -48,9 +48,7 @@ def _launch(gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, d
     return out
 
 
-def rounded_mul(
-    gate_up: torch.Tensor, rounds_to: torch.dtype, *, is_gelu: bool, dependent: bool = False
-) -> RoundedTokens:
+def rounded_mul(gate_up: torch.Tensor, rounds_to: Rounding, *, is_gelu: bool, dependent: bool = False) -> RoundedTokens:
     """As `silu_mul` or `gelu_tanh_mul`, its result rounded once more, as by `round_tokens`."""
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
@@ -60,10 +58,13 @@ def rounded_mul(
         *out,
         gate_up.stride(0),
         width,
-        MOST=MOST[rounds_to],
+        num_tokens,
+        MOST=MOST[rounds_to.dtype],
+        SHARED=rounds_to.group,
         BLOCK=block,
         GELU=is_gelu,
         DEPENDENT=dependent,
+        EARLY=num_tokens <= EARLY_TOKENS,
         num_warps=min(max(block // 1024, 1), 32),
         **launch_options(dependent),
     )
@@ -115,26 +116,33 @@ def _activate_mul(
     tl.store(p_out + i_token * stride_out + o_i, b_y.to(p_out.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _activate_mul_round(
     p_gate_up,
     p_values,
     p_scales,
     stride_in,
     width,
+    num_tokens,
     MOST: tl.constexpr,
+    SHARED: tl.constexpr,
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
     o_i = tl.arange(0, BLOCK)
     inside = o_i < width
+    if EARLY:
+        release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
-    release_dependents(DEPENDENT)
+    if not EARLY:
+        release_dependents(DEPENDENT)
     b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)
     # Rounded as a product that is stored.
     b_y = b_y.to(p_gate_up.dtype.element_ty).to(tl.float32)
-    store_rounded(b_y, p_values + i_token * width + o_i, p_scales + i_token, inside, MOST)
+    p_y = p_values + i_token * width + o_i
+    store_rounded(b_y, p_y, p_scales, i_token, num_tokens, inside, width, MOST, SHARED)

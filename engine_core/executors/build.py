@@ -249,7 +249,7 @@ def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabil
     if not flags.rounded_tokens or options.activation_dtype == MODEL or model.quantization is None:
         return ""
     quantization = model.quantization
-    return " and ".join(sorted(quantization.rounded_activations - quantization.activations_by_block))
+    return " and ".join(sorted(quantization.rounded_activations - quantization.unrounded_activations))
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
@@ -309,9 +309,9 @@ def _tell_activations(request: BuildRequest) -> None:
     quantization = request.model.quantization
     if quantization is None:
         return
-    # Tokens of 8 bits are multiplied in bfloat16 models alone, and with weights of one scale for each output.
+    # Tokens of 8 bits are multiplied in bfloat16 models alone.
     follows = request.rounds_tokens and request.dtype == "bfloat16"
-    rounded = quantization.activations_by_block if follows else quantization.rounded_activations
+    rounded = quantization.unrounded_activations if follows else quantization.rounded_activations
     rounded = rounded - ({INT8} if request.activations == INT8 else set())
     if rounded:
         log.warning(

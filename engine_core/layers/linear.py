@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Self
 
 import torch
 
+from headwater.kernels.token_rounding import Rounding
+
 from ..config import ConfigError
 
 Tokens = Any
@@ -30,8 +32,8 @@ class Linear(ABC):
     """N"""
     in_features: int
     """K"""
-    rounds_to: torch.dtype | None = None
-    """Type of 8 bits to which the product rounds tokens: a `RoundingPlatform` made such a layer."""
+    rounds_to: Rounding | None = None
+    """How the product rounds tokens to 8 bits: a `RoundingPlatform` made such a layer."""
 
     @abstractmethod
     def product(self, x: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 import torch
 
+from headwater.kernels.token_rounding import Rounding
+
 from ..sampling.operations import SamplingOperations
 from .batch import ForwardBatch
 from .linear import Linear, Product, Tokens
@@ -70,13 +72,13 @@ class RoundingPlatform(Platform, Protocol):
     """A platform that makes layers whose products round tokens to 8 bits; it also rounds what they read as it is made.
     The bits are those of the operation and the rounding one after another."""
 
-    def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype) -> Tokens:
+    def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding) -> Tokens:
         """As `rms_norm`."""
 
     def rounded_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
     ) -> Tokens:
         """As `add_rms_norm`."""
 
-    def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: torch.dtype) -> Tokens:
+    def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> Tokens:
         """As `gate`."""

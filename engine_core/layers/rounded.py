@@ -12,7 +12,8 @@ from .linear import Linear
 
 
 class RoundedLinear(Linear):
-    """Each token has a scale of its own. Its values are numbers of 8 bits, as those of the weights."""
+    """Each token has a scale of its own, or one for every 128 inputs where the weight is in blocks. Its values are
+    numbers of 8 bits, as those of the weights."""
 
     kind = "rounded"
 
@@ -20,7 +21,7 @@ class RoundedLinear(Linear):
         """Takes the memory of the weight's values."""
         self.out_features, self.in_features = weight.shape
         self.weight: W8A8Weight = signed_in_place(weight)
-        self.rounds_to = self.weight.values.dtype
+        self.rounds_to = self.weight.rounding
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
         return w8a8_twin(x, self.weight)

@@ -24,7 +24,7 @@ from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm, rounded_add_rms_norm, rounded_rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import gelu_tanh_mul, rounded_mul, silu_mul
-from headwater.kernels.token_rounding import RoundedTokens
+from headwater.kernels.token_rounding import RoundedTokens, Rounding
 from headwater.kernels.wide_gemm import launch_all_tiles
 
 from ..config import EngineConfig
@@ -269,17 +269,15 @@ class CudaPlatform:
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return add_rms_norm(x, residual, weight, eps, dependent=_is_early(x))
 
-    def rounded_rms_norm(
-        self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
-    ) -> RoundedTokens:
+    def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding) -> RoundedTokens:
         return rounded_rms_norm(x, weight, eps, rounds_to, dependent=_is_early(x))
 
     def rounded_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
     ) -> RoundedTokens:
         return rounded_add_rms_norm(x, residual, weight, eps, rounds_to, dependent=_is_early(x))
 
-    def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: torch.dtype) -> RoundedTokens:
+    def rounded_gate(self, x: torch.Tensor, activation: str, rounds_to: Rounding) -> RoundedTokens:
         return rounded_mul(x, rounds_to, is_gelu=activation == "gelu_tanh", dependent=_is_early(x))
 
     def qk_norm_rope_store_kv(

@@ -98,5 +98,6 @@ def has_rounded(weights: Weights) -> bool:
 
 def launch_rounded(linears: Iterable[Linear]) -> None:
     """Once with all kernels of the products of rounded tokens, so that no step compiles them."""
-    for each in {each.weight.shape: each.weight for each in linears if isinstance(each, RoundedLinear)}.values():
+    weights = [each.weight for each in linears if isinstance(each, RoundedLinear)]
+    for each in {(each.shape, each.rounding): each for each in weights}.values():
         w8a8.launch_all_tiles(each)

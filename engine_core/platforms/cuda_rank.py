@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.token_rounding import RoundedTokens, round_tokens
+from headwater.kernels.token_rounding import RoundedTokens, Rounding, round_tokens
 
 from ..config import EngineConfig
 from ..model_config import ModelConfig
@@ -31,7 +31,7 @@ class SummingPlatform(CudaPlatform):
         return self._group.sum_add_rms_norm(x, residual, weight, eps, dependent=dependent)
 
     def rounded_add_rms_norm(
-        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: torch.dtype
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding
     ) -> RoundedTokens:
         normed = self.add_rms_norm(x, residual, weight, eps)
         return round_tokens(normed, rounds_to, dependent=x.shape[0] <= EARLY_ROWS)

@@ -11,6 +11,7 @@ from headwater.kernels.int4_layout import WORD, Int4Weight
 
 from ..packing import Packing, Quantization
 from . import byte_weights, int4
+from .fp8 import rounds_inputs
 from .grouped import num_groups
 from .layout import Layout
 from .model_file import Tensors
@@ -66,7 +67,7 @@ def _packed(
     if packing.format == "fp8":
         values = torch.randn(n, k, device=device, generator=generator).to(torch.float8_e4m3fn)
         scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
-        rounds_tokens = packing.activations == "fp8" and packing.block is None and len(scales) == 1
+        rounds_tokens = rounds_inputs(packing, k, len(scales))
         return byte_weights.named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
     middle = 1 << packing.bits - 1
     # llm-compressor's scales have the model's dtype, those of other tools float16.

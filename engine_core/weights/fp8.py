@@ -15,7 +15,7 @@ import torch
 from headwater.kernels.byte_weights import Fp8Weight
 
 from ..config import ConfigError
-from ..packing import Packing
+from ..packing import TOKEN_GROUP, Packing
 from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
 
 DROPPED = ("input_scale", "input_scale_ub", "activation_scale", "output_scale")
@@ -40,9 +40,16 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
         raise ConfigError(f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.float8_e4m3fn)
     scales = _of_groups(f"{name}.{packing.scale}", scale, weight.shape[0], weight.shape[1], packing)
-    # A token has one scale, where files of blocks mean one for every block of its inputs.
-    rounds_tokens = packing.activations == "fp8" and packing.block is None and len(scales) == 1
+    rounds_tokens = rounds_inputs(packing, weight.shape[1], len(scales))
     return Fp8Weight(values=weight.contiguous(), scales=scales, rounds_tokens=rounds_tokens)
+
+
+def rounds_inputs(packing: Packing, num_inputs: int, num_groups: int) -> bool:
+    """Whether a layer is made for tokens that a product rounds: with one scale, or with one for every 128 inputs where
+    its weights are in such blocks."""
+    if packing.rounds_groups:
+        return num_groups == -(-num_inputs // TOKEN_GROUP)
+    return packing.activations == "fp8" and packing.block is None and num_groups == 1
 
 
 def _of_groups(name: str, scale: torch.Tensor, n: int, k: int, packing: Packing) -> torch.Tensor:

@@ -11,7 +11,7 @@ import msgspec
 ROUNDED_KINDS = ("fp8", "int8", "int4")
 """Kinds that weights which are not packed can be rounded to when a model is converted."""
 MANIFEST_NAME = "model.json"
-LAYOUT = "v2"
+LAYOUT = "v3"
 """Name of the weight layout that this version's kernels read; a change of layout is a new folder."""
 
 

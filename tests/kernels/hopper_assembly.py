@@ -37,6 +37,7 @@ from headwater.kernels import (
 from headwater.kernels.block_formats import Q4_1, Q4_K, Q6_K, Q8_0, BlockFormat
 from headwater.kernels.block_planes import plane_shapes
 from headwater.kernels.block_unpacking import constants
+from headwater.kernels.hopper_w8a8_rows import RowsTiles
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
 
@@ -116,10 +117,11 @@ def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     return by_teams(hopper_wide_gemm._hopper_wide_gemm, tiles, partial(described, num_columns=64), {}, values)
 
 
-def many_rounded_rows(tiles: TeamTiles) -> dict[str, Any]:
+def many_rounded_rows(tiles: TeamTiles, *, in_blocks: bool) -> dict[str, Any]:
     """As `many_rows`, of tokens in e4m3."""
     tiled = partial(e4m3, num_columns=hopper_w8a8_gemm.BLOCK_K)
-    return by_teams(hopper_w8a8_gemm._w8a8_gemm, tiles, tiled, TOKEN_SCALES, hopper_w8a8_gemm.constants(tiles))
+    values = hopper_w8a8_gemm.constants(tiles) | {"IN_BLOCKS": in_blocks}
+    return by_teams(hopper_w8a8_gemm._w8a8_gemm, tiles, tiled, TOKEN_SCALES, values)
 
 
 def by_teams(
@@ -136,41 +138,50 @@ def by_teams(
 
 
 def rounded() -> dict[str, str]:
-    """Kernels that round tokens to e4m3, and a product of few such tokens, by name."""
-    tiles, most = hopper_w8a8_rows.TILES[8], {"MOST": 448.0, "DEPENDENT": True}
-    sizes = dict.fromkeys(("stride", "stride_in", "width", "k", "m", "n", "hidden"), "i32") | {"eps": "fp32"}
+    """Kernels that round tokens to e4m3, by name."""
+    most = {"MOST": 448.0, "SHARED": 0, "DEPENDENT": True, "EARLY": True}
+    sizes = dict.fromkeys(("stride", "stride_in", "width", "k", "num_tokens", "hidden"), "i32") | {"eps": "fp32"}
     sizes |= dict.fromkeys(("stride_x", "stride_residual", "stride_out"), "i32") | {"p_values": "*fp8e4nv"}
     sizes |= dict.fromkeys(("p_x", "p_residual", "p_weight", "p_gate_up"), "*bf16") | {"p_scales": "*fp32"}
-    norm = most | {"BLOCK": 1024, "HAS_RESIDUAL": True, "EARLY": False}
-    product = {"SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
-    rows = {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(hopper_w8a8_rows.BLOCK_N, tiles.block_k)}
+    norm = most | {"BLOCK": 1024, "HAS_RESIDUAL": True}
     return {
         "tokens": compiled(token_rounding._round_tokens, sizes, most | {"BLOCK": 1024}, ASTSource),
         "norm": compiled(rms_norm._rms_norm, sizes | {"p_out": "*fp8e4nv"}, norm, ASTSource),
         "gate": compiled(silu_mul._activate_mul_round, sizes, most | {"BLOCK": 1024, "GELU": True}, ASTSource),
-        "product": compiled(
-            hopper_w8a8_rows._w8a8_rows, sizes | TOKEN_SCALES | rows | {"p_out": "*bf16"}, product, GluonASTSource
+        "tokens by groups": compiled(
+            token_rounding._round_tokens, sizes, most | {"BLOCK": 1024, "SHARED": 128}, ASTSource
         ),
     }
+
+
+def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
+    """A product of few tokens in e4m3."""
+    types = dict.fromkeys(("m", "n", "k"), "i32") | TOKEN_SCALES | {"p_out": "*bf16"}
+    types |= {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(tiles.block_n, tiles.block_k)}
+    values = {"IN_BLOCKS": in_blocks, "SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
+    registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
+    return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
 
 def order_of_sums() -> dict[str, str]:
     """The inputs that a thread sums by itself in a norm of 4,096, by what the norm is stored as: the layout of the
     first reduction."""
     strides = ("stride_x", "stride_residual", "stride_out", "hidden")
-    types = dict.fromkeys(strides, "i32") | dict.fromkeys(("p_x", "p_residual", "p_weight"), "*bf16") | {"eps": "fp32"}
+    types = dict.fromkeys(("num_tokens", *strides), "i32") | {"eps": "fp32"}
+    types |= dict.fromkeys(("p_x", "p_residual", "p_weight"), "*bf16")
     constants = {"BLOCK": 4096, "HAS_RESIDUAL": True, "EARLY": False, "DEPENDENT": True}
     found = {}
-    for out, most in (("bf16", 0.0), ("i8", 127.0), ("fp8e4nv", 448.0)):
+    kinds = (("bf16", 0.0, 0), ("i8", 127.0, 0), ("fp8e4nv", 448.0, 0), ("fp8e4nv", 448.0, 128))
+    for out, most, shared in kinds:
         scales = {"p_scales": "*fp32"} if most else {}
-        values = constants | {"MOST": most} | ({} if most else {"p_scales": None})
+        values = constants | {"MOST": most, "SHARED": shared} | ({} if most else {"p_scales": None})
         given = types | scales | {"p_out": f"*{out}"}
         code = built(rms_norm._rms_norm, given, values, ASTSource, strides, num_warps=8).asm["ttgir"]
         summed = re.search(r"tt\.reduce.*?: \(tensor<4096xf32, (#\w+)>\)", code, re.DOTALL)
         assert summed is not None
         layout = re.search(rf"^{summed[1]} = (.*)$", code, re.MULTILINE)
         assert layout is not None
-        found[out] = layout[1]
+        found[f"{out}, {shared or 'all'} inputs a scale"] = layout[1]
     return found
 
 
@@ -288,7 +299,11 @@ def main() -> None:
     }
     products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
-    teams |= {f"{tiles} of e4m3": many_rounded_rows(tiles) for tiles in w8a8.TEAM_TILES[:1]}
+    many, few = w8a8.TEAM_TILES[0], (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.NARROW_TILES)
+    teams |= {f"{many} of e4m3{kind}": many_rounded_rows(many, in_blocks=bool(kind)) for kind in ("", " in blocks")}
+    rows = {
+        f"{tiles}{kind}": few_rounded_rows(tiles, in_blocks=bool(kind)) for tiles in few for kind in ("", " in blocks")
+    }
     print(
         json.dumps(
             {
@@ -300,6 +315,7 @@ def main() -> None:
                 "edits": edits(),
                 "drafts": drafts(),
                 "rounded": rounded(),
+                "rounded rows": rows,
                 "order of sums": order_of_sums(),
                 "pull": pull(),
             }
