@@ -13,8 +13,9 @@ from .config import ConfigError
 KEY = "quantization_config"
 GROUP_SIZES = (32, 64, 128, -1)
 """Inputs that share a scale; -1: all inputs of an output."""
-TOKEN_GROUP = 128
-"""Inputs of a token that share a scale, where weights do so in groups or blocks of as many."""
+TOKEN_GROUP, BLOCK_OUTPUTS = 128, 64
+"""Inputs of a token that share a scale, where weights do so in blocks of as many; and by what the outputs of such a
+block divide."""
 EVERY_LAYER = "Linear"
 """A target that all linear layers match."""
 _PATTERN = "re:"
@@ -49,8 +50,10 @@ class Packing:
 
     @property
     def rounds_groups(self) -> bool:
-        """Whether activations have a scale for every `TOKEN_GROUP` inputs."""
-        return self.activations == "fp8" and self.inputs_by_scale == TOKEN_GROUP
+        """Whether activations have a scale for every `TOKEN_GROUP` inputs, and products that round them exist."""
+        if self.activations != "fp8" or self.block is None:
+            return False
+        return self.block[0] % BLOCK_OUTPUTS == 0 and self.block[1] == TOKEN_GROUP
 
 
 @dataclass(frozen=True, slots=True)

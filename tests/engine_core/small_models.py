@@ -72,10 +72,13 @@ FAMILIES: dict[str, Any] = {
 }
 
 
-def random_checkpoint(family: str, folder: Path, *, max_shard_size: str = "5GB") -> Any:
-    """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are random too."""
+def random_checkpoint(family: str, folder: Path, *, max_shard_size: str = "5GB", **sizes: int) -> Any:
+    """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are random too. `sizes`
+    are fields of its config."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
+    config = FAMILIES[family]()
+    config.update(sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))

@@ -32,6 +32,7 @@ KINDS_OF_FORMS = {
     "mixed": {"int4", "int8", "dense"},
     "W8A8": {"w8a8"},
     "4 bits": {"int4"},
+    "larger": {"f8a8"},
     "blocks": {"fp8"},
     "fp8": {"f8a8"},
     "float": {"f8a8"},
@@ -333,10 +334,16 @@ def test_an_engine_says_that_activations_are_not_rounded_as_the_checkpoint_asks(
 
 
 @pytest.mark.parametrize(
-    ("form", "left"), [("fp8, blocks", {"fp8"}), ("fp8, one scale", set()), ("int-quantized W8A8", set())]
+    ("form", "left"),
+    [
+        ("fp8, blocks", {"fp8"}),
+        ("fp8, blocks larger than a matrix", set()),
+        ("fp8, one scale", set()),
+        ("int-quantized W8A8", set()),
+    ],
 )
-def test_activations_of_layers_with_several_scales_are_told_apart(form: str, left: set[str], tmp_path: Path) -> None:
+def test_activations_that_no_platform_rounds_are_told_apart(form: str, left: set[str], tmp_path: Path) -> None:
     quantization = registry.read_config(random_path(tmp_path, BYTE_FORMS[form])).quantization
     assert quantization is not None
     assert quantization.rounded_activations
-    assert quantization.activations_by_block == left
+    assert quantization.unrounded_activations == left

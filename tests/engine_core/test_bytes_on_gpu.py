@@ -29,14 +29,18 @@ ROUNDED = [
     "float-quantized, a scale a channel",
     "float-quantized, one scale, activations static",
     "fp8, one scale",
+    "fp8, blocks larger than a matrix",
     "fbgemm_fp8",
 ]
-"""Forms made for tokens of eight bits, with one scale for each output."""
+"""Forms made for tokens of eight bits, with one scale for each output, or for blocks of 128 inputs."""
+BLOCKS = "fp8, blocks larger than a matrix"
+WIDE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
+"""Sizes with which layers have several of these blocks."""
 
 
-def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
+def written(form: str, tmp_path: Path, **sizes: int) -> tuple[Path, Path]:
     """Converted folders of the packed checkpoint and of the expanded one."""
-    random_checkpoint("qwen3", tmp_path / "hf")
+    random_checkpoint("qwen3", tmp_path / "hf", **sizes)
     write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], torch.bfloat16)
     packed, expanded = (
         convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16") for each in ("packed", "expanded")
@@ -71,11 +75,11 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: 
     assert together[:2] == [exact([prompt])[0] for prompt in asked[:2]]
 
 
-@pytest.mark.parametrize("form", ROUNDED)
+@pytest.mark.parametrize(("form", "sizes"), [*((form, {}) for form in ROUNDED), (BLOCKS, WIDE)])
 def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed, _ = written(form, tmp_path)
+    packed, _ = written(form, tmp_path, **sizes)
     torch.manual_seed(1)
     asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
     together = answers(packed, asked)
@@ -93,3 +97,12 @@ def test_layers_stay_packed_and_the_head_is_dense(form: str, tmp_path: Path) -> 
     packed, _ = written(form, tmp_path)
     assert kinds_of(packed, "model") == {"ordered"}
     assert kinds_of(packed) == {"rounded" if form in ROUNDED else "ordered"}
+
+
+def test_weights_in_blocks_are_multiplied_with_tokens_rounded_by_blocks(tmp_path: Path) -> None:
+    packed, expanded = written(BLOCKS, tmp_path, **WIDE)
+    assert kinds_of(packed) == {"rounded"}
+    assert kinds_of(packed, "model") == {"ordered"}
+    torch.manual_seed(1)
+    asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 40, 300)]
+    assert answers(packed, asked, activation_dtype="model") == answers(expanded, asked)

@@ -88,7 +88,7 @@ def test_weights_are_rounded_into_a_folder_of_their_own_that_says_what_it_cost(
 ) -> None:
     asked = {"cache_dir": tmp_path, "dtype": "float32", "device": "cpu", "progress": silent}
     folder = pull(str(checkpoint), **asked, quantization="int8")
-    assert folder.name.endswith("-float32-int8-v2")
+    assert folder.name.endswith("-float32-int8-v3")
     manifest = ModelManifest.read(folder)
     assert manifest.quantization == "int8"
     assert manifest.rounding.startswith("rounded to int8: 0 MB became 0 MB, and weights changed by 0.")
@@ -111,5 +111,5 @@ def test_pull_prints_what_rounding_cost(checkpoint: Path, tmp_path: Path) -> Non
         check=True,
         timeout=120,
     )
-    assert Path(done.stdout.strip()).name.endswith("-float32-int4-v2")
+    assert Path(done.stdout.strip()).name.endswith("-float32-int4-v3")
     assert "rounded to int4: " in " ".join(done.stderr.split())

@@ -141,7 +141,7 @@ def test_a_checkpoint_that_was_calibrated_with_this_text_is_converted_without_th
     report = {"kind": "int4", "bytes_before": 9_000_000, "num_tokens": 8192, "error_ratio": 0.25}
     write(kept / "calibration.json", json.dumps(report))
     folder = pull(str(source), **asked, quantization="int4", calibration=text)
-    assert folder.name == f"{revision}-float32-int4-calibrated-{digest}-v2"
+    assert folder.name == f"{revision}-float32-int4-calibrated-{digest}-v3"
     manifest = ModelManifest.read(folder)
     assert manifest.quantization == "int4"
     cost = "calibrated to int4 on 8192 tokens: 9 MB became 0 MB, and layers err 25 % as much as rounded to nearest"
