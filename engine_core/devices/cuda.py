@@ -177,4 +177,4 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     _check_drafting_ranks(request)
     from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
 
-    return build_cuda_rank(request, place, progress)
+    return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))

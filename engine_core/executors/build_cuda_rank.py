@@ -15,6 +15,7 @@ from ..executor import UInt8Array
 from ..heads.served import Served, ServedPart
 from ..layers.group import Group
 from ..layers.leaf_matrix import keep_leaves
+from ..layers.ordered import order_linears
 from ..layers.sharded import over_group
 from ..models.model import Model, model_class
 from ..options import OFF, BuildRequest, Progress
@@ -23,6 +24,7 @@ from ..platforms.cuda_packed import with_look_up
 from ..platforms.cuda_rank import SummingPlatform
 from ..platforms.peer_group import PeerGroup, open_peer_group
 from ..shards import ParallelLayout, Shard
+from ..weights.byte_weights import Keeps
 from ..weights.model_file import DTYPES
 from .build_cuda import build_cuda_executor
 from .build_single import KV_DTYPES, block_bytes_of, engine_config_of, load_heads_weights
@@ -146,17 +148,20 @@ def _head_part(model: LoadedModel, platform: CudaPlatform, shard: Shard, group: 
 
 
 def build_cuda_rank(
-    request: BuildRequest, place: RankPlace, progress: Progress
+    request: BuildRequest, place: RankPlace, progress: Progress, keeps_bytes: Keeps
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
-    """On the GPU that is this process's first. Raises `ConfigError`."""
+    """On the GPU that is this process's first. `keeps_bytes`: of weights of eight bits, or parts of such, the GPU
+    multiplies these as they are. Raises `ConfigError`."""
     device, options, host = torch.device("cuda"), request.options, place.group
     config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
     in_planes = dtype in int4_gemm.DTYPES
-    weights = load_rank_weights(request, place, device, progress, in_planes=in_planes, with_leaves=keep_leaves)
+    weights = load_rank_weights(
+        request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes, with_leaves=keep_leaves
+    )
     group, stages = _opened(request, config, place)
     served = LoadedRank(
         place.local_config(request.model),
-        with_look_up(weights),
+        order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens),
         KV_DTYPES[request.kv_format],
         request.is_tree,
         request,

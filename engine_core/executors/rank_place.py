@@ -29,7 +29,7 @@ from ..ring import map_at_least
 from ..sampling.operations import PartSampling
 from ..sampling.sampler import Sampler
 from ..shards import Shard, Stage, local_config, stages
-from ..weights.byte_weights import keeps_none
+from ..weights.byte_weights import Keeps, keeps_none
 from ..weights.layout import Layout
 from ..weights.model_file import DTYPES
 from ..weights.planes import in_planes as as_planes
@@ -110,12 +110,13 @@ def load_rank_weights(
     progress: Progress,
     *,
     keeps_packed: bool = False,
+    keeps_bytes: Keeps = keeps_none,
     in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
     """As `build_single.load_weights`, of this rank alone. Nothing else is read of a folder's tensors, which are mapped.
-    `in_planes`: weights in block formats whose parts are whole in blocks become planes, others are expanded. Raises
-    `ConfigError`."""
+    `in_planes`: weights in block formats whose parts are whole in blocks become planes, others are expanded, and so
+    are those of eight bits, unless `keeps_bytes` keeps the parts of all ranks. Raises `ConfigError`."""
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     own, others = stage_layout(layout, place.stage), layout.keys() - stage_layout(layout, place.stage).keys()
     sources = {spec.tied_to or name for name, spec in own.items()}
@@ -124,7 +125,7 @@ def load_rank_weights(
     keeps_packed, in_planes = keeps_packed and not request.is_tree, in_planes and not request.is_tree
     loading, keeps = (
         partial(progress, "loading weights"),
-        keeps_divided(layout, place.shard) if in_planes else keeps_none,
+        keeps_divided(layout, place.shard, keeps_bytes) if in_planes else keeps_none,
     )
     if request.options.load_format == "auto":
         tensors = stored_tensors(request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps)
@@ -132,7 +133,7 @@ def load_rank_weights(
         kept = {name: tensor for name, tensor in tensors.items() if _weight_of(name, layout) not in elsewhere}
         part = kinds.load_weights(wanted, kept, dtype, place.shard, device, as_planes if in_planes else None)
     else:
-        part = _random_weights(request, place, wanted, device, loading, keeps_packed=keeps_packed)
+        part = _random_weights(request, place, wanted, device, loading, keeps_packed=keeps_packed, keeps=keeps)
     weights = stage_weights(part, layout, place.stage, dtype)
     return with_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
 
@@ -145,6 +146,7 @@ def _random_weights(
     loading: Callable[[int, int], None],
     *,
     keeps_packed: bool,
+    keeps: Keeps,
 ) -> Weights:
     """Random weights, made where they are used and one whole weight at a time: all of them may be more than a device
     holds."""
@@ -154,7 +156,7 @@ def _random_weights(
     sources = [name for name, spec in wanted.items() if not spec.tied_to]
     for done, source in enumerate(sources, start=1):
         one = {name: spec for name, spec in wanted.items() if source in (name, spec.tied_to)}
-        whole = random_tensors(request, one, device, keeps_packed=keeps_packed)
+        whole = random_tensors(request, one, device, keeps_packed=keeps_packed, keeps=keeps)
         part = kinds.load_weights(one, whole, DTYPES[request.dtype], place.shard, device)
         linears |= dict(part.linears)
         tensors |= dict(part.tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from headwater.kernels.byte_weights import ByteWeight
 from ..config import ConfigError
 from ..shards import WHOLE, Shard
 from ..weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
-from ..weights.byte_weights import Keeps
+from ..weights.byte_weights import Keeps, keeps_none, named, stored
 from ..weights.layout import Layout, Split, WeightSpec
 from ..weights.planes import PLANES, stored_planes
 from .blocks import BlockLinear, BlockTable
@@ -131,21 +131,36 @@ def outputs_of(spec: WeightSpec, shard: Shard) -> tuple[range, ...]:
     return tuple(found)
 
 
-def keeps_divided(layout: Layout, shard: Shard) -> Keeps:
-    """Keeps weights in block formats whose parts of every rank are whole in blocks, and no others. All ranks say the
-    same of a weight."""
+def keeps_divided(layout: Layout, shard: Shard, keeps_bytes: Keeps = keeps_none) -> Keeps:
+    """Keeps weights in block formats whose parts of every rank are whole in blocks, and those of eight bits that
+    `keeps_bytes` keeps as well as the parts of every rank. All ranks say the same of a weight."""
+    ranks = [Shard(index, shard.size) for index in range(shard.size)]
 
     def keeps(name: str, weight: ByteWeight | Parts) -> bool:
-        if not isinstance(weight, tuple) or name not in layout:
+        if name not in layout:
             return False
-        spec = layout[name]
-        for each in (Shard(index, shard.size) for index in range(shard.size)):
-            outputs = outputs_of(spec, each)
-            if not any(map(len, outputs)) or not can_cut(weight, outputs, _inputs_of(spec, each)):
-                return False
-        return True
+        if isinstance(weight, tuple):
+            return all(_keeps_blocks(weight, layout[name], rank) for rank in ranks)
+        if not keeps_bytes(name, weight):
+            return False
+        parts = [_part_of_bytes(weight, layout[name], rank) for rank in ranks]
+        return all(part is not None and keeps_bytes(name, part) for part in parts)
 
     return keeps
+
+
+def _keeps_blocks(weight: Parts, spec: WeightSpec, shard: Shard) -> bool:
+    outputs = outputs_of(spec, shard)
+    return any(map(len, outputs)) and can_cut(weight, outputs, _inputs_of(spec, shard))
+
+
+def _part_of_bytes(weight: ByteWeight, spec: WeightSpec, shard: Shard) -> ByteWeight | None:
+    """A rank's part, without its values; None: the weight cannot be divided so."""
+    tensors = named(replace(weight, values=weight.values.to("meta")), "")
+    try:
+        return stored(_cut(_kind_of("", tensors), tensors, "", spec, weight.scales.dtype, shard))
+    except ConfigError:
+        return None
 
 
 def _inputs_of(spec: WeightSpec, shard: Shard) -> range:

@@ -8,20 +8,30 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.layers.kinds import Weights, load_weights
+from headwater.engine_core.layers.kinds import Weights, keeps_divided, load_weights
 from headwater.engine_core.layers.ordered import OrderedLinear, order_linears
 from headwater.engine_core.layers.rounded import RoundedLinear
+from headwater.engine_core.layers.staged import layer_of
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.shards import WHOLE, Shard
 from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.blocks import Parts
+from headwater.kernels import w8a8
+from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.token_rounding import Rounding, round_tokens_twin
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import convert, random_checkpoint
 
 BLOCKS = "fp8, blocks larger than a matrix"
-WIDE = {"hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "head_dim": 64}
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+}
 ROUNDING = Rounding(torch.float8_e4m3fn, 128)
 
 
@@ -86,3 +96,22 @@ def test_ranks_that_divide_outputs_have_their_blocks(folder: Path) -> None:
     # The first half of the gates and of the ups, in blocks of 64.
     expected = torch.cat([whole.scales[:6], whole.scales[12:18]])
     assert torch.equal(first.scales, expected)
+
+
+def keeps_rounded(name: str, weight: ByteWeight | Parts) -> bool:
+    return not isinstance(weight, tuple) and layer_of(name) is not None and w8a8.fits(weight)
+
+
+@pytest.mark.parametrize(("size", "expanded"), [(1, set()), (2, set()), (4, {"down"})])
+def test_ranks_keep_what_all_of_them_multiply_as_it_is(folder: Path, size: int, expanded: set[str]) -> None:
+    """Of four ranks each has one and a half blocks of the inputs of `down`."""
+    config = registry.read_config(folder)
+    layout = model_class(config).layout(config)
+    for index in range(size):
+        shard = Shard(index, size)
+        tensors = model_file.load(folder, torch.device("cpu"), keeps=keeps_divided(layout, shard, keeps_rounded))
+        weights = load_weights(layout, {name: each.clone() for name, each in tensors.items()}, torch.bfloat16, shard)
+        kinds = {name: each.kind for name, each in order_linears(weights, rounds_tokens=True).linears.items()}
+        assert kinds.pop("lm_head") == "dense"
+        others = {name.rpartition(".")[2] for name, kind in kinds.items() if kind != "rounded"}
+        assert others == expanded
