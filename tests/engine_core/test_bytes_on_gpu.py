@@ -15,6 +15,7 @@ from headwater.engine_core.layers.ordered import order_linears
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import cuda as cuda_platform
 from tests.engine_core.byte_checkpoint import BYTE_FORMS
+from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.packed_checkpoint import write_packed
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
 from tests.engine_core.test_int4_on_gpu import answers
@@ -33,14 +34,11 @@ ROUNDED = [
     "fbgemm_fp8",
 ]
 """Forms made for tokens of eight bits, with one scale for each output, or for blocks of 128 inputs."""
-BLOCKS = "fp8, blocks larger than a matrix"
-WIDE = {"hidden_size": 256, "intermediate_size": 384, "head_dim": 64}
-"""Sizes with which layers have several of these blocks."""
 
 
-def written(form: str, tmp_path: Path, **sizes: int) -> tuple[Path, Path]:
+def written(form: str, tmp_path: Path) -> tuple[Path, Path]:
     """Converted folders of the packed checkpoint and of the expanded one."""
-    random_checkpoint("qwen3", tmp_path / "hf", **sizes)
+    random_checkpoint("qwen3", tmp_path / "hf")
     write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[form], torch.bfloat16)
     packed, expanded = (
         convert(tmp_path / each, tmp_path / f"our {each}", "bfloat16") for each in ("packed", "expanded")
@@ -75,11 +73,11 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(form: 
     assert together[:2] == [exact([prompt])[0] for prompt in asked[:2]]
 
 
-@pytest.mark.parametrize(("form", "sizes"), [*((form, {}) for form in ROUNDED), (BLOCKS, WIDE)])
+@pytest.mark.parametrize("form", [*ROUNDED, "wide"])
 def test_tokens_of_eight_bits_have_one_arithmetic_in_any_batch(
-    form: str, sizes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packed, _ = written(form, tmp_path, **sizes)
+    packed, _ = written_blocks(tmp_path) if form == "wide" else written(form, tmp_path)
     torch.manual_seed(1)
     asked = [torch.randint(3, SHAPE["vocab_size"], (count,)).tolist() for count in (1, 7, 40, 300, 500)]
     together = answers(packed, asked)
@@ -100,7 +98,7 @@ def test_layers_stay_packed_and_the_head_is_dense(form: str, tmp_path: Path) -> 
 
 
 def test_weights_in_blocks_are_multiplied_with_tokens_rounded_by_blocks(tmp_path: Path) -> None:
-    packed, expanded = written(BLOCKS, tmp_path, **WIDE)
+    packed, expanded = written_blocks(tmp_path)
     assert kinds_of(packed) == {"rounded"}
     assert kinds_of(packed, "model") == {"ordered"}
     torch.manual_seed(1)

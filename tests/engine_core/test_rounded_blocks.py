@@ -20,26 +20,14 @@ from headwater.engine_core.weights.blocks import Parts
 from headwater.kernels import w8a8
 from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.token_rounding import Rounding, round_tokens_twin
-from tests.engine_core.byte_checkpoint import BYTE_FORMS
-from tests.engine_core.packed_checkpoint import write_packed
-from tests.engine_core.small_models import convert, random_checkpoint
+from tests.engine_core.fp8_block_models import written_blocks
 
-BLOCKS = "fp8, blocks larger than a matrix"
-WIDE = {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-}
 ROUNDING = Rounding(torch.float8_e4m3fn, 128)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    random_checkpoint("qwen3", tmp_path / "hf", **WIDE)
-    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", BYTE_FORMS[BLOCKS], torch.bfloat16)
-    return convert(tmp_path / "packed", tmp_path / "ours", "bfloat16")
+    return written_blocks(tmp_path)[0]
 
 
 def loaded(folder: Path, shard: Shard = WHOLE, *, rounds_tokens: bool = True) -> Weights:

@@ -20,6 +20,7 @@ from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.block_formats import Q4_K, Q6_K, Q8_0
 from tests.engine_core.block_models import write_blocks
+from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLED, SAMPLINGS, refused
 from tests.engine_core.small_models import SmallEngine, greedy
@@ -88,6 +89,26 @@ def test_weights_in_blocks_answer_on_two_ranks_as_they_do_expanded_to_the_bit(tm
             answers.append(two.answer(PROMPTS, *SAMPLINGS))
     packed, expanded = ([(each.token_ids, each.logprobs) for each in some] for some in answers)
     assert packed == expanded
+
+
+def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(tmp_path: Path) -> None:
+    packed, expanded = written_blocks(tmp_path)
+    scored = SamplingParams(temperature=0.0, max_tokens=8, num_prompt_logprobs=0)
+
+    def answers(folder: Path, **options: Any) -> list[Any]:
+        with engine(folder, **options) as some:
+            found = some.answer(PROMPTS, *[scored] * len(PROMPTS))
+            alone = some.answer(PROMPTS[1:2], scored)
+        assert (alone[0].token_ids, alone[0].logprobs) == (found[1].token_ids, found[1].logprobs)
+        return [(each.token_ids, each.logprobs, each.prompt_logprobs) for each in found]
+
+    exact = answers(packed, tensor_parallel_size=2, activation_dtype="model")
+    assert exact == answers(expanded, tensor_parallel_size=2)
+    rounded, one = answers(packed, tensor_parallel_size=2), answers(packed)
+    assert rounded != exact
+    for ours, theirs in zip(rounded, one, strict=True):
+        a, b = (np.array([entry.logprob for entry in each[2]]) for each in (ours, theirs))
+        assert np.abs(a - b).mean() < 0.2
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["default", "tree"])
