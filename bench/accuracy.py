@@ -22,12 +22,14 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from headwater.engine_core.devices import cpu
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cpu, cuda
 from headwater.engine_core.executors.build import checked
 from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of
 from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.models.model import Model, model_class
-from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.options import INT8, BuildRequest, ExecutorOptions
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ROUNDED_KINDS, ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
@@ -37,6 +39,9 @@ from headwater.services.text.model import ServingChoices, load_text_model
 from .program import run_program
 
 TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
+CPU = "cpu"
+DEVICES = {CPU: cpu, "cuda": cuda}
+ROUNDED_NAMES = {torch.int8: INT8, torch.float8_e4m3fn: "fp8"}
 SAME_FILE = "the same file, expanded"
 SCORED_AT_ONCE = 128
 """Number of positions whose logits exist at the same time."""
@@ -77,18 +82,21 @@ class Scores:
 
 
 class WholeModel:
-    """A model on the CPU that reads windows of a text from their beginning."""
+    """A model on a device, cpu or cuda, that reads windows of a text from their beginning."""
 
     def __init__(self, options: ExecutorOptions, window: int) -> None:
-        request = checked(options, cpu.name, cpu.capabilities)
-        self.dtype, self.activations, self._window = request.dtype, request.activations, window
+        self._device = torch.device(options.device)
+        device = DEVICES[options.device]
+        request = checked(options, device.name, device.capabilities)
+        self.dtype, self._window = request.dtype, window
         config = engine_config_of(request, 0)
-        platform, weights = cpu.load_model(request, config, lambda phase, done, total: None)
+        platform, weights = device.load_model(request, config, lambda phase, done, total: None)
+        self.activations = _activations(request, weights)
         model = request.model
         self._model: Model = model_class(model)(model, weights, platform, config.max_model_len)
         blocks = -(-window // config.block_size)
         shape = (model.num_layers, 2, blocks, model.num_kv_heads, config.block_size, model.head_dim)
-        self._kv_cache = torch.zeros(shape, dtype=KV_DTYPES[request.kv_format])
+        self._kv_cache = torch.zeros(shape, dtype=KV_DTYPES[request.kv_format], device=self._device)
         self._block_tables = torch.arange(blocks, dtype=torch.int32)[None]
 
     def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
@@ -103,18 +111,24 @@ class WholeModel:
             block_tables=self._block_tables,
             sampled=positions[:0],
         )
-        return self._model.forward(batch, self._kv_cache)
+        return self._model.forward(batch.to(self._device), self._kv_cache)
 
     def log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Log probabilities of hidden [S, H], float32 [S, V]."""
         return self._model.logits(hidden).float().log_softmax(-1)
 
 
+def _activations(request: BuildRequest, weights: Weights) -> str:
+    """What products round activations to: that of the request, or of layers that round tokens."""
+    rounded = {each.rounds_to.dtype for each in weights.linears.values() if each.rounds_to is not None}
+    return " and ".join(sorted(ROUNDED_NAMES[dtype] for dtype in rounded)) or request.activations
+
+
 @torch.inference_mode()
 def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> Scores:
     """Scores of every token of the window except the first, which nothing predicts."""
     states = served.hidden(window)[:-1], expanded.hidden(window)[:-1]
-    targets, parts = torch.tensor(window[1:]), []
+    targets, parts = torch.tensor(window[1:], device=states[0].device), []
     for begin in range(0, len(targets), SCORED_AT_ONCE):
         at = slice(begin, begin + SCORED_AT_ONCE)
         ours, exact = served.log_probs(states[0][at]), expanded.log_probs(states[1][at])
@@ -122,7 +136,7 @@ def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> S
         agrees = ours.argmax(-1) == exact.argmax(-1)
         divergence = (exact.exp() * (exact - ours)).sum(-1)
         parts.append((ours.gather(1, own)[:, 0], exact.gather(1, own)[:, 0], agrees, divergence))
-    return Scores(*(torch.cat(each) for each in zip(*parts, strict=True)))
+    return Scores(*(torch.cat(each).cpu() for each in zip(*parts, strict=True)))
 
 
 def measure(
@@ -131,15 +145,18 @@ def measure(
     windows: Sequence[Sequence[int]],
     *,
     against: tuple[str, Path] | None = None,
+    device: str = CPU,
     threads: int = 0,
     quiet: bool = True,
 ) -> Accuracy:
-    """Compares a folder as a CPU serves it with another one, expanded; by default with itself. Raises `ConfigError`
-    where that would compare equal models, since its weights are no packed integers."""
+    """Compares a folder as a device serves it with another one, expanded; by default with itself. Raises `ConfigError`
+    where that would compare equal models: the CPU has no packed integers of it, or a GPU rounds no tokens."""
     longest = max(map(len, windows))
     exact_name, exact = against or (SAME_FILE, folder)
-    options = ExecutorOptions(model_folder=folder, max_model_len=longest, num_threads=threads)
-    served = WholeModel(replace(options, activation_dtype="int8" if against is None else "auto"), longest)
+    options = ExecutorOptions(model_folder=folder, device=device, max_model_len=longest, num_threads=threads)
+    served = WholeModel(replace(options, activation_dtype=_compared(device, against is None)), longest)
+    if against is None and served.activations == served.dtype:
+        raise ConfigError("against", "none", "a model to compare with, where activations are not rounded")
     expanded = WholeModel(replace(options, model_folder=exact, activation_dtype="model"), longest)
     found = [scores(served, expanded, window) for window in track(windows, name, disable=quiet)]
     divergence = torch.cat([each.divergence for each in found]).double()
@@ -155,6 +172,11 @@ def measure(
         kl_mean=round(divergence.mean().item(), 6),
         kl_p99=round(divergence.quantile(0.99).item(), 5),
     )
+
+
+def _compared(device: str, is_alone: bool) -> str:
+    """The served model's `activation_dtype`: a CPU that would not round activations refuses `int8`."""
+    return INT8 if device == CPU and is_alone else "auto"
 
 
 def windows_of(token_ids: Sequence[int], window: int) -> Iterator[Sequence[int]]:
@@ -176,6 +198,7 @@ def run(
     dtype: Annotated[str, typer.Option(help="that of the model: auto, float32 or bfloat16")] = "auto",
     num_tokens: Annotated[int, typer.Option(help="of the text, from its beginning", min=2)] = 4096,
     window: Annotated[int, typer.Option(help="tokens that a model reads at once", min=2)] = 512,
+    device: Annotated[str, typer.Option(help="cpu or cuda, which serves both models")] = CPU,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch's choice")] = 0,
     quantization: Annotated[
         str, typer.Option(help="round weights: fp8, int8 or int4; compared with the model that is not rounded")
@@ -188,10 +211,13 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
-    """Compare models as a CPU serves them with the same files expanded to the model's dtype, or with another model."""
+    """Compare models as a device serves them with the same files expanded to the model's dtype, or with another
+    model."""
+    if device not in DEVICES:
+        raise typer.BadParameter(f"device is {device!r}; allowed: {' or '.join(DEVICES)}")
     rows = []
     for source in model or (DEMO_NAME,):
-        obtain = partial(pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device="cpu")
+        obtain = partial(pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device=device)
         folder, exact = obtain(source, quantization=quantization, calibration=calibration), against
         if exact is None and quantization in ROUNDED_KINDS:
             exact = source
@@ -201,7 +227,7 @@ def run(
         name = ModelManifest.read(folder).name
         name += f" ({quantization}{', calibrated' if calibration else ''})" if quantization in ROUNDED_KINDS else ""
         windows = list(windows_of(token_ids, window))
-        rows.append(measure(folder, name, windows, against=other, threads=threads, quiet=as_json))
+        rows.append(measure(folder, name, windows, against=other, device=device, threads=threads, quiet=as_json))
     if not as_json:
         table = Table("model", "activations", "tokens", "perplexity", "change", "top-1", "KL", "KL p99")
         for row in rows:

@@ -117,20 +117,33 @@ def _keeps(request: BuildRequest, device: torch.device, name: str, weight: ByteW
     )
 
 
+def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[Any, Weights]:
+    """A model's operations and its weights."""
+    from ..platforms.cuda import CudaPlatform  # noqa: PLC0415
+
+    return CudaPlatform.of(request.model, config), _loaded(request, torch.device("cuda"), progress)
+
+
+def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> Weights:
+    """The weights as the platform multiplies them."""
+    from ..layers.ordered import order_linears  # noqa: PLC0415
+    from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
+
+    keeps = partial(_keeps, request, device)
+    weights = load_weights(request, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves)
+    return order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens)
+
+
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
     from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
-    from ..layers.ordered import order_linears  # noqa: PLC0415
-    from ..platforms.cuda_packed import with_look_up  # noqa: PLC0415
 
     device, options = torch.device("cuda"), request.options
 
     def loaded(each: BuildRequest) -> LoadedModel:
-        keeps = partial(_keeps, each, device)
-        weights = load_weights(each, device, progress, keeps=keeps, in_planes=True, with_leaves=keep_leaves)
-        ordered = order_linears(with_look_up(weights), rounds_tokens=each.rounds_tokens)
-        return LoadedModel(each.model, ordered, KV_DTYPES[each.kv_format], each.is_tree)
+        weights = _loaded(each, device, progress)
+        return LoadedModel(each.model, weights, KV_DTYPES[each.kv_format], each.is_tree)
 
     return build_cuda_executor(
         loaded(request),

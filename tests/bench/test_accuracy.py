@@ -17,6 +17,7 @@ from headwater.engine_core.weights import model_file
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
+from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.small_models import convert, random_checkpoint
 
 NUM_TOKENS = 600
@@ -91,6 +92,18 @@ def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path)
     assert found["int4"].against == "dense"
     same = accuracy.measure(dense, "dense", [list(range(3, 130))], against=("dense", dense))
     assert (same.kl_mean, same.top1_agreement, same.change) == (0, 1, 0)
+
+
+@pytest.mark.gpu
+def test_a_gpu_serves_what_is_compared_and_a_model_whose_tokens_it_does_not_round_is_refused(tmp_path: Path) -> None:
+    packed, expanded = written_blocks(tmp_path)
+    window = list(range(3, 130))
+    alone = accuracy.measure(packed, "packed", [window], device="cuda")
+    beside = accuracy.measure(packed, "packed", [window], against=("expanded", expanded), device="cuda")
+    assert alone.activations == beside.activations == "fp8"
+    assert alone.kl_mean == beside.kl_mean > 0
+    with pytest.raises(ConfigError, match="against is 'none'; allowed: a model to compare with"):
+        accuracy.measure(expanded, "expanded", [window], device="cuda")
 
 
 def test_a_text_is_cut_into_windows_and_a_single_token_left_out() -> None:
