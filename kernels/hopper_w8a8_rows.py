@@ -37,8 +37,11 @@ class RowsTiles:
     block_k: int
     """A multiple of 256."""
     num_stages: int
+    """Number of tiles of weights in shared memory."""
     block_n: int = BLOCK_N
     """Number of outputs; of `NARROW_N`, block_m is 64."""
+    num_row_stages: int = 0
+    """Number of tiles of rows in shared memory; 0: as many as of weights."""
 
 
 # Keys are largest numbers of rows.
@@ -108,6 +111,7 @@ def w8a8_rows(
         IN_BLOCKS=weight_scales.ndim == 2,
         SUM_K=SUM_K,
         STAGES=tiles.num_stages,
+        ROW_STAGES=tiles.num_row_stages or tiles.num_stages,
         DEPENDENT=dependent,
         num_warps=4,
         maxnreg=REGISTERS_IN_BLOCKS if weight_scales.ndim == 2 else REGISTERS,
@@ -128,28 +132,24 @@ def _w8a8_rows(
     IN_BLOCKS: gl.constexpr,
     SUM_K: gl.constexpr,
     STAGES: gl.constexpr,
+    ROW_STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = x.block_shape[0]
     BLOCK_N: gl.constexpr = weight.block_shape[0]
     BLOCK_K: gl.constexpr = weight.block_shape[1]
     o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
-    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=2)
-        hopper.mbarrier.init(free.index(i), count=1)
+    x_ring = _made_ring(x, [ROW_STAGES, ROWS, BLOCK_K])
+    w_ring = _made_ring(weight, [STAGES, BLOCK_N, BLOCK_K])
     hopper.fence_async_shared()
     release_dependents(DEPENDENT)
-    rings, scales, size = (x_ring, w_ring, ready, free), (p_x_scales, p_weight_scales), (m, n, k)
-    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)
+    scales, size = (p_x_scales, p_weight_scales), (m, n, k)
+    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, ROW_STAGES, SUM_K)
     gl.warp_specialize(
         [
-            (_multiply, (rings, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
-            (_copy_weights, (weight, rings, o_n, k, shape)),
-            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
+            (_multiply, (x_ring, w_ring, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
+            (_copy_weights, (weight, w_ring, o_n, k, shape)),
+            (_copy_rows, (x, x_ring, o_m, k, DEPENDENT, shape)),
         ],
         [1, 1],
         [40, 40],
@@ -157,51 +157,60 @@ def _w8a8_rows(
 
 
 @gluon.jit
-def _copy_weights(weight, rings, o_n, k, shape: gl.constexpr):
-    """Fills the ring of weights, also before the previous kernel has ended."""
-    _, w_ring, ready, free = rings
-    BLOCK_K: gl.constexpr = shape[2]
-    STAGES: gl.constexpr = shape[3]
-    for i in range(gl.cdiv(k, BLOCK_K)):
-        slot = i % STAGES
-        is_ready = ready.index(slot)
-        hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
-        hopper.mbarrier.expect(is_ready, weight.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(weight, [o_n, i * BLOCK_K], is_ready, w_ring.index(slot))
+def _made_ring(tiles, SIZES: gl.constexpr):
+    """Slots for tiles, and barriers that say which are ready to be read and which free to be filled."""
+    ring = gl.allocate_shared_memory(tiles.dtype, SIZES, tiles.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [SIZES[0], 1], hopper.mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [SIZES[0], 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(SIZES[0]):
+        hopper.mbarrier.init(ready.index(i), count=1)
+        hopper.mbarrier.init(free.index(i), count=1)
+    return ring, ready, free
 
 
 @gluon.jit
-def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def _copy_weights(weight, ring, o_n, k, shape: gl.constexpr):
+    """Fills the ring of weights, also before the previous kernel has ended."""
+    _copy(weight, ring, o_n, k, shape[2], shape[3])
+
+
+@gluon.jit
+def _copy_rows(x, ring, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
     """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel wrote only when rows
     are here, so it need not wait for it."""
-    x_ring, _, ready, free = rings
-    BLOCK_K: gl.constexpr = shape[2]
-    STAGES: gl.constexpr = shape[3]
     wait_for_inputs(DEPENDENT)
+    _copy(x, ring, o_m, k, shape[2], shape[4])
+
+
+@gluon.jit
+def _copy(tiles, ring, o_first, k, BLOCK_K: gl.constexpr, STAGES: gl.constexpr):
+    slots, ready, free = ring
     for i in range(gl.cdiv(k, BLOCK_K)):
         slot = i % STAGES
         is_ready = ready.index(slot)
         hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
-        hopper.mbarrier.expect(is_ready, x.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(x, [o_m, i * BLOCK_K], is_ready, x_ring.index(slot))
+        hopper.mbarrier.expect(is_ready, tiles.block_type.nbytes)
+        hopper.tma.async_copy_global_to_shared(tiles, [o_first, i * BLOCK_K], is_ready, slots.index(slot))
 
 
 @gluon.jit
 def _multiply(
-    rings, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr, shape: gl.constexpr
+    x_ring, w_ring, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr, shape: gl.constexpr
 ):  # fmt: skip
-    x_ring, w_ring, ready, free = rings
+    x_slots, x_ready, x_free = x_ring
+    w_slots, w_ready, w_free = w_ring
     p_x_scales, p_weight_scales = scales
     m, n, k = size
     ROWS: gl.constexpr = shape[0]
     BLOCK_N: gl.constexpr = shape[1]
     BLOCK_K: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
-    SUM_K: gl.constexpr = shape[4]
+    ROW_STAGES: gl.constexpr = shape[4]
+    SUM_K: gl.constexpr = shape[5]
     PAIRS: gl.constexpr = BLOCK_K // (2 * SUM_K)
     # Whether rows of x are rows of the product as the matrix unit makes it. Else they are its columns.
     ARE_ROWS: gl.constexpr = BLOCK_N < 64
-    INTEGERS: gl.constexpr = x_ring.dtype == gl.int8
+    INTEGERS: gl.constexpr = x_slots.dtype == gl.int8
     SUM: gl.constexpr = gl.int32 if INTEGERS else gl.float32
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N if ARE_ROWS else ROWS, 32])
     AXIS: gl.constexpr = 1 if ARE_ROWS else 0
@@ -213,22 +222,24 @@ def _multiply(
     if IN_BLOCKS:
         factors = _first_factors(blocks, DEPENDENT)
     for i in range(gl.cdiv(k, BLOCK_K)):
-        slot = i % STAGES
-        hopper.mbarrier.wait(ready.index(slot), i // STAGES & 1)
+        slot, row_slot = i % STAGES, i % ROW_STAGES
+        hopper.mbarrier.wait(w_ready.index(slot), i // STAGES & 1)
+        hopper.mbarrier.wait(x_ready.index(row_slot), i // ROW_STAGES & 1)
         for pair in gl.static_range(PAIRS):
             following = factors
             if IN_BLOCKS:
                 # They arrive while the parts before theirs are multiplied.
                 following = _two_factors(blocks, 2 * (i * PAIRS + pair + 1))
             for half in gl.static_range(2):
-                b_w = w_ring.index(slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
-                b_x = x_ring.index(slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
+                b_w = w_slots.index(slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
+                b_x = x_slots.index(row_slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
                 b_acc = _add(b_x, b_w, b_acc, factors[half], IN_BLOCKS, ARE_ROWS)
             if IN_BLOCKS:
                 factors = following
         if INTEGERS:
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
-        hopper.mbarrier.arrive(free.index(slot), count=1)
+        hopper.mbarrier.arrive(w_free.index(slot), count=1)
+        hopper.mbarrier.arrive(x_free.index(row_slot), count=1)
     o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1 - AXIS, mma))
     _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS, AXIS)
 

@@ -159,6 +159,7 @@ def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
     types = dict.fromkeys(("m", "n", "k"), "i32") | TOKEN_SCALES | {"p_out": "*bf16"}
     types |= {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(tiles.block_n, tiles.block_k)}
     values = {"IN_BLOCKS": in_blocks, "SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
+    values |= {"ROW_STAGES": tiles.num_row_stages or tiles.num_stages}
     registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
