@@ -37,10 +37,12 @@ KINDS = {
     "llmcompressor-w8a16": {"int8"},
     "llmcompressor-mixed": {"int8", "int4"},
     "auto-round-gptq-8": {"int8"},
+    "llmcompressor-fp8-block": {"f8a8", "fp8"},
     "llmcompressor-fp8-dynamic": {"f8a8"},
     "llmcompressor-fp8-static-kv": {"f8a8"},
 }
-"""Of the layers; FP8 where a name says so, else four bits."""
+"""Of the layers; FP8 where a name says so, else four bits. In blocks, `down` has 192 inputs, which 128 does not
+divide."""
 IN_CI = (
     "auto-round-awq",
     "auto-round-gptq-8",
