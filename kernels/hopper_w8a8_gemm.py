@@ -135,7 +135,7 @@ def _w8a8_gemm(
 def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
     """Multiplies ROWS rows of every tile of this program."""
     x_ring, w_ring, rest_ring, ready, free = rings
-    out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales = stored
+    scales = stored[4:]
     m, n, k = size
     TEAMS: gl.constexpr = shape[0]
     ROWS: gl.constexpr = shape[1]
@@ -161,7 +161,6 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
             slot = turn % STAGES
             b_scale, b_scale_rest = 1.0, 1.0
             if IN_BLOCKS:
-                scales = (p_x_scales, p_weight_scales)
                 b_scale = _scale_of_block(scales, i, num_steps, o_m, o_n, m, n, b_acc)
                 if REST_N:
                     b_scale_rest = _scale_of_block(scales, i, num_steps, o_m, o_n + BLOCK_N, m, n, b_rest)
@@ -170,18 +169,27 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
             tiles = (b_x, w_ring.index(slot), rest_ring.index(slot), free.index(slot))
             b_acc, b_rest = _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N, IN_BLOCKS)
             turn += 1
-        b_out = b_acc if IN_BLOCKS else _scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
-        which = store_tile(b_out, out, staged, which, o_m, o_n)
-        if REST_N:
-            b_out_rest = b_rest
-            if not IN_BLOCKS:
-                b_out_rest = _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n + BLOCK_N, m, n)
-            if out_rest is None:
-                which = store_tile(b_out_rest, out, staged, which, o_m, o_n + BLOCK_N)
-            else:
-                # Its one place has been read: other chunks have been copied since.
-                store_tile(b_out_rest, out_rest, staged_rest, TEAM, o_m, o_n + BLOCK_N)
+        which = _store(b_acc, b_rest, stored, which, o_m, o_n, m, n, TEAM, REST_N, IN_BLOCKS)
     hopper.tma.store_wait(0)
+
+
+@gluon.jit
+def _store(
+    b_acc, b_rest, stored, which, o_m, o_n, m, n, TEAM: gl.constexpr, REST_N: gl.constexpr, IN_BLOCKS: gl.constexpr
+):  # fmt: skip
+    """Stores both parts of a team's rows. Returns the place of the next chunk."""
+    out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales = stored
+    b_out = b_acc if IN_BLOCKS else _scaled(b_acc, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+    which = store_tile(b_out, out, staged, which, o_m, o_n)
+    if REST_N:
+        o_n += b_acc.shape[1]
+        b_out_rest = b_rest if IN_BLOCKS else _scaled(b_rest, p_x_scales, p_weight_scales, o_m, o_n, m, n)
+        if out_rest is None:
+            which = store_tile(b_out_rest, out, staged, which, o_m, o_n)
+        else:
+            # Its one place has been read: other chunks have been copied since.
+            store_tile(b_out_rest, out_rest, staged_rest, TEAM, o_m, o_n)
+    return which
 
 
 @gluon.jit

@@ -207,7 +207,6 @@ def _multiply(
     STAGES: gl.constexpr = shape[3]
     ROW_STAGES: gl.constexpr = shape[4]
     SUM_K: gl.constexpr = shape[5]
-    PAIRS: gl.constexpr = BLOCK_K // (2 * SUM_K)
     # Whether rows of x are rows of the product as the matrix unit makes it. Else they are its columns.
     ARE_ROWS: gl.constexpr = BLOCK_N < 64
     INTEGERS: gl.constexpr = x_slots.dtype == gl.int8
@@ -225,17 +224,12 @@ def _multiply(
         slot, row_slot = i % STAGES, i % ROW_STAGES
         hopper.mbarrier.wait(w_ready.index(slot), i // STAGES & 1)
         hopper.mbarrier.wait(x_ready.index(row_slot), i // ROW_STAGES & 1)
-        for pair in gl.static_range(PAIRS):
-            following = factors
-            if IN_BLOCKS:
-                # They arrive while the parts before theirs are multiplied.
-                following = _two_factors(blocks, 2 * (i * PAIRS + pair + 1))
-            for half in gl.static_range(2):
-                b_w = w_slots.index(slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
-                b_x = x_slots.index(row_slot).slice((2 * pair + half) * SUM_K, SUM_K, dim=1)
-                b_acc = _add(b_x, b_w, b_acc, factors[half], IN_BLOCKS, ARE_ROWS)
-            if IN_BLOCKS:
-                factors = following
+        tiles = (x_slots.index(row_slot), w_slots.index(slot))
+        if IN_BLOCKS:
+            b_acc, factors = _add_blocks(tiles, b_acc, factors, blocks, i * (BLOCK_K // SUM_K), ARE_ROWS, SUM_K)
+        else:
+            for part in gl.static_range(BLOCK_K // SUM_K):
+                b_acc = _add(tiles, part, b_acc, None, ARE_ROWS, SUM_K)
         if INTEGERS:
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         hopper.mbarrier.arrive(w_free.index(slot), count=1)
@@ -245,8 +239,22 @@ def _multiply(
 
 
 @gluon.jit
-def _add(b_x, b_w, b_acc, factors, IN_BLOCKS: gl.constexpr, ARE_ROWS: gl.constexpr):
-    """Adds the products of SUM_K inputs."""
+def _add_blocks(tiles, b_acc, factors, blocks, i_group, ARE_ROWS: gl.constexpr, SUM_K: gl.constexpr):
+    """Adds the products of tiles whose first inputs are group i_group, with the factors of this group and the next.
+    Returns the sums, and the factors of the two groups that follow."""
+    for pair in gl.static_range(tiles[0].shape[1] // (2 * SUM_K)):
+        # They arrive while the parts before theirs are multiplied.
+        following = _two_factors(blocks, i_group + 2 * pair + 2)
+        b_acc = _add(tiles, 2 * pair, b_acc, factors[0], ARE_ROWS, SUM_K)
+        b_acc = _add(tiles, 2 * pair + 1, b_acc, factors[1], ARE_ROWS, SUM_K)
+        factors = following
+    return b_acc, factors
+
+
+@gluon.jit
+def _add(tiles, part: gl.constexpr, b_acc, factors, ARE_ROWS: gl.constexpr, SUM_K: gl.constexpr):
+    """Adds the products of a part of the inputs of a tile of rows and one of weights; factors: None, or its scales."""
+    b_x, b_w = tiles[0].slice(part * SUM_K, SUM_K, dim=1), tiles[1].slice(part * SUM_K, SUM_K, dim=1)
     if b_w.dtype == gl.int8:
         b_acc = _product(b_x, b_w, b_acc, True, ARE_ROWS)
     else:
@@ -254,9 +262,9 @@ def _add(b_x, b_w, b_acc, factors, IN_BLOCKS: gl.constexpr, ARE_ROWS: gl.constex
         b_part = _product(b_x, b_w, b_part, False, ARE_ROWS)
         b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
         b_scale = b_part
-        if IN_BLOCKS:
+        if factors is not None:
             b_scale = gl.broadcast(gl.expand_dims(factors[0] * factors[1], 1 if ARE_ROWS else 0), b_part)[0]
-        b_acc = plus(b_acc, b_part, b_scale, IN_BLOCKS)
+        b_acc = plus(b_acc, b_part, b_scale, factors is not None)
     return b_acc
 
 
