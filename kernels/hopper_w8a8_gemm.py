@@ -157,17 +157,21 @@ def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
         o_m += TEAM * ROWS
         b_acc = gl.full([ROWS, BLOCK_N], 0, SUM, mma)
         b_rest = gl.full([ROWS, REST_N if REST_N else 16], 0, SUM, mma_rest)
+        blocks = (scales, num_steps, o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(1, mma)), m, o_n, n)
+        factors = None
+        if IN_BLOCKS:
+            factors = _factors(blocks, 0)
         for i in range(num_steps):
             slot = turn % STAGES
-            b_scale, b_scale_rest = 1.0, 1.0
+            b_scale, b_scale_rest = None, None
             if IN_BLOCKS:
-                b_scale = _scale_of_block(scales, i, num_steps, o_m, o_n, m, n, b_acc)
-                if REST_N:
-                    b_scale_rest = _scale_of_block(scales, i, num_steps, o_m, o_n + BLOCK_N, m, n, b_rest)
+                b_scale, b_scale_rest = _scales_of(factors, b_acc, b_rest)
+                # They arrive while the products of this step are made.
+                factors = _factors(blocks, i + 1)
             hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
             b_x = x_ring.index(TEAMS * slot + TEAM)
             tiles = (b_x, w_ring.index(slot), rest_ring.index(slot), free.index(slot))
-            b_acc, b_rest = _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N, IN_BLOCKS)
+            b_acc, b_rest = _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N)
             turn += 1
         which = _store(b_acc, b_rest, stored, which, o_m, o_n, m, n, TEAM, REST_N, IN_BLOCKS)
     hopper.tma.store_wait(0)
@@ -193,7 +197,7 @@ def _store(
 
 
 @gluon.jit
-def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr, IN_BLOCKS: gl.constexpr):
+def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr):
     """Adds the products of a tile to both parts of the sums, and frees the tile."""
     b_x, b_w, b_w_rest, is_free = tiles
     b_w, b_w_rest = b_w.permute((1, 0)), b_w_rest.permute((1, 0))
@@ -212,46 +216,60 @@ def _add(tiles, b_acc, b_rest, b_scale, b_scale_rest, REST_N: gl.constexpr, IN_B
             b_rest_part = gl.full(b_rest.shape, 0.0, gl.float32, b_rest.type.layout)
             b_rest_part = hopper.warpgroup_mma(b_x, b_w_rest, b_rest_part, use_acc=False, is_async=True)
             b_part, b_rest_part = hopper.warpgroup_mma_wait(1, deps=[b_part, b_rest_part])
-            b_acc = plus(b_acc, b_part, b_scale, IN_BLOCKS)
+            b_acc = plus(b_acc, b_part, b_scale)
             b_rest_part = hopper.warpgroup_mma_wait(0, deps=[b_rest_part])
             hopper.mbarrier.arrive(is_free, count=1)
-            b_rest = plus(b_rest, b_rest_part, b_scale_rest, IN_BLOCKS)
+            b_rest = plus(b_rest, b_rest_part, b_scale_rest)
         else:
             b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
             hopper.mbarrier.arrive(is_free, count=1)
-            b_acc = plus(b_acc, b_part, b_scale, IN_BLOCKS)
+            b_acc = plus(b_acc, b_part, b_scale)
     return b_acc, b_rest
 
 
 @gluon.jit
-def plus(b_acc, b_part, b_scale, IN_BLOCKS: gl.constexpr):
-    """A sum and a part of it, times the scale of its block: rounded once, in every kernel."""
-    if IN_BLOCKS:
-        b_acc = gl.fma(b_part, b_scale, b_acc)
-    else:
+def plus(b_acc, b_part, b_scale):
+    """A sum and a part of it, times the scale of its block if there is one: rounded once, in every kernel."""
+    if b_scale is None:
         b_acc += b_part
+    else:
+        b_acc = gl.fma(b_part, b_scale, b_acc)
     return b_acc
 
 
 @gluon.jit
-def _scale_of_block(scales, i, num_groups, o_m, o_n, m, n, b_acc):
-    """The scales of rows times those of columns, for the inputs of step i, as a tile. A part of it lies in one block or
-    two, and threads keep a number for each."""
+def _factors(blocks, i):
+    """The scales of rows [ROWS] and of three blocks of columns for the inputs of step i; zeros where there are none."""
+    scales, num_groups, o_row, m, o_n, n = blocks
     p_x_scales, p_weight_scales = scales
-    layout: gl.constexpr = b_acc.type.layout
-    o_row = o_m + gl.arange(0, b_acc.shape[0], layout=gl.SliceLayout(1, layout))
-    o_column = gl.arange(0, b_acc.shape[1], layout=gl.SliceLayout(0, layout))
-    b_x_scale = gl.load(p_x_scales + i.to(gl.int64) * m + o_row, mask=o_row < m, other=0.0)
-    i_block, num_blocks = o_n // BLOCK_OUTPUTS, gl.cdiv(n, BLOCK_OUTPUTS)
-    p_scale = p_weight_scales + i_block.to(gl.int64) * num_groups + i
-    first = gl.load(p_scale, mask=i_block < num_blocks, other=0.0)
-    b_scale = gl.expand_dims(b_x_scale * first, 1)
-    if b_acc.shape[1] > BLOCK_OUTPUTS:
-        gl.static_assert(b_acc.shape[1] == 2 * BLOCK_OUTPUTS)
-        second = gl.load(p_scale + num_groups, mask=i_block + 1 < num_blocks, other=0.0)
+    i_block, num_blocks = o_n // BLOCK_OUTPUTS, gl.where(i < num_groups, gl.cdiv(n, BLOCK_OUTPUTS), 0)
+    is_there = (o_row < m) & (i < num_groups)
+    b_rows = gl.load(p_x_scales + gl.cast(i, gl.int64) * m + o_row, mask=is_there, other=0.0)
+    p_block = p_weight_scales + i_block.to(gl.int64) * num_groups + i
+    first = gl.load(p_block, mask=i_block < num_blocks, other=0.0)
+    second = gl.load(p_block + num_groups, mask=i_block + 1 < num_blocks, other=0.0)
+    third = gl.load(p_block + 2 * num_groups, mask=i_block + 2 < num_blocks, other=0.0)
+    return b_rows, first, second, third
+
+
+@gluon.jit
+def _scales_of(factors, b_acc, b_rest):
+    """The scales of both parts of a tile, [rows, columns]."""
+    b_rows, first, second, third = factors
+    b_rows_rest = gl.convert_layout(b_rows, gl.SliceLayout(1, b_rest.type.layout))
+    return _scale_of(b_rows, first, second, b_acc), _scale_of(b_rows_rest, third, third, b_rest)
+
+
+@gluon.jit
+def _scale_of(b_rows, first, second, b_like):
+    """Scales of a part that lies in one block of columns or in two, of which threads keep one number each."""
+    b_scale = gl.expand_dims(b_rows * first, 1)
+    if b_like.shape[1] > BLOCK_OUTPUTS:
+        gl.static_assert(b_like.shape[1] == 2 * BLOCK_OUTPUTS)
+        o_column = gl.arange(0, b_like.shape[1], layout=gl.SliceLayout(0, b_like.type.layout))
         is_first = gl.expand_dims(o_column < BLOCK_OUTPUTS, 0)
-        b_scale = gl.where(is_first, b_scale, gl.expand_dims(b_x_scale * second, 1))
-    return gl.broadcast(b_scale, b_acc)[0]
+        b_scale = gl.where(is_first, b_scale, gl.expand_dims(b_rows * second, 1))
+    return gl.broadcast(b_scale, b_like)[0]
 
 
 @gluon.jit

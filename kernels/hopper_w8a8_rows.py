@@ -1,8 +1,7 @@
 """Products of 8 bits by 8 bits for up to 64 rows on Hopper: the bits of `hopper_w8a8_gemm`.
 
-Time goes in reading weights. Rings of weights are filled before the kernel that makes the rows has ended. The matrix
-unit takes weights as the operand with 64 rows, or, where so few programs would leave multiprocessors idle, 32 weights
-as columns: then the rows of x are made 64 by zeros, which the copy engine writes and nobody reads from memory.
+Time goes in reading weights. The matrix unit takes them as the operand with the many rows; rings of weights are filled
+before the kernel that makes the rows has ended.
 """
 
 from __future__ import annotations
@@ -23,9 +22,7 @@ ask_early = gluon.jit(dependent_launch.ask_early.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 BLOCK_N = 64
-"""Outputs of a program whose weights are the operand with 64 rows, which the matrix unit takes from four warps."""
-NARROW_N = 32
-"""Outputs of a program whose weights are columns."""
+"""Outputs of a program: the rows that the matrix unit takes from four warps."""
 SUM_K = 128
 """Number of inputs whose sum is taken from the matrix unit."""
 
@@ -37,11 +34,6 @@ class RowsTiles:
     block_k: int
     """A multiple of 256."""
     num_stages: int
-    """Number of tiles of weights in shared memory."""
-    block_n: int = BLOCK_N
-    """Number of outputs; of `NARROW_N`, block_m is 64."""
-    num_row_stages: int = 0
-    """Number of tiles of rows in shared memory; 0: as many as of weights."""
 
 
 # Keys are largest numbers of rows.
@@ -60,8 +52,6 @@ CROWDED_TILES = {
 }
 """Tiles where there are more programs than multiprocessors: two share one. Measured on an H200 (2026-11-23): 24,576
 outputs and 4,096 inputs take 28.5 instead of 31.0 µs for one row, 33.3 instead of 35.0 for 64."""
-NARROW_TILES = RowsTiles(64, 256, 5, NARROW_N)
-"""Tiles of any number of rows where programs of 64 outputs leave half of the multiprocessors idle."""
 REGISTERS, REGISTERS_IN_BLOCKS = 128, 168
 """Number of registers of a thread; two programs have those of a multiprocessor."""
 ONE_ROUND = 132 * BLOCK_N
@@ -76,12 +66,10 @@ def choose(num_rows: int, num_outputs: int) -> RowsTiles | None:
 
 def tiles_for(num_outputs: int) -> list[RowsTiles]:
     """The tiles of all numbers of rows."""
-    return list(dict.fromkeys(_tiles(most, num_outputs) for most in TILES))
+    return [_tiles(most, num_outputs) for most in TILES]
 
 
 def _tiles(most_rows: int, num_outputs: int) -> RowsTiles:
-    if num_outputs <= ONE_ROUND // 2:
-        return NARROW_TILES
     is_crowded = num_outputs > ONE_ROUND and most_rows in CROWDED_TILES
     return (CROWDED_TILES if is_crowded else TILES)[most_rows]
 
@@ -99,10 +87,10 @@ def w8a8_rows(
     """Writes the product of x [M, K] and weight [N, K] to out [M, N]; scales and dtypes as in `w8a8_gemm`."""
     (m, k), n = x.shape, weight.shape[0]
     assert out.is_contiguous()
-    _w8a8_rows[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
+    _w8a8_rows[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
         tiled(x, tiles.block_m, tiles.block_k),
         x_scales,
-        tiled(weight, tiles.block_n, tiles.block_k),
+        tiled(weight, BLOCK_N, tiles.block_k),
         weight_scales,
         out,
         m,
@@ -111,7 +99,6 @@ def w8a8_rows(
         IN_BLOCKS=weight_scales.ndim == 2,
         SUM_K=SUM_K,
         STAGES=tiles.num_stages,
-        ROW_STAGES=tiles.num_row_stages or tiles.num_stages,
         DEPENDENT=dependent,
         num_warps=4,
         maxnreg=REGISTERS_IN_BLOCKS if weight_scales.ndim == 2 else REGISTERS,
@@ -132,24 +119,28 @@ def _w8a8_rows(
     IN_BLOCKS: gl.constexpr,
     SUM_K: gl.constexpr,
     STAGES: gl.constexpr,
-    ROW_STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = x.block_shape[0]
     BLOCK_N: gl.constexpr = weight.block_shape[0]
     BLOCK_K: gl.constexpr = weight.block_shape[1]
     o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
-    x_ring = _made_ring(x, [ROW_STAGES, ROWS, BLOCK_K])
-    w_ring = _made_ring(weight, [STAGES, BLOCK_N, BLOCK_K])
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
+    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(ready.index(i), count=2)
+        hopper.mbarrier.init(free.index(i), count=1)
     hopper.fence_async_shared()
     release_dependents(DEPENDENT)
-    scales, size = (p_x_scales, p_weight_scales), (m, n, k)
-    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, ROW_STAGES, SUM_K)
+    rings, scales, size = (x_ring, w_ring, ready, free), (p_x_scales, p_weight_scales), (m, n, k)
+    shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)
     gl.warp_specialize(
         [
-            (_multiply, (x_ring, w_ring, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
-            (_copy_weights, (weight, w_ring, o_n, k, shape)),
-            (_copy_rows, (x, x_ring, o_m, k, DEPENDENT, shape)),
+            (_multiply, (rings, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
+            (_copy_weights, (weight, rings, o_n, k, shape)),
+            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
         ],
         [1, 1],
         [40, 40],
@@ -157,124 +148,102 @@ def _w8a8_rows(
 
 
 @gluon.jit
-def _made_ring(tiles, SIZES: gl.constexpr):
-    """Slots for tiles, and barriers that say which are ready to be read and which free to be filled."""
-    ring = gl.allocate_shared_memory(tiles.dtype, SIZES, tiles.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [SIZES[0], 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [SIZES[0], 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(SIZES[0]):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(free.index(i), count=1)
-    return ring, ready, free
-
-
-@gluon.jit
-def _copy_weights(weight, ring, o_n, k, shape: gl.constexpr):
+def _copy_weights(weight, rings, o_n, k, shape: gl.constexpr):
     """Fills the ring of weights, also before the previous kernel has ended."""
-    _copy(weight, ring, o_n, k, shape[2], shape[3])
+    _, w_ring, ready, free = rings
+    _copy(weight, w_ring, ready, free, o_n, k, shape)
 
 
 @gluon.jit
-def _copy_rows(x, ring, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
     """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel wrote only when rows
     are here, so it need not wait for it."""
+    x_ring, _, ready, free = rings
     wait_for_inputs(DEPENDENT)
-    _copy(x, ring, o_m, k, shape[2], shape[4])
+    _copy(x, x_ring, ready, free, o_m, k, shape)
 
 
 @gluon.jit
-def _copy(tiles, ring, o_first, k, BLOCK_K: gl.constexpr, STAGES: gl.constexpr):
-    slots, ready, free = ring
+def _copy(tiles, ring, ready, free, o_first, k, shape: gl.constexpr):
+    BLOCK_K: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
     for i in range(gl.cdiv(k, BLOCK_K)):
         slot = i % STAGES
         is_ready = ready.index(slot)
         hopper.mbarrier.wait(free.index(slot), (i // STAGES & 1) ^ 1)
         hopper.mbarrier.expect(is_ready, tiles.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(tiles, [o_first, i * BLOCK_K], is_ready, slots.index(slot))
+        hopper.tma.async_copy_global_to_shared(tiles, [o_first, i * BLOCK_K], is_ready, ring.index(slot))
 
 
 @gluon.jit
 def _multiply(
-    x_ring, w_ring, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr, shape: gl.constexpr
+    rings, scales, p_out, o_m, o_n, size, DEPENDENT: gl.constexpr, IN_BLOCKS: gl.constexpr, shape: gl.constexpr
 ):  # fmt: skip
-    x_slots, x_ready, x_free = x_ring
-    w_slots, w_ready, w_free = w_ring
+    x_ring, w_ring, ready, free = rings
     p_x_scales, p_weight_scales = scales
     m, n, k = size
     ROWS: gl.constexpr = shape[0]
     BLOCK_N: gl.constexpr = shape[1]
     BLOCK_K: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
-    ROW_STAGES: gl.constexpr = shape[4]
-    SUM_K: gl.constexpr = shape[5]
-    # Whether rows of x are rows of the product as the matrix unit makes it. Else they are its columns.
-    ARE_ROWS: gl.constexpr = BLOCK_N < 64
-    INTEGERS: gl.constexpr = x_slots.dtype == gl.int8
+    SUM_K: gl.constexpr = shape[4]
+    INTEGERS: gl.constexpr = x_ring.dtype == gl.int8
     SUM: gl.constexpr = gl.int32 if INTEGERS else gl.float32
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N if ARE_ROWS else ROWS, 32])
-    AXIS: gl.constexpr = 1 if ARE_ROWS else 0
-    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(AXIS, mma))
-    b_acc = gl.full([ROWS, BLOCK_N] if ARE_ROWS else [BLOCK_N, ROWS], 0, SUM, mma)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 32])
+    o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
+    b_acc = gl.full([BLOCK_N, ROWS], 0, SUM, mma)
     num_groups = gl.cdiv(k, SUM_K)
     blocks = (p_x_scales, p_weight_scales + (o_n // BLOCK_OUTPUTS).to(gl.int64) * num_groups, num_groups, o_row, m)
     factors = (None, None)
     if IN_BLOCKS:
         factors = _first_factors(blocks, DEPENDENT)
     for i in range(gl.cdiv(k, BLOCK_K)):
-        slot, row_slot = i % STAGES, i % ROW_STAGES
-        hopper.mbarrier.wait(w_ready.index(slot), i // STAGES & 1)
-        hopper.mbarrier.wait(x_ready.index(row_slot), i // ROW_STAGES & 1)
-        tiles = (x_slots.index(row_slot), w_slots.index(slot))
+        slot = i % STAGES
+        hopper.mbarrier.wait(ready.index(slot), i // STAGES & 1)
+        tiles = (x_ring.index(slot), w_ring.index(slot))
         if IN_BLOCKS:
-            b_acc, factors = _add_blocks(tiles, b_acc, factors, blocks, i * (BLOCK_K // SUM_K), ARE_ROWS, SUM_K)
+            b_acc, factors = _add_blocks(tiles, b_acc, factors, blocks, i * (BLOCK_K // SUM_K), SUM_K)
         else:
             for part in gl.static_range(BLOCK_K // SUM_K):
-                b_acc = _add(tiles, part, b_acc, None, ARE_ROWS, SUM_K)
+                b_acc = _add(tiles, part, b_acc, None, SUM_K)
         if INTEGERS:
             b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
-        hopper.mbarrier.arrive(w_free.index(slot), count=1)
-        hopper.mbarrier.arrive(x_free.index(row_slot), count=1)
-    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1 - AXIS, mma))
-    _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS, AXIS)
+        hopper.mbarrier.arrive(free.index(slot), count=1)
+    o_out = o_n + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, mma))
+    _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS)
 
 
 @gluon.jit
-def _add_blocks(tiles, b_acc, factors, blocks, i_group, ARE_ROWS: gl.constexpr, SUM_K: gl.constexpr):
+def _add_blocks(tiles, b_acc, factors, blocks, i_group, SUM_K: gl.constexpr):
     """Adds the products of tiles whose first inputs are group i_group, with the factors of this group and the next.
     Returns the sums, and the factors of the two groups that follow."""
     for pair in gl.static_range(tiles[0].shape[1] // (2 * SUM_K)):
-        # They arrive while the parts before theirs are multiplied.
-        following = _two_factors(blocks, i_group + 2 * pair + 2)
-        b_acc = _add(tiles, 2 * pair, b_acc, factors[0], ARE_ROWS, SUM_K)
-        b_acc = _add(tiles, 2 * pair + 1, b_acc, factors[1], ARE_ROWS, SUM_K)
-        factors = following
+        b_first, b_second = _scale_of(factors[0], b_acc), _scale_of(factors[1], b_acc)
+        # They arrive while these two parts are multiplied.
+        factors = _two_factors(blocks, i_group + 2 * pair + 2)
+        b_acc = _add(tiles, 2 * pair, b_acc, b_first, SUM_K)
+        b_acc = _add(tiles, 2 * pair + 1, b_acc, b_second, SUM_K)
     return b_acc, factors
 
 
 @gluon.jit
-def _add(tiles, part: gl.constexpr, b_acc, factors, ARE_ROWS: gl.constexpr, SUM_K: gl.constexpr):
-    """Adds the products of a part of the inputs of a tile of rows and one of weights; factors: None, or its scales."""
-    b_x, b_w = tiles[0].slice(part * SUM_K, SUM_K, dim=1), tiles[1].slice(part * SUM_K, SUM_K, dim=1)
+def _add(tiles, part: gl.constexpr, b_acc, b_scale, SUM_K: gl.constexpr):
+    """Adds the products of a part of the inputs of a tile of rows and one of weights; b_scale: None, or its scales."""
+    b_x = tiles[0].slice(part * SUM_K, SUM_K, dim=1).permute((1, 0))
+    b_w = tiles[1].slice(part * SUM_K, SUM_K, dim=1)
     if b_w.dtype == gl.int8:
-        b_acc = _product(b_x, b_w, b_acc, True, ARE_ROWS)
+        b_acc = hopper.warpgroup_mma(b_w, b_x, b_acc, is_async=True)
     else:
         b_part = gl.full(b_acc.shape, 0, gl.float32, b_acc.type.layout)
-        b_part = _product(b_x, b_w, b_part, False, ARE_ROWS)
+        b_part = hopper.warpgroup_mma(b_w, b_x, b_part, use_acc=False, is_async=True)
         b_part = hopper.warpgroup_mma_wait(0, deps=[b_part])
-        b_scale = b_part
-        if factors is not None:
-            b_scale = gl.broadcast(gl.expand_dims(factors[0] * factors[1], 1 if ARE_ROWS else 0), b_part)[0]
-        b_acc = plus(b_acc, b_part, b_scale, factors is not None)
+        b_acc = plus(b_acc, b_part, b_scale)
     return b_acc
 
 
 @gluon.jit
-def _product(b_x, b_w, b_acc, use_acc, ARE_ROWS: gl.constexpr):
-    if ARE_ROWS:
-        b_acc = hopper.warpgroup_mma(b_x, b_w.permute((1, 0)), b_acc, use_acc=use_acc, is_async=True)
-    else:
-        b_acc = hopper.warpgroup_mma(b_w, b_x.permute((1, 0)), b_acc, use_acc=use_acc, is_async=True)
-    return b_acc
+def _scale_of(factors, b_like):
+    return gl.broadcast(gl.expand_dims(factors[0] * factors[1], 0), b_like)[0]
 
 
 @gluon.jit
@@ -302,14 +271,13 @@ def _factors(blocks, i_group):
 
 
 @gluon.jit
-def _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS: gl.constexpr, AXIS: gl.constexpr):
-    """AXIS is that of the outputs."""
+def _store(b_acc, scales, p_out, o_row, o_out, m, n, IN_BLOCKS: gl.constexpr):
     p_x_scales, p_weight_scales = scales
     b_out = b_acc.to(gl.float32)
     if not IN_BLOCKS:
         b_x_scale = gl.load(p_x_scales + o_row, mask=o_row < m, other=0.0)
         b_weight_scale = gl.load(p_weight_scales + o_out, mask=o_out < n, other=0.0)
-        b_out = b_out * gl.expand_dims(b_x_scale, AXIS) * gl.expand_dims(b_weight_scale, 1 - AXIS)
-    is_inside = gl.expand_dims(o_row < m, AXIS) & gl.expand_dims(o_out < n, 1 - AXIS)
-    o_place = gl.expand_dims(o_row.to(gl.int64), AXIS) * n + gl.expand_dims(o_out, 1 - AXIS)
+        b_out = b_out * b_x_scale[None, :] * b_weight_scale[:, None]
+    is_inside = (o_row < m)[None, :] & (o_out < n)[:, None]
+    o_place = o_row.to(gl.int64)[None, :] * n + o_out[:, None]
     gl.store(p_out + o_place, b_out.to(p_out.dtype.element_ty), mask=is_inside)

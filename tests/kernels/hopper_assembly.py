@@ -157,9 +157,8 @@ def rounded() -> dict[str, str]:
 def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
     """A product of few tokens in e4m3."""
     types = dict.fromkeys(("m", "n", "k"), "i32") | TOKEN_SCALES | {"p_out": "*bf16"}
-    types |= {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(tiles.block_n, tiles.block_k)}
+    types |= {"x": e4m3(tiles.block_m, tiles.block_k), "weight": e4m3(hopper_w8a8_rows.BLOCK_N, tiles.block_k)}
     values = {"IN_BLOCKS": in_blocks, "SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
-    values |= {"ROW_STAGES": tiles.num_row_stages or tiles.num_stages}
     registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
 
@@ -300,7 +299,7 @@ def main() -> None:
     }
     products |= {"int4, symmetric": packed(4, 8, has_zeros=False, scale="bf16")}
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
-    many, few = w8a8.TEAM_TILES[0], (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.NARROW_TILES)
+    many, few = w8a8.TEAM_TILES[0], (hopper_w8a8_rows.TILES[8], hopper_w8a8_rows.TILES[64])
     teams |= {f"{many} of e4m3{kind}": many_rounded_rows(many, in_blocks=bool(kind)) for kind in ("", " in blocks")}
     rows = {
         f"{tiles}{kind}": few_rounded_rows(tiles, in_blocks=bool(kind)) for tiles in few for kind in ("", " in blocks")

@@ -173,8 +173,7 @@ def test_all_tiles_have_the_same_bits(m: int, rounding: Rounding, generator: tor
         out = x.new_full((m, 4112), POISON)
         w8a8_gemm(values, scales, weight.values, weight.scales, out, tiles, num_programs=7)
         assert torch.equal(out, expected), tiles
-    few = *hopper_w8a8_rows.TILES.values(), *hopper_w8a8_rows.CROWDED_TILES.values(), hopper_w8a8_rows.NARROW_TILES
-    for rows in few:
+    for rows in (*hopper_w8a8_rows.TILES.values(), *hopper_w8a8_rows.CROWDED_TILES.values()):
         out = x.new_full((m, 4112), POISON)
         hopper_w8a8_rows.w8a8_rows(values, scales, weight.values, weight.scales, out, rows)
         assert torch.equal(out, expected), rows

@@ -98,15 +98,16 @@ def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(t
     def answers(folder: Path, **options: Any) -> list[Any]:
         with engine(folder, **options) as some:
             found = some.answer(PROMPTS, *[scored] * len(PROMPTS))
-            alone = some.answer(PROMPTS[1:2], scored)
-        assert (alone[0].token_ids, alone[0].logprobs) == (found[1].token_ids, found[1].logprobs)
+            alone = some.answer(PROMPTS[2:3], scored)
+        assert (alone[0].token_ids, alone[0].logprobs) == (found[2].token_ids, found[2].logprobs)
         return [(each.token_ids, each.logprobs, each.prompt_logprobs) for each in found]
 
     exact = answers(packed, tensor_parallel_size=2, activation_dtype="model")
     assert exact == answers(expanded, tensor_parallel_size=2)
     rounded, one = answers(packed, tensor_parallel_size=2), answers(packed)
     assert rounded != exact
-    for ours, theirs in zip(rounded, one, strict=True):
+    # A prompt of one token has no log probabilities.
+    for ours, theirs in zip(rounded[2:], one[2:], strict=True):
         a, b = (np.array([entry.logprob for entry in each[2]]) for each in (ours, theirs))
         assert np.abs(a - b).mean() < 0.2
 
