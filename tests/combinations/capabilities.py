@@ -319,6 +319,19 @@ INT4_WEIGHTS = Capability(
     is_simulated=False,
     beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
 )
+GGUF_WEIGHTS = Capability(
+    name="GGUF weights",
+    promise=Promise.OWN,
+    options={"quantization": "gguf"},
+    weights="gguf",
+    took_place=lambda answer: answer.weights == "gguf",
+    may_coincide=True,
+    is_simulated=False,
+    beside={
+        name: Refused(field="quantization", says=f"quantization is 'gguf'; allowed: auto or {kind}")
+        for name, kind in (("int4 weights", "int4"), ("fp8 weights", "fp8"))
+    },
+)
 
 TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
 TENSOR_PARALLEL = Capability(
@@ -350,7 +363,8 @@ TREE_NUMERICS = Capability(
     took_place=lambda answer: answer.numerics == "tree",
     may_coincide=True,
     beside={
-        "int4 weights": Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True),
+        name: Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True)
+        for name in ("int4 weights", "GGUF weights")
     },
 )
 
@@ -379,6 +393,7 @@ CAPABILITIES = (
     DRAFT_HEADS,
     INT4_WEIGHTS,
     FP8_WEIGHTS,
+    GGUF_WEIGHTS,
     TENSOR_PARALLEL,
     PIPELINE_PARALLEL,
     TREE_NUMERICS,

@@ -16,10 +16,9 @@ import httpx
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
 from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
-from tests.combinations.draft_folders import with_drafts
 from tests.combinations.engine_world import Refusal
 from tests.combinations.loss_relay import LossRelays
-from tests.combinations.weights_folder import with_weights
+from tests.combinations.weights_folder import engine_options
 from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
@@ -67,16 +66,13 @@ class EngineKind:
     """One of each replica."""
 
     def flags(self, folder: Path, common: Fields) -> list[str]:
-        own = with_drafts(self.options, folder)
-        if self.weights:
-            folder = with_weights(folder, self.weights, is_random=common.get("load_format", "auto") != "auto")
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
-        options = sizes | dict(common) | own
-        if "simulated_step_seconds" in own:
+        options = sizes | engine_options({"model_folder": folder, **common}, self.options, self.weights)
+        if "simulated_step_seconds" in options:
             options["simulated_step_seconds"] = BUSY_STEP_SECONDS
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        return [f"--served-model-name={self.name}", f"--model-folder={folder}", *flags]
+        return [f"--served-model-name={self.name}", *flags]
 
 
 @dataclass(slots=True)

@@ -25,8 +25,7 @@ from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_MODEL_LEN, NUM_BLOCKS, PLAIN, Asked
 from tests.combinations.capability import Answer, Fields, Move
-from tests.combinations.draft_folders import with_drafts
-from tests.combinations.weights_folder import with_weights
+from tests.combinations.weights_folder import engine_options
 from tests.engine_core.direct_link import DirectLink
 
 PROMPT_LEN = 100
@@ -218,7 +217,6 @@ class EngineWorld:
     """Engines by their options, kept for all cells; two of each where one is lost, or lends blocks to the other."""
 
     def __init__(self, folder: Path, *, executor: str = "single", **options: Any) -> None:
-        self._folder, self._is_random = folder, options.get("load_format", "auto") != "auto"
         self._options = {"model_folder": folder, "executor": executor, "max_model_len": MAX_MODEL_LEN} | options
         self._options |= {
             "block_size": BLOCK_SIZE,
@@ -328,9 +326,7 @@ class EngineWorld:
     def _replica(self, asked: Asked, number: int) -> Replica:
         key = (number, asked.weights, *sorted(asked.options.items()))
         if key not in self._replicas:
-            options = self._options | with_drafts(asked.options, self._folder)
-            if asked.weights:
-                options["model_folder"] = with_weights(self._folder, asked.weights, is_random=self._is_random)
+            options = engine_options(self._options, asked.options, asked.weights)
             try:
                 given = ExecutorOptions(**options)
                 # A machine may have fewer cores than ranks.
