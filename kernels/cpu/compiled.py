@@ -39,12 +39,16 @@ class Kernel:
     def __call__(self, dtype: torch.dtype, num_items: int, num_numbers: int, *arguments: int) -> None:
         """Computes all items. num_numbers: amount of work of all items, for the choice of threads. Arguments are whole
         numbers and addresses, 8 bytes each, read from `argument(…, 0)` on."""
+        self.run(dtype, num_numbers, array("q", (0, num_items, *arguments)))
+
+    def run(self, dtype: torch.dtype, num_numbers: int, memory: array[int]) -> None:
+        """As a call, with 0, the number of items and the arguments in memory of this run's own, which it writes."""
         call, address = self._compiled.get(dtype) or self.compile(dtype)
-        memory = array("q", (0, num_items, *arguments))
-        if num_items > 1 and num_numbers > SMALL and (team := _team()) is not None:
-            team(address, memory.buffer_info()[0], torch.get_num_threads(), 0)
+        p_memory, num_threads = memory.buffer_info()[0], torch.get_num_threads()
+        if num_threads > 1 and memory[1] > 1 and num_numbers > SMALL and (team := _team()) is not None:
+            team(address, p_memory, num_threads, 0)
         else:
-            call(memory.buffer_info()[0])
+            call(p_memory)
 
     def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """The compiled function and its address."""

@@ -7,6 +7,7 @@ serves every number of rows. Measured on one Zen 4 core: 110 · 10⁹ multiplica
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -34,6 +35,8 @@ ROW_GROUP = 64
 """Number of rows whose activations stay in a cache while tiles pass."""
 FIRST_GROUP_FORMAT = 1 << 10
 """First number of formats of groups, behind those of ggml's types."""
+_P_ROWS, _P_OUT, _P_X = 5, 7, 12
+"""Places of addresses in the memory of a run: arguments 3, 5 and 10 of `_work`."""
 
 
 class Part(NamedTuple):
@@ -52,14 +55,13 @@ class TileProduct:
 
     def __init__(self, parts: Sequence[Part], num_inputs: int, *, rounds_tokens: bool = False) -> None:
         """Outputs of parts follow one another; `rounds_tokens`: activations of a row have one scale."""
-        # Kept: the calls know addresses alone.
-        self._parts, self._quantize = tuple(parts), quantize_tokens if rounds_tokens else quantize
+        self._quantize = quantize_tokens if rounds_tokens else quantize
         self._num_outputs = sum(part.num_outputs for part in parts)
         self._row_bytes = num_inputs // BLOCK * ROW_BYTES
         self._calls: list[_Call] = []
         at = 0
         for part in parts:
-            self._calls.append(_Call.of(part, at, rounds_tokens))
+            self._calls.append(_Call(part, self._row_bytes, at, self._num_outputs, rounds_tokens=rounds_tokens))
             at += part.num_outputs
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -72,42 +74,39 @@ class TileProduct:
         out = x.new_empty(num_rows, self._num_outputs)
         p_rows, p_out, p_x = rows.data_ptr(), out.data_ptr(), x.data_ptr() if is_private else 0
         for call in self._calls:
-            tiles_per_item = max(1, call.num_tiles // (ITEMS_PER_THREAD * num_threads))
-            call.kernel(
-                x.dtype,
-                -(-call.num_tiles // tiles_per_item),
-                call.num_bytes,
-                *call.tiles,
-                p_rows,
-                self._row_bytes,
-                p_out + call.first_output * x.itemsize,
-                self._num_outputs,
-                num_rows,
-                call.num_outputs,
-                tiles_per_item,
-                p_x,
-                0,
-            )
+            memory = call.memory(num_rows, num_threads)
+            memory[_P_ROWS], memory[_P_X] = p_rows, p_x
+            memory[_P_OUT] = p_out + call.first_output * x.itemsize
+            call.kernel.run(x.dtype, call.num_bytes, memory)
         return out
 
 
-class _Call(NamedTuple):
-    """Arguments of one call that a part's product reads."""
+class _Call:
+    """One call that a part's product makes. What only the numbers of rows and threads decide is kept from step to step:
+    Python's share of a step of one row is large."""
 
-    kernel: Kernel
-    num_tiles: int
-    num_bytes: int
-    tiles: tuple[int, int, int]
-    """Address of the tiles, units in a tile and bytes of a tile."""
-    first_output: int
-    num_outputs: int
+    def __init__(self, part: Part, row_bytes: int, first_output: int, row_outputs: int, *, rounds_tokens: bool) -> None:
+        """`row_bytes`: of activations; `row_outputs`: number of outputs of all parts, from whose `first_output` on this
+        part's lie."""
+        self.kernel = kernel_of(part.format, rounds_tokens=rounds_tokens)
+        self.num_bytes, self.first_output = part.tiles.numel(), first_output
+        self._tiles, self._units, self._num_outputs = part.tiles, part.units, part.num_outputs
+        self._row_bytes, self._row_outputs = row_bytes, row_outputs
+        self._last: tuple[tuple[int, int], array[int]] | None = None
 
-    @classmethod
-    def of(cls, part: Part, first_output: int, rounds_tokens: bool) -> _Call:
-        tiles = part.tiles
-        where = tiles.data_ptr(), part.units, tiles.shape[1] * tiles.shape[2]
-        kernel = kernel_of(part.format, rounds_tokens=rounds_tokens)
-        return cls(kernel, len(tiles), tiles.numel(), where, first_output, part.num_outputs)
+    def memory(self, num_rows: int, num_threads: int) -> array[int]:
+        """Memory for one run of the kernel, without the addresses of rows, outputs and x."""
+        last, key = self._last, (num_rows, num_threads)
+        if last is None or last[0] != key:
+            last = self._last = key, self._arguments(num_rows, num_threads)
+        return last[1][:]
+
+    def _arguments(self, num_rows: int, num_threads: int) -> array[int]:
+        tiles, num_tiles = self._tiles, len(self._tiles)
+        tiles_per_item = max(1, num_tiles // (ITEMS_PER_THREAD * num_threads))
+        where = tiles.data_ptr(), self._units, tiles.shape[1] * tiles.shape[2]
+        rows, out = (0, self._row_bytes), (0, self._row_outputs, num_rows, self._num_outputs)
+        return array("q", (0, -(-num_tiles // tiles_per_item), *where, *rows, *out, tiles_per_item, 0, 0))
 
 
 @cache

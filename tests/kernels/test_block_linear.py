@@ -28,7 +28,7 @@ from headwater.kernels.block_formats import (
 )
 from headwater.kernels.block_linear import block_linear as twin
 from headwater.kernels.cpu.block_activations import quantize
-from headwater.kernels.cpu.block_linear import block_linear
+from headwater.kernels.cpu.block_linear import block_linear, block_product
 from tests.kernels import block_bits
 from tests.kernels.random_blocks import random_rows
 
@@ -91,12 +91,12 @@ def test_a_product_has_the_bits_of_the_twin_at_every_number_of_rows_and_threads(
     x = activations(40, 768, dtype)
     for num_outputs in (37, 96):
         weight = pack(random_rows(format, num_outputs, 768), format)
-        expected = twin(x, [weight])
-        for num_threads in (1, 2):
-            torch.set_num_threads(num_threads)
-            for num_rows in ROW_COUNTS:
-                assert torch.equal(block_linear(x[:num_rows], [weight]), expected[:num_rows])
-                assert torch.equal(block_linear(x[-num_rows:], [weight]), expected[-num_rows:])
+        product, expected = block_product([weight]), twin(x, [weight])
+        for num_rows in ROW_COUNTS:
+            for num_threads in (1, 2):
+                torch.set_num_threads(num_threads)
+                assert torch.equal(product(x[:num_rows]), expected[:num_rows])
+                assert torch.equal(product(x[-num_rows:]), expected[-num_rows:])
 
 
 def test_more_rows_than_a_group_and_parts_of_several_formats_change_no_bit() -> None:
