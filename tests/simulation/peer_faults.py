@@ -27,6 +27,7 @@ from tests.simulation.peer_twins import Answer, LinkTwin, Replica
 from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, NAMESPACES, expected
 
 NUM_ENGINES = 2
+MOST_ROUNDS = 14
 MOST_STEPS = 1500
 """A seed takes some 60, one of many rounds some 200."""
 
@@ -58,7 +59,7 @@ class Outcome:
 class Run:
     """One seed: engines, requests that name others as holders of their prompts, and what befalls them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, most_rounds: int) -> None:
         self.rng = rng = random.Random(seed)
         # Draws of their own, which leave the steps of a seed as they are.
         self.race_rng = random.Random(f"races of {seed}")
@@ -72,7 +73,8 @@ class Run:
         self.is_direct = rng.random() < 0.5
         # What is published is read by a second pull from the same engine, and by later ones.
         is_long = self.publishes and self.is_direct and self.race_rng.random() < 0.5
-        self.num_rounds, self.death_chance = (14, 0.05) if is_long else (5, 0.2)
+        num_rounds, self.death_chance = (14, 0.05) if is_long else (5, 0.2)
+        self.num_rounds = min(num_rounds, most_rounds)
         self.answers: list[Answer] = []
         self.prefetches: list[tuple[Replica, int]] = []
         self.dead: list[Replica] = []
@@ -219,20 +221,21 @@ class Run:
             assert answer.tokens == known, f"request {new.key} has other tokens"
 
 
-def run_seed(seed: int) -> Outcome:
-    """Raises `AssertionError`."""
-    return Run(seed).run()
+def run_seed(seed: int, most_rounds: int = MOST_ROUNDS) -> Outcome:
+    """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them."""
+    return Run(seed, most_rounds).run()
 
 
 def main(
     seeds: Annotated[int, typer.Option(help="how many")] = 2000,
     first: Annotated[int, typer.Option(help="the first of them")] = 0,
+    rounds: Annotated[int, typer.Option(help="of requests, at most")] = MOST_ROUNDS,
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
     began = time.process_time()
     for seed in range(first, first + seeds):
         try:
-            run_seed(seed)
+            run_seed(seed, rounds)
         except AssertionError as broken:
             raise SystemExit(f"seed {seed}: {broken}") from broken
     print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core")

@@ -46,7 +46,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.step_output import StepOutput
 from tests.simulation.files_twin import FilesTwin
-from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, FaultyLane
+from tests.simulation.tier_faults import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, FaultyLane, in_place_of_threads
 
 BLOCK_BYTES = 8 * BLOCK_SIZE
 KEY, FOREIGN_KEY = kv_key("simulated", BLOCK_SIZE, BLOCK_BYTES), kv_key("other weights", BLOCK_SIZE, BLOCK_BYTES)
@@ -114,16 +114,16 @@ class Replica:
         self.lanes = [
             FaultyLane(rng, in_order=each == "writes") for each in ("direct", "pulls", "lends", "writes", "reads")
         ]
-        with patch.object(shared_kv, "ThreadLane", return_value=self.lanes[0]):
+        with patch.object(shared_kv, "ThreadLane", in_place_of_threads(self.lanes[0])):
             self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
         self.records: UInt8Array = np.zeros((self.config.num_peer_blocks, HEADER_LEN + BLOCK_BYTES), np.uint8)
         self.files = FilesTwin(rng.choice([5, 20]), rng, fault_chance=rng.choice([0.0, 0.6]))
         peer_link = PeerLink(key=KEY, records=self.records, send=lambda message: link.send(self, message))
         with (
-            patch.object(peer_blocks, "ThreadLane", return_value=self.lanes[1]),
-            patch.object(block_leases, "ThreadLane", return_value=self.lanes[2]),
-            patch.object(disk_blocks, "ThreadLane", side_effect=self.lanes[3:]),
-            contextlib.nullcontext() if publishes else patch.object(PublishedBlocks, "of", return_value=None),
+            patch.object(peer_blocks, "ThreadLane", in_place_of_threads(self.lanes[1])),
+            patch.object(block_leases, "ThreadLane", in_place_of_threads(self.lanes[2])),
+            patch.object(disk_blocks, "ThreadLane", in_place_of_threads(*self.lanes[3:])),
+            contextlib.nullcontext() if publishes else patch.object(PublishedBlocks, "of", lambda *_: None),
         ):
             self.engine = Engine(
                 self.config,

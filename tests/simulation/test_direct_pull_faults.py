@@ -23,7 +23,7 @@ MOST_SEEDS = 1200
 
 
 def test_blocks_are_copied_directly() -> None:
-    outcomes = [run_seed(seed) for seed in range(40)]
+    outcomes = [run_seed(seed) for seed in range(10)]
     assert sum(each.num_direct for each in outcomes) > 0
 
 
@@ -144,6 +144,11 @@ PLANTED = [
     lost_answer,
     forgotten_lease,
 ]
+SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    lost_wake_up: 49,
+    stale_hash: 188,
+}
+"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -151,9 +156,12 @@ def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert any(map(breaks, range(MOST_SEEDS)))
+    assert any(map(breaks, [SHOWN_BY.get(plant, 0), *range(MOST_SEEDS)]))
 
 
-def test_blocks_that_are_overwritten_while_they_are_copied_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_seeds", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_blocks_that_are_overwritten_while_they_are_copied_are_not_used(
+    num_seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unpin(monkeypatch)
-    assert not any(map(breaks, range(200)))
+    assert not any(map(breaks, range(num_seeds)))

@@ -21,21 +21,25 @@ from headwater.engine_core.scheduling import prefetches
 from headwater.engine_core.scheduling.prefetches import Prefetches
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
-from tests.simulation.peer_faults import run_seed
+from tests.simulation.peer_faults import MOST_ROUNDS, run_seed
 from tests.simulation.peer_twins import FAULTS
 
+FEW_ROUNDS = 3
+"""Of requests in the seeds that `make test` runs, half the time of a whole one. Those with planted faults are whole, as
+are the many of `make test-long`."""
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
 
 
-def check_seeds(seeds: range) -> Counter[str]:
+def check_seeds(seeds: range, most_rounds: int = MOST_ROUNDS) -> Counter[str]:
     """What the seeds met with, added up."""
     seen = Counter[str]()
     for seed in seeds:
         try:
-            outcome = run_seed(seed)
+            outcome = run_seed(seed, most_rounds)
         except AssertionError as broken:
-            pytest.fail(f"`python -m tests.simulation.peer_faults --first {seed}` repeats it: {broken}")
+            command = f"python -m tests.simulation.peer_faults --first {seed} --rounds {most_rounds}"
+            pytest.fail(f"`{command}` repeats it: {broken}")
         seen.update(outcome.faults)
         seen["pulled"] += outcome.num_pulled_tokens
         seen["prefetched"] += outcome.num_prefetched_tokens
@@ -53,7 +57,7 @@ def check_seeds(seeds: range) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(first: int) -> None:
-    seen = check_seeds(range(first, first + 500))
+    seen = check_seeds(range(first, first + 500), FEW_ROUNDS)
     met = (
         "pulled",
         "prefetched",
@@ -72,7 +76,7 @@ def test_whatever_befalls_a_copy_answers_are_exact_and_blocks_are_conserved(firs
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_nor_in_fifty_thousand_seeds() -> None:
-    check_seeds(range(2000, 52_000))
+    check_seeds(range(52_000))
 
 
 def test_a_seed_takes_the_same_steps_every_time() -> None:
@@ -80,7 +84,7 @@ def test_a_seed_takes_the_same_steps_every_time() -> None:
 
 
 def test_without_faults_what_an_engine_lends_another_one_uses() -> None:
-    outcomes = [run_seed(seed) for seed in range(60)]
+    outcomes = [run_seed(seed) for seed in range(20)]
     whole = [each for each in outcomes if set(each.faults) == {""} and not each.num_deaths]
     assert sum(each.num_pulled_tokens for each in whole) > 0
     assert all(each.num_pulled_tokens <= each.num_lent_tokens for each in whole)
@@ -343,12 +347,13 @@ PLANTED = [
     early_load_is_kept,
 ]
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
-    leak: 13,
+    leak: 16,
     stale_hash: 35,
-    let_go_too_early: 281,
+    torn_copy: 6,
+    let_go_too_early: 78,
     unread_is_lent: 39,
     unpinned_and_unchecked: 250,
-    answered_twice: 25,
+    answered_twice: 12,
     prefetch_keeps_blocks: 31,
     prefetch_sleeps_on: 35,
     prefetch_goes_on: 59,

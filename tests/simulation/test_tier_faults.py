@@ -158,6 +158,13 @@ PLANTED = [
     early_copy,
     copy_without_hold,
 ]
+SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    stale_hash: 26,
+    stale_file: 69,
+    wrong_generation: 43,
+    torn_copy: 20,
+}
+"""Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
 
 
 @pytest.mark.parametrize("plant", PLANTED)
@@ -165,7 +172,7 @@ def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert any(map(breaks, range(MOST_SEEDS)))
+    assert any(map(breaks, [SHOWN_BY.get(plant, 0), *range(MOST_SEEDS)]))
 
 
 def breaks(seed: int) -> bool:
