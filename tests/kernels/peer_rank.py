@@ -1,7 +1,8 @@
 """A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
 
 Each has a GPU of its own where there are as many, else all share one; they map one another's memory by IPC handles, or
-host memory that they share. Without a GPU kernels are interpreted over memory that the processes share.
+host memory that they share. Without a GPU kernels are interpreted over memory that the processes share, and one process
+forks them all: to import torch and Triton takes each four seconds of a core (2026-11-26).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import traceback
@@ -72,13 +74,10 @@ def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator
     """`is_host`: they exchange over host memory, as GPUs that do not reach one another's memory do."""
     memory = os.memfd_create("peers")
     os.ftruncate(memory, size * memory_bytes(size, slot_bytes))
-    pipes, processes = [], []
-    for rank in range(size):
-        pipe, end = Pipe()
-        given = [*map(str, (rank, size, slot_bytes, memory, end.fileno(), int(is_host)))]
-        command = [sys.executable, "-m", "tests.kernels.peer_rank", *given]
-        processes.append(subprocess.Popen(command, cwd=ROOT, pass_fds=(memory, end.fileno())))
-        pipes.append(pipe)
+    pairs = [Pipe() for _ in range(size)]
+    pipes, ends = [list(side) for side in zip(*pairs, strict=True)]
+    processes = started(ends, [slot_bytes, memory, int(is_host)])
+    for end in ends:
         end.close()
     try:
         handles = [received(pipe) for pipe in pipes]
@@ -87,16 +86,41 @@ def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator
         yield PeerRanks(pipes)
     finally:
         for process in processes:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         os.close(memory)
 
 
-def main(rank: int, size: int, slot_bytes: int, shared: int, end: int, is_host: int) -> None:
+def started(ends: list[Connection], given: list[int]) -> list[subprocess.Popen[bytes]]:
+    """Processes of the ranks at these ends, each in a group of its own: one for each rank where there is a GPU, whose
+    driver does not outlive a fork, else one that forks them."""
+    numbers = [end.fileno() for end in ends]
+    ranks = [[rank] for rank in range(len(ends))] if torch.cuda.is_available() else [list(range(len(ends)))]
+    module = [sys.executable, "-m", "tests.kernels.peer_rank"]
+    return [
+        subprocess.Popen(
+            [*module, *map(str, [len(ends), *given]), ",".join(f"{rank}:{numbers[rank]}" for rank in group)],
+            cwd=ROOT,
+            pass_fds=(given[1], *(numbers[rank] for rank in group)),
+            start_new_session=True,
+        )
+        for group in ranks
+    ]
+
+
+def main(size: int, slot_bytes: int, shared: int, is_host: int, *ends: tuple[int, int]) -> None:
+    """Runs the last of the ranks, given with their ends, and a fork for each of the others."""
+    if not torch.cuda.is_available():
+        interpreter.mend()
+    *others, own = ends
+    rank, end = next((each for each in others if not os.fork()), own)
+    run(rank, size, slot_bytes, shared, end, is_host)
+
+
+def run(rank: int, size: int, slot_bytes: int, shared: int, end: int, is_host: int) -> None:
     pipe = Connection(end)
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
-        interpreter.mend()
         whole = torch.frombuffer(mmap.mmap(shared, 0), dtype=torch.uint8)
         memory = interpreted(rank, size, slot_bytes, whole, is_host=bool(is_host))
         send(pipe, b"")
@@ -138,4 +162,6 @@ def serve(pipe: Connection, memory: PeerMemory) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    *numbers, ranks = sys.argv[1:]
+    pairs = [each.split(":") for each in ranks.split(",")]
+    main(*map(int, numbers), *((int(rank), int(end)) for rank, end in pairs))
