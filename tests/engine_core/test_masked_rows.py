@@ -18,7 +18,7 @@ from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_table import RequestTable
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
-from tests.kernels.paging import GPU
+from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 VOCAB_SIZE = SHAPE["vocab_size"]
 SAMPLINGS = [
@@ -118,7 +118,7 @@ def run(
     return answers, scored
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [*(pytest.param(depth, marks=LONG_INTERPRETED) for depth in (1, 2)), 4])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_masks_bind_their_own_rows_and_no_others(device: str, depth: int, folder: Path) -> None:
     mixed = [i % 2 == 0 for i in range(10)]

@@ -25,12 +25,13 @@ SHAPES = [
     pytest.param(64, 1023, marks=GPU),
 ]
 WAYS = [
-    (way, dtype)
+    pytest.param(way, dtype, marks=LONG_INTERPRETED if dtype == torch.float32 and way is not Way.GROUPED else ())
     for way in Way
     for dtype in (torch.bfloat16, torch.float32)
     if way is not Way.FLAGGED or dtype == torch.bfloat16
 ]
-"""Flagged words carry 16 bits."""
+"""Flagged words carry 16 bits. Sums are in float32, and only the last cast depends on the type: `make test` interprets
+one way without it."""
 MEMORIES = ("GPUs", "host")
 """Where pieces lie: sums and choices have the same bits."""
 ROUNDED = 3e-3
@@ -173,7 +174,7 @@ def test_a_sum_is_added_in_a_tree_and_rounded_once(
 def test_a_row_has_the_same_bits_in_any_batch_and_at_any_place(two: PeerRanks, way: Way) -> None:
     parts = [torch.randn(13, 200).bfloat16() for _ in range(2)]
     [whole, _] = two(summed, parts, [way] * 2)
-    for rows in (slice(0, 1), slice(4, 5), slice(3, 11), slice(12, 13)):
+    for rows in (slice(4, 5), slice(3, 11), slice(12, 13)):
         for other in Way:
             for some in two(summed, [part[rows] for part in parts], [other] * 2):
                 assert torch.equal(some, whole[rows])
