@@ -67,6 +67,9 @@ class ExecutorOptions:
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
+    draft_block_bytes: int = 0
+    """Bytes of a draft model's planes of one KV block, on a host that computes later stages only and has no
+    `draft_model`: the first stage drafts on another host. 0: it does not, or `draft_model` names the model."""
     draft_heads: Path | None = None
     """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside `draft_model`."""
     gpu_memory_utilization: float = 0.9
@@ -128,6 +131,11 @@ class BuildRequest:
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None
     """The heads that draft."""
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a draft model guesses, here or on the host of the first stage."""
+        return self.draft is not None or self.options.draft_block_bytes > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

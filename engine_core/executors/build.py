@@ -131,6 +131,7 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
         # Ranks divide its vocabulary alone, which is that of the served model.
         tensor_parallel_size=1,
         pipeline_parallel_size=1,
+        stage_hosts=0,
         # Weights that are not packed leave nothing else to choose.
         activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
         max_model_len=0,
@@ -213,10 +214,9 @@ def _check_stage_hosts(options: ExecutorOptions) -> None:
     if not 0 <= num_hosts <= most:
         allowed = f"0…{most}, fewer than pipeline_parallel_size" if most else "0 with pipeline_parallel_size 1"
         raise ConfigError("stage_hosts", num_hosts, allowed)
-    # Blocks pass through memory that all ranks share; a draft model's folder is on this host alone.
-    for name in ("kv_disk_dir", "draft_model"):
-        if num_hosts and (folder := getattr(options, name)) is not None:
-            raise ConfigError(name, str(folder), f"none with stage_hosts {num_hosts}")
+    # Blocks pass through memory that all ranks share.
+    if num_hosts and options.kv_disk_dir is not None:
+        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none with stage_hosts {num_hosts}")
     for name in ("kv_swap_memory", "kv_peer_memory"):
         if num_hosts and (num_bytes := getattr(options, name)):
             raise ConfigError(name, num_bytes, f"0 with stage_hosts {num_hosts}")

@@ -119,13 +119,13 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
 
 def block_bytes_of(request: BuildRequest) -> int:
     """The bytes of one KV block: planes of the model, and those of the model or the heads that draft."""
-    return served_bytes_of(request) + _draft_bytes(request)
+    return served_bytes_of(request) + draft_bytes_of(request)
 
 
 def cache_bytes_of(request: BuildRequest) -> int:
     """The bytes that a block takes in the KV caches of all ranks: each has a part of the served model's planes, and all
     planes of what drafts."""
-    return served_bytes_of(request) + request.options.tensor_parallel_size * _draft_bytes(request)
+    return served_bytes_of(request) + request.options.tensor_parallel_size * draft_bytes_of(request)
 
 
 def served_bytes_of(request: BuildRequest) -> int:
@@ -134,11 +134,12 @@ def served_bytes_of(request: BuildRequest) -> int:
     return elements * KV_DTYPES[request.kv_format].itemsize
 
 
-def _draft_bytes(request: BuildRequest) -> int:
+def draft_bytes_of(request: BuildRequest) -> int:
+    """The bytes of the planes of one KV block that belong to what drafts; 0: nothing does."""
     if request.draft is not None:
         return served_bytes_of(request.draft)
     if request.heads is None:
-        return 0
+        return request.options.draft_block_bytes
     return request.heads.kv_elements_per_token * request.options.block_size * DTYPES[request.dtype].itemsize
 
 

@@ -188,7 +188,7 @@ def _runner(request: BuildRequest, place: RankPlace, config: EngineConfig, platf
     kv_dtype, links = KV_DTYPES[request.kv_format], place.links
     if place.stage.is_first and place.stage.is_last:
         return Runner(model, config, kv_dtype, platform, _sampler(request, place, config, platform))
-    guesses = None if request.draft is None else GuessLinks(links.stream_in, links.stream_out)
+    guesses = GuessLinks(links.stream_in, links.stream_out) if request.has_draft_model else None
     if place.stage.is_last:
         sampler = _sampler(request, place, config, platform)
         return LastStageRunner(model, config, kv_dtype, platform, links.tokens_out, sampler, guesses)

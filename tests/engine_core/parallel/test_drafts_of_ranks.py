@@ -318,9 +318,6 @@ def test_what_drafts_is_refused_where_a_platform_does_not_build_it_and_heads_bes
         if name == "draft_heads":
             with pytest.raises(ConfigError, match=r"draft_heads is .*; allowed: none with pipeline_parallel_size 2"):
                 checked(staged, "cpu", cpu.capabilities)
-        else:
-            with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none with stage_hosts 1"):
-                checked(replace(staged, stage_hosts=1), "cpu", cpu.capabilities)
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with tensor_parallel_size 2"):
             checked(replace(options, tensor_parallel_size=2), "cpu", replace(cpu.capabilities, rank_drafts=False))
 
