@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
-from tests.combinations.draft_folders import OWN_MODEL, RANDOM_HEADS
+from tests.combinations.fitted_options import FEWEST_RANKS, OWN_MODEL, RANDOM_HEADS
 
 CHUNK = 16
 TIGHT_BLOCKS = 25
@@ -337,7 +337,7 @@ TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this mach
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
     promise=Promise.NEAR,
-    options={"tensor_parallel_size": 2},
+    options={"tensor_parallel_size": FEWEST_RANKS},
     refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if torch.cuda.device_count() < 2 else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,

@@ -69,6 +69,8 @@ class EngineKind:
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
         options = sizes | engine_options({"model_folder": folder, **common}, self.options, self.weights)
+        # A machine may have fewer cores than ranks.
+        options["threads"] = max(options["threads"], options.get("tensor_parallel_size", 1))
         if "simulated_step_seconds" in options:
             options["simulated_step_seconds"] = BUSY_STEP_SECONDS
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from headwater.services.models.manifest import ModelManifest
 from tests.combinations.asked import MAX_MODEL_LEN
 from tests.combinations.capabilities import CAPABILITIES
+from tests.combinations.capability import Refused
 from tests.combinations.cells import Cell, Ledger, check
 from tests.combinations.cluster_world import Cluster, ClusterWorld, EngineKind, kinds_of, running_cluster
 from tests.combinations.engine_world import EngineWorld
@@ -91,10 +93,12 @@ class Systems:
         text_folder: Path,
         options: dict[str, Any],
         heat: float = 1.0,
+        refusals: Mapping[str, Refused] | None = None,
     ) -> None:
-        """`heat`: see `Ledger`."""
+        """`heat`: see `Ledger`. `refusals`: of capabilities, by name, that this model's weights rule out."""
         self._stack, self._engine_folder, self._text_folder = stack, engine_folder, text_folder
         self._options, self._heat = options, heat
+        self._refusals = refusals or {}
         self._is_cpu = options["device"] == "cpu"
         self._in_process: dict[str, Ledger] = {}
         self._cluster: Cluster | None = None
@@ -107,6 +111,7 @@ class Systems:
             is_simulated, refused = cell.is_simulated_on_cpu, cell.refused_on_cpu
         else:
             is_simulated, refused = cell.is_simulated_on_gpu, cell.refused_on_gpu
+        refused = refused or self._refusal_by_weights(cell)
         family = SIMULATED if is_simulated and refused is None else DEVICE
         note = " (simulated executor)" if family == SIMULATED else ""
         # An engine that refuses to start does so before any stage above it is asked.
@@ -114,6 +119,9 @@ class Systems:
         ledger = self._ledger_of_cluster(family) if is_in_cluster else self._engine(family)
         on_gpu = not self._is_cpu and family == DEVICE
         return check(cell, ledger, refused or cell.refused, on_gpu=on_gpu) + note
+
+    def _refusal_by_weights(self, cell: Cell) -> Refused | None:
+        return next((self._refusals[each.name] for each in cell.both if each.name in self._refusals), None)
 
     def _engine(self, family: str) -> Ledger:
         if family not in self._in_process:
@@ -133,7 +141,7 @@ class Systems:
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
         refused = [each for each in CAPABILITIES if (each.refused_on_cpu if self._is_cpu else each.refused_on_gpu)]
         slow = [each for each in CAPABILITIES if each.needs_slow_prompts]
-        on_device = [each for each in CAPABILITIES if each not in refused and each not in slow]
+        on_device = [each for each in CAPABILITIES if each not in (*refused, *slow) and each.name not in self._refusals]
         simulated = [each for each in CAPABILITIES if each in slow or (self._is_cpu and each in refused)]
         kinds = kinds_of(DEVICE, on_device) + kinds_of(SIMULATED, [each for each in simulated if each.is_simulated])
         common = {DEVICE: self._options, SIMULATED: {"executor": "simulated"}}

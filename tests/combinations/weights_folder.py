@@ -18,7 +18,7 @@ from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.rounding import round_weights
 from headwater.kernels.block_formats import Q4_0, Q4_1, Q8_0, BlockFormat, BlockWeight, pack
 from tests.combinations.capability import Fields
-from tests.combinations.draft_folders import with_drafts
+from tests.combinations.fitted_options import fitted
 
 LAYER_FORMATS = (Q4_1, Q4_0, Q8_0)
 """Formats that layers take in turn."""
@@ -33,7 +33,7 @@ def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, A
         # A drafter reads its folder as the model does.
         folder = options["model_folder"] = _in_blocks(folder, options["dtype"])
         options["load_format"] = "auto"
-    options |= with_drafts(changes, folder)
+    options |= fitted(changes, folder)
     if weights not in ("", GGUF):
         options["model_folder"] = _with_rounded(folder, weights, is_random=is_random)
     return options

@@ -1,4 +1,5 @@
-"""What drafts beside a served model: the model itself, or heads of random weights that fit it."""
+"""Options that depend on the served model: what drafts beside it, which is the model itself or heads of random weights
+that fit it, and the number of ranks that divide its layers."""
 
 from __future__ import annotations
 
@@ -15,16 +16,26 @@ from tests.engine_core.published_heads import LAYER, publish, random_eagle
 OWN_MODEL = "the served model"
 RANDOM_HEADS = "random heads for the served model"
 """Values of `draft_model` and `draft_heads` in the options of a capability."""
+FEWEST_RANKS = "the fewest ranks that divide the served model"
+"""Value of `tensor_parallel_size`."""
 
 
-def with_drafts(options: Fields, folder: Path) -> dict[str, Any]:
-    """Options whose folders are there; `folder`: of the served model, its weights as they are."""
+def fitted(options: Fields, folder: Path) -> dict[str, Any]:
+    """Options with folders that are there and a number of ranks; `folder`: of the served model, its weights as they
+    are."""
     found = dict(options)
     if found.get("draft_model") == OWN_MODEL:
         found["draft_model"] = folder
     if found.get("draft_heads") == RANDOM_HEADS:
         found["draft_heads"] = _heads(folder)
+    if found.get("tensor_parallel_size") == FEWEST_RANKS:
+        found["tensor_parallel_size"] = _fewest_ranks(folder)
     return found
+
+
+def _fewest_ranks(folder: Path) -> int:
+    model = registry.read_config(folder)
+    return next(n for n in range(2, model.num_heads + 1) if model.num_heads % n == model.num_kv_heads % n == 0)
 
 
 def _heads(folder: Path) -> Path:
