@@ -20,9 +20,10 @@ from .kv.tiers import Tiers
 from .prefetch import NewPrefetch
 from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
+from .scheduling.late_plans import LatePlans
 from .scheduling.masks import Int64Array, Rows
 from .scheduling.prefetches import Prefetches
-from .scheduling.request_state import RequestState
+from .scheduling.request_state import RequestState, finished_at_once
 from .scheduling.scheduler import Scheduler
 from .scheduling.speculator import Speculator
 from .scheduling.step_builder import PlannedStep
@@ -69,6 +70,9 @@ class Engine:
         self._in_flight = StepsInFlight(executor, config.async_depth)
         loads = self._scheduler.loads
         self._tiers.open_leases(self._scheduler.pool, loads.release, self._in_flight)
+        # Stages of a pipeline begin a step as soon as it is planned; other engines wait in `step` for their device.
+        waits = self._tiers.leases is None or config.num_groups > 1
+        self._late_plans = None if waits else LatePlans(clock, lambda: executor.prefill_seconds)
         self._output = StepOutput(step=0)
         self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
@@ -79,6 +83,8 @@ class Engine:
         self._moves_blocks = False
         # The last step might have computed something, had it not been better to wait.
         self._has_held_back = False
+        # The last step planned nothing since prompts in flight still take a while.
+        self._plans_later = False
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step, retires and settles the oldest in flight when its time has come.
@@ -92,6 +98,8 @@ class Engine:
         planned = self._schedule()
         for each in planned:
             self._in_flight.submit(each)
+            if self._late_plans is not None:
+                self._late_plans.note_launched(each)
         retired, is_told = self._retire(planned), False
         for step, result in retired:
             self._results.settle(step, result, self._output)
@@ -133,7 +141,7 @@ class Engine:
         request = RequestState.enter(new, self._config, arrival=self._num_added, now=self._clock())
         self._num_added += 1
         self._is_idle = False
-        if (finished := _finished_at_once(new, request, self._config)) is not None:
+        if (finished := finished_at_once(new, request, self._config)) is not None:
             self._output.finishes.append(finished)
             return
         self._requests[new.key] = request
@@ -271,8 +279,11 @@ class Engine:
 
     @property
     def awaits_device_alone(self) -> bool:
-        """Whether the next step would do nothing until the device is done or the engine is told something."""
-        return self._awaits_device and not self._moves_blocks and not self._in_flight.is_oldest_ready
+        """Whether the next step would do nothing until the device is done, or nearly, or the engine is told
+        something."""
+        if not self._awaits_device or self._moves_blocks or (self._plans_later and not self._is_early):
+            return False
+        return not self._in_flight.is_oldest_ready
 
     def load(self) -> EngineLoad:
         scheduler, drafts = self._scheduler, self._results.drafts
@@ -333,7 +344,8 @@ class Engine:
     def _plan_step(self, *, has_draw: bool) -> PlannedStep | None:
         """A step, unless enough are in flight or it is better to wait."""
         self._has_held_back = self._scheduler.held.hold_back(is_in_flight=has_draw or len(self._in_flight) > 0)
-        if self._has_held_back or not self._in_flight.has_room_for_step:
+        self._plans_later = self._is_early
+        if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
             return None
         planned = self._scheduler.schedule()
         # What the step writes to may have to be copied first.
@@ -341,6 +353,10 @@ class Engine:
         if planned is not None:
             self._output.masks_wanted = planned.masks_wanted
         return planned
+
+    @property
+    def _is_early(self) -> bool:
+        return self._late_plans is not None and self._late_plans.is_early
 
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
         """The oldest in flight, if it is due; a draw that was launched right behind a step that says nothing need not
@@ -365,6 +381,8 @@ class Engine:
 
     def _close(self, planned: PlannedStep) -> None:
         """Gives back what was kept for a step that is settled."""
+        if self._late_plans is not None:
+            self._late_plans.note_retired(planned)
         self._scheduler.retire(planned.plan.step)
         self._output.step, self._output.is_drawn = planned.plan.step, planned.is_draw
 
@@ -378,23 +396,3 @@ class Engine:
         output.load = self.load()
         self._output = StepOutput(step=output.step)
         return output
-
-
-def _finished_at_once(new: NewRequest, request: RequestState, config: EngineConfig) -> Finished | None:
-    """How a request ends that has nothing to compute, or none that fits."""
-    reason, error, stop_token_id = None, "", None
-    num_prompt, outputs, sampling = len(new.prompt_ids), new.output_ids, new.sampling
-    if not new.prompt_ids:
-        reason, error = FinishReason.ERROR, "the prompt has no tokens"
-    elif num_prompt + min(sampling.max_tokens, 1) > config.max_model_len:
-        reason = FinishReason.ERROR
-        error = f"a prompt of {num_prompt} tokens leaves no room for an answer within {config.max_model_len}"
-    elif outputs and outputs[-1] in sampling.stop_token_ids and len(outputs) > request.min_tokens:
-        reason, stop_token_id = FinishReason.STOP, outputs[-1]
-    elif outputs and request.num_tokens >= request.max_len:
-        reason = FinishReason.LENGTH
-    if reason is None:
-        return None
-    return Finished(
-        key=new.key, reason=reason, num_output_tokens=len(outputs), stop_token_id=stop_token_id, error=error
-    )

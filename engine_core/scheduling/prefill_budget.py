@@ -14,6 +14,13 @@ MIN_TOKENS = 256
 """A bounded step has at least so many: with fewer, prompts lose more than what decodes beside them gains."""
 
 
+BESIDE_BEGUN_SECONDS = 0.05
+"""A step computes other prompts for so long at most while it computes again what is known of an answer that has begun:
+its client waits in the middle of a sentence, theirs for a first word."""
+MIN_BESIDE_BEGUN = 16
+"""Tokens of other prompts that such a step may compute at least, so that they get on however slow the model is."""
+
+
 class PrefillBudget:
     def __init__(self, shares: TenantShares, max_chunk: int, prefill_seconds: Callable[[], float]) -> None:
         """`max_chunk`: the most tokens that one request gets a step; `prefill_seconds` says in which time a prompt
@@ -29,6 +36,16 @@ class PrefillBudget:
         seconds = self._prefill_seconds()
         bound = max(MIN_TOKENS, int(self.max_seconds / seconds)) if seconds else MIN_TOKENS
         return min(budget, bound)
+
+    def of_others(self, begins: bool, prefilling: Iterable[RequestState]) -> int | None:
+        """Tokens that prompts whose answers have not begun may take of a step; None: as many as fit.
+
+        `begins`: an answer that has begun gets its seat in this step or waits for its blocks. Others may be among
+        `prefilling`."""
+        seconds = self._prefill_seconds()
+        if not seconds or not (begins or any(request.has_begun for request in prefilling)):
+            return None
+        return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds))
 
     def parts(self, budget: int, prefilling: Iterable[RequestState], following: RequestState | None) -> dict[str, int]:
         """Tokens by tenant, of those that prefill and of `following`, whose turn is next. Empty where no two share."""

@@ -12,9 +12,9 @@ from ..config import EngineConfig
 from ..executor import Int32Array
 from ..kv.block_source import Loader
 from ..kv.prefix_cache import HashChain
-from ..request import NewRequest, Speculation
+from ..request import FinishReason, NewRequest, Speculation
 from ..sampling_params import SamplingParams
-from ..step_output import Work
+from ..step_output import Finished, Work
 
 Rank = tuple[int, float, int]
 NO_ROW = -1
@@ -144,3 +144,23 @@ class RequestState:
             return 0
         computable_from = self.num_scored_tokens if self.wants_prompt_logprobs else self.num_tokens - 1
         return min(len(self.chain.hashes), computable_from // block_size)
+
+
+def finished_at_once(new: NewRequest, request: RequestState, config: EngineConfig) -> Finished | None:
+    """How a request ends that has nothing to compute, or none that fits."""
+    reason, error, stop_token_id = None, "", None
+    num_prompt, outputs, sampling = len(new.prompt_ids), new.output_ids, new.sampling
+    if not new.prompt_ids:
+        reason, error = FinishReason.ERROR, "the prompt has no tokens"
+    elif num_prompt + min(sampling.max_tokens, 1) > config.max_model_len:
+        reason = FinishReason.ERROR
+        error = f"a prompt of {num_prompt} tokens leaves no room for an answer within {config.max_model_len}"
+    elif outputs and outputs[-1] in sampling.stop_token_ids and len(outputs) > request.min_tokens:
+        reason, stop_token_id = FinishReason.STOP, outputs[-1]
+    elif outputs and request.num_tokens >= request.max_len:
+        reason = FinishReason.LENGTH
+    if reason is None:
+        return None
+    return Finished(
+        key=new.key, reason=reason, num_output_tokens=len(outputs), stop_token_id=stop_token_id, error=error
+    )

@@ -111,6 +111,8 @@ class Scheduler:
         prefilling = sorted(self.prefilling.values(), key=attrgetter("rank"))
         if not is_short:
             self._admit(step, begun=True)
+        begins = bool(step.chunks) or self.waiting.awaits_begun
+        step.budget_of_others = self.prefill_budget.of_others(begins, prefilling)
         if prefilling:
             self._continue_prefills(step, prefilling)
         if not is_short:
@@ -243,7 +245,7 @@ class Scheduler:
         for request in prefilling:
             if not self._groups.has_turn(request.row):
                 continue
-            budget = min(step.prompt_budget, parts.get(request.tenant, step.prompt_budget))
+            budget = min(step.budget_of(request), parts.get(request.tenant, step.prompt_budget))
             if budget > 0:
                 parts[request.tenant] = budget - self._add_chunk(step, request, budget)
 
@@ -291,7 +293,7 @@ class Scheduler:
             request = self.waiting.peek()
             if request is None or request is self._yielding.too_large or (begun and not request.has_begun):
                 return
-            if not self.shares.may_take(request.tenant, self._seats.num_free):
+            if step.budget_of(request) <= 0 or not self.shares.may_take(request.tenant, self._seats.num_free):
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)
@@ -313,7 +315,7 @@ class Scheduler:
                 continue
             self.waiting.pop(request)
             self._seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
-            self._add_chunk(step, request, step.prompt_budget)
+            self._add_chunk(step, request, step.budget_of(request))
 
     def _seat(
         self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock

@@ -53,6 +53,11 @@ class PlannedStep:
         return isinstance(self.plan, DrawPlan)
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of all its chunks."""
+        return sum(chunk.count for chunk in self.chunks)
+
+    @property
     def is_silent(self) -> bool:
         """Whether its result says nothing: what it computed is drawn from later."""
         return not (self.chunks or self.sampled_rows.size)
@@ -67,6 +72,8 @@ class StepBuilder:
     prompt_budget: int
     """Tokens that chunks of prompts may still take, at most `budget`."""
     decode_rows: Rows
+    budget_of_others: int | None = None
+    """Tokens that prompts whose answers have not begun may still take of these; None: all of them."""
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
@@ -87,6 +94,14 @@ class StepBuilder:
         self.chunks.append(chunk)
         self.budget -= chunk.count
         self.prompt_budget -= chunk.count
+        if self.budget_of_others is not None and not chunk.request.has_begun:
+            self.budget_of_others -= chunk.count
+
+    def budget_of(self, request: RequestState) -> int:
+        """Tokens that a chunk of the request may take."""
+        if self.budget_of_others is None or request.has_begun:
+            return self.prompt_budget
+        return min(self.prompt_budget, self.budget_of_others)
 
     @property
     def is_empty(self) -> bool:

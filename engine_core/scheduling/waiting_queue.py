@@ -147,6 +147,11 @@ class WaitingQueue:
     def awaits_any_load(self) -> bool:
         return bool(self._awaiting)
 
+    @property
+    def awaits_begun(self) -> bool:
+        """Whether a member whose answer has begun is held until a load has ended."""
+        return any(request.has_begun for held in self._awaiting.values() for request in held)
+
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
         """Frees those that waited for this load, and returns them."""
         freed = [request for request in self._awaiting.pop(ticket, ()) if request.key in self._members]

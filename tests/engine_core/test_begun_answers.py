@@ -1,0 +1,181 @@
+"""How long an answer that comes from another engine, where its first tokens were read, waits among prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.kv import block_leases
+from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.peer_link import PeerLink
+from headwater.engine_core.kv.tiers import block_bytes_of
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.late_plans import LEAD_SECONDS
+from headwater.engine_core.scheduling.prefill_budget import BESIDE_BEGUN_SECONDS
+from tests.engine_core.pulling_pair import KEY, AtOnce
+
+MODEL = SimulatedModel(vocab_size=1000)
+STEP_SECONDS, TOKEN_SECONDS, CHUNK = 0.01, 0.001, 256
+POLL_SECONDS = 0.0002
+KNOWN, PROMPT = 600, 900
+
+
+class RecordingExecutor(SimulatedExecutor):
+    """Keeps the plans and when each was made."""
+
+    def __init__(self, config: EngineConfig, loop: Loop) -> None:
+        timing = SimulatedTiming(step_seconds=STEP_SECONDS, seconds_per_prefill_token=TOKEN_SECONDS)
+        super().__init__(config, MODEL, timing, clock=lambda: loop.now, sleep=loop.sleep)
+        self.plans: list[tuple[float, StepPlan]] = []
+
+    def submit(self, plan: StepPlan) -> int:
+        self.plans.append((self._clock(), plan))
+        return super().submit(plan)
+
+
+@dataclass
+class Loop:
+    """An engine in virtual time, called as an engine's process calls it."""
+
+    lends: bool
+    """Whether it lends blocks to other engines, as engines do to which answers move."""
+    now: float = 0.0
+    first_tokens: dict[int, float] = field(default_factory=dict)
+    """When each request got its first token here."""
+
+    def __post_init__(self) -> None:
+        config = EngineConfig(
+            num_blocks=4000,
+            max_model_len=2048,
+            max_num_seqs=32,
+            max_num_batched_tokens=CHUNK,
+            num_peer_blocks=64 if self.lends else 0,
+        )
+        self.executor, link = RecordingExecutor(config, self), None
+        if self.lends:
+            records = np.zeros((64, HEADER_LEN + block_bytes_of(self.executor)), np.uint8)
+            link = PeerLink(key=KEY, records=records, send=lambda message: None)
+        self.engine = Engine(config, self.executor, clock=lambda: self.now, peer_link=link)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def add(self, key: int, num_prompt: int, num_known: int = 0) -> None:
+        rng = np.random.default_rng(key)
+        prompt_ids, output_ids = rng.integers(10, 900, num_prompt).tolist(), rng.integers(10, 900, num_known).tolist()
+        sampling = SamplingParams(seed=1, max_tokens=num_known + 4)
+        self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=output_ids, sampling=sampling))
+
+    def run(self, *, until: float) -> None:
+        while self.now < until and self.engine.has_work():
+            if self.engine.holds_back:
+                self.now += POLL_SECONDS
+                if self.engine.awaits_device_alone:
+                    continue
+            if (output := self.engine.step()) is not None:
+                for key in output.keys:
+                    self.first_tokens.setdefault(key, self.now)
+
+
+def waits(*, lends: bool) -> list[float]:
+    """Seconds that answers waited for their next token, which came one by one at any point of the steps of an engine
+    that always has prompts to compute."""
+    loop, found = Loop(lends), []
+    for number in range(24):
+        loop.add(2 * number, 2 * PROMPT)
+        loop.add(2 * number + 1, 2 * PROMPT)
+        loop.run(until=loop.now + 0.6 + 0.024 * number)
+        came, key = loop.now, 1000 + number
+        loop.add(key, KNOWN, 20)
+        while key not in loop.first_tokens:
+            loop.run(until=loop.now + 0.001)
+        found.append(loop.first_tokens[key] - came)
+        loop.run(until=loop.now + 10.0)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _copies_at_once() -> object:
+    with patch.object(block_leases, "ThreadLane", AtOnce):
+        yield
+
+
+def test_an_answer_that_has_begun_waits_for_the_step_that_runs_and_hardly_more() -> None:
+    step = STEP_SECONDS + CHUNK * TOKEN_SECONDS
+    # Its known tokens take three steps; beside the last ones, others are computed for a while.
+    computed = 3 * STEP_SECONDS + (KNOWN + 20) * TOKEN_SECONDS + BESIDE_BEGUN_SECONDS
+    found, before = waits(lends=True), waits(lends=False)
+    assert max(found) < computed + step + LEAD_SECONDS + 0.01
+    assert median(found) < computed + 0.8 * step
+    assert median(before) > median(found) + step / 3, "an engine that waits for its device has planned another step"
+
+
+def test_other_prompts_are_computed_for_a_bounded_time_beside_it() -> None:
+    loop = Loop(lends=False)
+    loop.add(1, PROMPT)
+    loop.run(until=0.001)
+    num_planned = len(loop.executor.plans)
+    loop.add(2, KNOWN, 20)
+    loop.run(until=10.0)
+    counts = [plan.counts.tolist() for _, plan in loop.executor.plans[num_planned:]]
+    first = next(i for i, each in enumerate(counts) if each == [CHUNK])
+    num_beside = int(BESIDE_BEGUN_SECONDS / TOKEN_SECONDS)
+    assert sorted(counts[first + 2]) == [num_beside, KNOWN + 20 - 2 * CHUNK]
+    assert CHUNK - 2 < max(counts[first + 3]) < CHUNK, "afterwards they get what the step has"
+
+
+def test_other_prompts_get_on_beside_answers_that_keep_coming() -> None:
+    loop = Loop(lends=True)
+    loop.add(1, PROMPT)
+    for key in range(2, 200):
+        loop.add(key, 40, 20)
+        loop.run(until=loop.now + 0.15)
+        if 1 in loop.first_tokens:
+            break
+    num_steps = PROMPT / (BESIDE_BEGUN_SECONDS / TOKEN_SECONDS)
+    assert loop.first_tokens[1] < num_steps * 0.15
+
+
+@pytest.mark.parametrize("lends", [True, False])
+def test_prompts_alone_take_as_long_as_before(lends: bool) -> None:
+    """Steps are planned later and hold the same; the device does not wait for any."""
+    loop = Loop(lends)
+    for key in range(8):
+        loop.add(key, PROMPT)
+    loop.run(until=100.0)
+    num_steps = len(loop.executor.plans)
+    num_decoded = sum(int(plan.counts[plan.counts == 1].sum()) for _, plan in loop.executor.plans)
+    assert num_decoded == 8 * 3
+    busy = num_steps * STEP_SECONDS + 8 * PROMPT * TOKEN_SECONDS
+    assert loop.now == pytest.approx(busy, rel=0.01)
+    assert loop.executor.plans[0][1].counts.tolist() == [CHUNK]
+
+
+def test_a_step_is_planned_shortly_before_the_device_can_begin_it() -> None:
+    loop, step = Loop(lends=True), STEP_SECONDS + CHUNK * TOKEN_SECONDS
+    loop.add(1, 4 * CHUNK)
+    loop.run(until=100.0)
+    planned = [at for at, plan in loop.executor.plans if plan.counts.tolist() == [CHUNK]]
+    assert planned[0] == 0.0
+    for number, at in enumerate(planned[1:], 1):
+        assert number * step - LEAD_SECONDS - STEP_SECONDS <= at + 0.002
+        assert at < number * step - LEAD_SECONDS / 2
+
+
+def test_nothing_is_bounded_while_nobody_knows_how_long_a_token_takes() -> None:
+    loop = Loop(lends=True)
+    loop.executor.prefill_seconds = 0.0
+    loop.add(1, PROMPT)
+    loop.add(2, 40, 20)
+    loop.run(until=0.001)
+    assert [plan.counts.tolist() for _, plan in loop.executor.plans[:1]] == [[60, CHUNK - 60]]
