@@ -2,8 +2,8 @@
 the disk can do.
 
 Host memory: a GPU's swapper copies all blocks out, in, and both ways at once; beside it the same memory crosses in one
-piece. Disk: the disk tier writes blocks, forgets what the system has cached of them and loads them; beside it as many
-threads read the same files as they are. The two ways take turns.
+piece. Disk: the disk tier writes blocks, forgets what the system has cached of them and loads them; beside it threads
+read the same files as they are, in several numbers, of which the fastest counts. The ways take turns.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ from .workloads import MODELS
 KEY, OWNER = bytes(16), Owner(bytes(16))
 LOAD_BLOCKS = 32
 """Blocks of one load: a prompt of 2,048 tokens."""
+PLAIN_READERS = (1, NUM_READERS, 8)
+"""Numbers of threads that read files as they are: the disk's bandwidth is what the best of them reach."""
 POLL_SECONDS = 0.0005
 """About as often as an engine with a GPU looks."""
 NOBODY = np.empty(0, np.int32)
@@ -148,17 +150,17 @@ def disk_rates(swapper: Swapper, folder: Path, num_blocks: int, block_size: int,
     os.sync()
     written = time.perf_counter() - begin
     paths = [files.folder / OWNER.namespace.hex() / block_hash.hex() for block_hash in hashes]
-    ours, plain = [], []
+    ways = [partial(_load, tier, hashes), *(partial(_read_plainly, paths, block_bytes, n) for n in PLAIN_READERS)]
+    seconds: list[list[float]] = [[] for _ in ways]
     for _ in range(runs):
-        _forget(paths)
-        ours.append(_seconds(partial(_load, tier, hashes)))
-        _forget(paths)
-        plain.append(_seconds(partial(_read_plainly, paths, block_bytes)))
+        for way, taken in zip(ways, seconds, strict=True):
+            _forget(paths)
+            taken.append(_seconds(way))
     tier.close()
     num_bytes = num_blocks * block_bytes
-    plain_rate = num_bytes / median(plain)
+    ours, *plain = map(median, seconds)
     return [
-        _row("from the disk, cold", num_bytes / median(ours), plain_rate),
+        _row("from the disk, cold", num_bytes / ours, num_bytes / min(plain)),
         {"what": "to the disk, until it is there", "gb_per_s": round(num_bytes / written / 1e9, 2)},
     ]
 
@@ -189,17 +191,17 @@ def _load(tier: DiskBlocks, hashes: Sequence[bytes]) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _read_plainly(paths: Sequence[Path], block_bytes: int) -> None:
-    """By as many threads as the tier has, each into memory that it reuses."""
-    memory = [bytearray(2 * block_bytes) for _ in range(NUM_READERS)]
+def _read_plainly(paths: Sequence[Path], block_bytes: int, num_readers: int) -> None:
+    """By so many threads, each into memory that it reuses."""
+    memory = [bytearray(2 * block_bytes) for _ in range(num_readers)]
 
     def read(reader: int) -> None:
-        for path in paths[reader::NUM_READERS]:
+        for path in paths[reader::num_readers]:
             with path.open("rb", buffering=0) as file:
                 file.readinto(memory[reader])
 
-    with ThreadPoolExecutor(NUM_READERS) as threads:
-        list(threads.map(read, range(NUM_READERS)))
+    with ThreadPoolExecutor(num_readers) as threads:
+        list(threads.map(read, range(num_readers)))
 
 
 def _forget(paths: Sequence[Path]) -> None:

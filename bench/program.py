@@ -50,6 +50,7 @@ BENCHMARKS = {
         "kv_tiers",
         "Bandwidth of KV blocks to host memory and a disk, beside that of the bus and the disk.",
     ),
+    "kv-overhead": ("kv_overhead", "What a tier behind the KV cache costs while nothing is short."),
     "hand-over": ("hand_over", "Blocks that one engine pulls from another, and engines with roles beside none."),
     "peer-sums": ("peer_sums", "Time sums over the memory of several GPUs, beside NCCL."),
     "peer-draws": ("peer_draws", "Time filtered draws over the logits of several GPUs, gathered and not."),

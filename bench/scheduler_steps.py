@@ -128,15 +128,15 @@ def measure(
     )
     executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING))
     engine = Engine(config, executor, speculator=_speculator(workload, config))
-    requests = _requests(workload, num_running, block_size, num_tenants)
+    requests = workload_requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.
     for _ in range(num_running + max(8, num_tenants)):
         engine.add(next(requests))
-    _steps(engine, requests, steps_per_round)
+    run_steps(engine, requests, steps_per_round)
     num_admitted, num_tokens, num_launched, engine_us, executor_us = 0, 0, 0, [], []
     for _ in range(ROUNDS):
         before, steps_before, start = executor.seconds, executor.num_steps, time.perf_counter()
-        admitted, tokens = _steps(engine, requests, steps_per_round)
+        admitted, tokens = run_steps(engine, requests, steps_per_round)
         num_admitted, num_tokens = num_admitted + admitted, num_tokens + tokens
         seconds, executors = time.perf_counter() - start, executor.seconds - before
         # While rows wait for results, some calls launch nothing.
@@ -179,7 +179,7 @@ def _speculator(workload: Workload, config: EngineConfig) -> AdaptiveSpeculator 
     )
 
 
-def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tuple[int, int]:
+def run_steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tuple[int, int]:
     """Steps `num_steps` times, each finished request being followed by a new one; returns the numbers of finished
     requests and of tokens."""
     num_added = num_tokens = 0
@@ -193,7 +193,7 @@ def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> tu
     return num_added, num_tokens
 
 
-def _requests(workload: Workload, num_running: int, block_size: int, num_tenants: int) -> Iterator[NewRequest]:
+def workload_requests(workload: Workload, num_running: int, block_size: int, num_tenants: int) -> Iterator[NewRequest]:
     """Prompts that share nothing and end anywhere in a block, of each tenant in turn; the first answers are cut to all
     lengths."""
     size = workload.vocab_size

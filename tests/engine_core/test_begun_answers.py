@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from statistics import median
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling import late_plans
 from headwater.engine_core.scheduling.late_plans import LEAD_SECONDS
 from headwater.engine_core.scheduling.prefill_budget import BESIDE_BEGUN_SECONDS
 from tests.engine_core.pulling_pair import KEY, AtOnce
@@ -87,10 +89,10 @@ class Loop:
                     self.first_tokens.setdefault(key, self.now)
 
 
-def waits(*, lends: bool) -> list[float]:
+def waits() -> list[float]:
     """Seconds that answers waited for their next token, which came one by one at any point of the steps of an engine
     that always has prompts to compute."""
-    loop, found = Loop(lends), []
+    loop, found = Loop(lends=True), []
     for number in range(24):
         loop.add(2 * number, 2 * PROMPT)
         loop.add(2 * number + 1, 2 * PROMPT)
@@ -114,10 +116,12 @@ def test_an_answer_that_has_begun_waits_for_the_step_that_runs_and_hardly_more()
     step = STEP_SECONDS + CHUNK * TOKEN_SECONDS
     # Its known tokens take three steps; beside the last ones, others are computed for a while.
     computed = 3 * STEP_SECONDS + (KNOWN + 20) * TOKEN_SECONDS + BESIDE_BEGUN_SECONDS
-    found, before = waits(lends=True), waits(lends=False)
+    found = waits()
+    with patch.object(late_plans, "LEAD_SECONDS", math.inf):
+        at_once = waits()
     assert max(found) < computed + step + LEAD_SECONDS + 0.01
     assert median(found) < computed + 0.8 * step
-    assert median(before) > median(found) + step / 3, "an engine that waits for its device has planned another step"
+    assert median(at_once) > median(found) + step / 2, "a step that is planned at once stands before it"
 
 
 def test_other_prompts_are_computed_for_a_bounded_time_beside_it() -> None:

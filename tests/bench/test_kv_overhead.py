@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from headwater.bench import kv_overhead
+
+
+def test_an_engine_with_host_memory_is_compared_with_one_without() -> None:
+    row = kv_overhead.engine_overhead(8, 20, 0.01, runs=1)
+    assert row.without_tier > 0
+    assert row.with_tier > 0
+    # Both figures are rounded to a tenth of a microsecond.
+    assert abs(row.overhead_percent - (row.with_tier - row.without_tier) / 100) < 0.02
+
+
+def test_both_take_turns_and_their_first_rounds_do_not_count() -> None:
+    order, values = "", {"a": [1.0, 7.0, 5.0, 6.0], "b": [0.0, 3.0, 4.0, 2.0]}
+
+    def say(name: str) -> float:
+        nonlocal order
+        order += name
+        return values[name].pop(0)
+
+    assert kv_overhead.in_turn(lambda: say("a"), lambda: say("b"), runs=3) == (5.0, 2.0)
+    assert order == "abbaabba"
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    command = [sys.executable, "-m", "headwater.bench", "kv-overhead"]
+    for flags, said in (
+        (["--model=gpt"], "model is 'gpt'; allowed: qwen3-0.6b"),
+        (["--device=tpu"], "device is 'tpu'; allowed: cuda, cpu"),
+        (["--step-ms=0"], "step-ms is 0.0; allowed: above 0"),
+    ):
+        done = subprocess.run([*command, *flags], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        assert done.returncode == 2
+        assert said in " ".join(done.stderr.replace("│", " ").split())
