@@ -105,8 +105,9 @@ class FaultHistory:
             structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **fields)
 
     def _suspect(self, attempt: Attempt) -> None:
-        # A generation that had tokens goes on at once, unless that went wrong already.
-        self._is_suspect = self.is_doubted or attempt.start is None
+        # A generation that had tokens goes on at once, those of an engine before this one included, unless that went
+        # wrong already.
+        self._is_suspect = self.is_doubted or not (attempt.start is not None or self._generation.has_begun)
         if not self.is_doubted:
             for choice in self._generation.unfinished:
                 choice.doubt()

@@ -189,6 +189,28 @@ async def test_suspects_of_an_engines_death_are_tried_one_at_a_time_and_a_second
     assert refused["code"] == "poison_request"
 
 
+async def test_an_answer_that_began_at_an_earlier_engine_does_not_wait_for_suspects(scripted: Scripted) -> None:
+    """As one that was handed over, and whose new engine died before it said anything."""
+    script, reply = scripted.script, scripted.ask(prompt="Begun", max_tokens=50)
+    begun = (await script.open(0)).add
+    script.start(begun.stream_ids[0])
+    script.tokens(begun.stream_ids[0], 0, [5], "y", 0)
+    script.lose(begun.stream_ids[0], LOSS_CAUSE_HANDED_OVER)
+    await script.open(1)
+    suspect = scripted.ask(prompt="Not begun", max_tokens=50)
+    await script.open(2)
+    for number in (2, 1):
+        script.lose(script.opens[number].add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
+    await script.hears(lambda: len(script.opens) == 5)
+    for opened in script.opens[3:]:
+        stream_id, num_tokens = opened.add.stream_ids[0], opened.add.num_output_tokens
+        script.start(stream_id)
+        script.end(stream_id, num_tokens)
+    answers = [await each for each in (reply, suspect)]
+    assert [each.status_code for each in answers] == [200, 200]
+    assert answers[0].json()["choices"][0]["text"] == "y"
+
+
 async def test_few_may_move_on_suspicion(scripted: Scripted) -> None:
     script, num_asked = scripted.script, int(BURST) + 5
     replies = [scripted.ask(prompt=f"Story {number}", max_tokens=50) for number in range(num_asked)]
