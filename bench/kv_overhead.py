@@ -1,4 +1,4 @@
-"""`headwater bench kv-overhead`: what a tier behind the KV cache costs while nothing is short and no prompt comes again.
+"""`headwater bench kv-overhead`: what a tier behind the KV cache costs while nothing is short and all prompts are new.
 
 The same requests go through an engine without host memory for blocks and through one with it, in turn. On a CPU that is
 the engine's own work over the simulated executor, in CPU time, so that other processes do not count; on a GPU whole

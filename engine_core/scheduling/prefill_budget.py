@@ -15,10 +15,11 @@ MIN_TOKENS = 256
 
 
 BESIDE_BEGUN_SECONDS = 0.05
-"""A step computes other prompts for so long at most while it computes again what is known of an answer that has begun:
-its client waits in the middle of a sentence, theirs for a first word."""
+"""A step computes others for so long at most while it computes again what is known of an answer that has begun: its
+client waits in the middle of a sentence. Of several such answers the first is not held up by the rest, and those that
+lack few tokens still get them at once."""
 MIN_BESIDE_BEGUN = 16
-"""Tokens of other prompts that such a step may compute at least, so that they get on however slow the model is."""
+"""Tokens of others that such a step may compute at least, so that they get on however slow the model is."""
 
 
 class PrefillBudget:
@@ -37,15 +38,11 @@ class PrefillBudget:
         bound = max(MIN_TOKENS, int(self.max_seconds / seconds)) if seconds else MIN_TOKENS
         return min(budget, bound)
 
-    def of_others(self, begins: bool, prefilling: Iterable[RequestState]) -> int | None:
-        """Tokens that prompts whose answers have not begun may take of a step; None: as many as fit.
-
-        `begins`: an answer that has begun gets its seat in this step or waits for its blocks. Others may be among
-        `prefilling`."""
+    def beside_begun(self) -> int | None:
+        """Tokens that all others may take of a step beside an answer that has begun and is computed again; None: as
+        many as fit, since nobody knows how long they take."""
         seconds = self._prefill_seconds()
-        if not seconds or not (begins or any(request.has_begun for request in prefilling)):
-            return None
-        return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds))
+        return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds)) if seconds else None
 
     def parts(self, budget: int, prefilling: Iterable[RequestState], following: RequestState | None) -> dict[str, int]:
         """Tokens by tenant, of those that prefill and of `following`, whose turn is next. Empty where no two share."""

@@ -106,13 +106,13 @@ class Scheduler:
         self.forks.begin_step()
         rows, full_rows, is_short = self._decode_rows()
         budget = self._config.max_num_batched_tokens - rows.size
-        step = StepBuilder(budget, self.prefill_budget.of_step(budget), rows)
+        step = StepBuilder(budget, self.prefill_budget.of_step(budget), rows, self.prefill_budget.beside_begun())
         step.grow(full_rows, self.table, self.pool)
         prefilling = sorted(self.prefilling.values(), key=attrgetter("rank"))
+        begun = (each for each in prefilling if each.has_begun and self._groups.has_turn(each.row))
+        step.begin_with(next(begun, None), waits=self.waiting.awaits_begun)
         if not is_short:
             self._admit(step, begun=True)
-        begins = bool(step.chunks) or self.waiting.awaits_begun
-        step.budget_of_others = self.prefill_budget.of_others(begins, prefilling)
         if prefilling:
             self._continue_prefills(step, prefilling)
         if not is_short:

@@ -72,8 +72,12 @@ class StepBuilder:
     prompt_budget: int
     """Tokens that chunks of prompts may still take, at most `budget`."""
     decode_rows: Rows
-    budget_of_others: int | None = None
-    """Tokens that prompts whose answers have not begun may still take of these; None: all of them."""
+    beside_begun: int | None = None
+    """Tokens that others may take of these beside an answer that has begun and is computed again; None: all."""
+    first_begun: RequestState | None = None
+    """The answer beside which others are bounded."""
+    others_budget: int | None = None
+    """Tokens that others may still take; None: they are not bounded."""
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
@@ -94,14 +98,19 @@ class StepBuilder:
         self.chunks.append(chunk)
         self.budget -= chunk.count
         self.prompt_budget -= chunk.count
-        if self.budget_of_others is not None and not chunk.request.has_begun:
-            self.budget_of_others -= chunk.count
+        if self.others_budget is not None and chunk.request is not self.first_begun:
+            self.others_budget -= chunk.count
+
+    def begin_with(self, begun: RequestState | None, *, waits: bool = False) -> None:
+        """Bounds what others get beside an answer that has begun, if there is one; `waits`: it waits for its blocks."""
+        self.first_begun = begun
+        self.others_budget = self.beside_begun if waits or begun is not None else None
 
     def budget_of(self, request: RequestState) -> int:
         """Tokens that a chunk of the request may take."""
-        if self.budget_of_others is None or request.has_begun:
+        if self.others_budget is None or request is self.first_begun:
             return self.prompt_budget
-        return min(self.prompt_budget, self.budget_of_others)
+        return min(self.prompt_budget, self.others_budget)
 
     @property
     def is_empty(self) -> bool:
@@ -117,6 +126,8 @@ class StepBuilder:
     def admit(self, request: RequestState, blocks: list[int], partial: PartialBlock) -> None:
         """Gives the request, which has a row of the table, to the executor with its first blocks. The one behind those
         that are cached begins as a copy of `partial`, where that has tokens."""
+        if request.has_begun and self.first_begun is None:
+            self.begin_with(request)
         if partial.num_tokens:
             self.copies.append((partial.block, blocks[request.chain.num_cached]))
         indices = np.arange(len(blocks), dtype=np.int32)

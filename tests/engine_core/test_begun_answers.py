@@ -138,6 +138,25 @@ def test_other_prompts_are_computed_for_a_bounded_time_beside_it() -> None:
     assert CHUNK - 2 < max(counts[first + 3]) < CHUNK, "afterwards they get what the step has"
 
 
+def test_of_several_the_first_is_not_held_up_and_one_that_lacks_little_does_not_wait() -> None:
+    loop = Loop(lends=True)
+    loop.add(1, PROMPT)
+    loop.run(until=0.001)
+    came = loop.now
+    loop.add(2, KNOWN, 20)
+    loop.add(3, KNOWN, 20)
+    loop.run(until=0.4)
+    loop.add(4, 30, 5)
+    loop.run(until=100.0)
+    step, of_one = STEP_SECONDS + CHUNK * TOKEN_SECONDS, (KNOWN + 20) * TOKEN_SECONDS
+    first, second, short = (loop.first_tokens[key] - came for key in (2, 3, 4))
+    # Others are computed beside each of its steps, for no longer than they may be.
+    assert first < step + of_one + 4 * (STEP_SECONDS + BESIDE_BEGUN_SECONDS)
+    assert short <= first
+    assert second < step + 2 * of_one + 10 * (STEP_SECONDS + BESIDE_BEGUN_SECONDS)
+    assert loop.first_tokens[1] > loop.first_tokens[3]
+
+
 def test_other_prompts_get_on_beside_answers_that_keep_coming() -> None:
     loop = Loop(lends=True)
     loop.add(1, PROMPT)
