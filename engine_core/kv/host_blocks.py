@@ -6,7 +6,7 @@ have nearly all blocks. Knows hashes, blocks and slots; knows nothing about requ
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice
@@ -34,8 +34,8 @@ class HostBlocks:
         self.num_saved = self.num_loaded = 0
         """Blocks whose copies were launched, and those that came back, so far."""
         self._swapper = swapper
-        self._slot_of: dict[bytes, int] = {}
-        """In order of use."""
+        self._slot_of: OrderedDict[bytes, int] = OrderedDict()
+        """In order of use. A dict would be searched past every entry that left its front."""
         self._free_slots = deque(range(num_slots))
         self._loads: deque[tuple[int, Ticket]] = deque()
         """Each with the number of blocks that will have come back, of all loads so far, when it is done."""
@@ -165,4 +165,4 @@ class HostBlocks:
     def _touch(self, hashes: Sequence[bytes]) -> None:
         """Marks hashes as used, the first of a sequence last."""
         for block_hash in reversed(hashes):
-            self._slot_of[block_hash] = self._slot_of.pop(block_hash)
+            self._slot_of.move_to_end(block_hash)
