@@ -149,7 +149,7 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
     used = [tile_product.kernel_of(each) for each in of_blocks]
     used += [tile_product.kernel_of(each.format, rounds_tokens=each.rounds_tokens) for each in in_groups]
     used += [block_rows.kernel_of(table.weight.format) for table in tables]
-    used += [fp8_linear.kernel_of(linear.tiles.format) for linear in linears if isinstance(linear, Fp8TileLinear)]
+    used += [tile_product.kernel_of(linear.tiles.format) for linear in linears if isinstance(linear, Fp8TileLinear)]
     if of_blocks or not all(each.rounds_tokens for each in in_groups):
         used.append(block_activations.KERNEL)
     if any(each.rounds_tokens for each in in_groups):
@@ -167,7 +167,7 @@ def _every_packed_kernel() -> list[Kernel]:
         for each in GROUP_FORMATS
         for rounds_tokens in (False, True)
     ]
-    of_fp8 = [fp8_linear.kernel_of(each) for each in FP8_FORMATS]
+    of_fp8 = [tile_product.kernel_of(each) for each in FP8_FORMATS]
     return [*of_blocks, *in_groups, *of_fp8, block_activations.KERNEL, block_activations.TOKEN_KERNEL]
 
 

@@ -1,4 +1,4 @@
-"""x @ weight.T of packed weights and activations in 8 bits on a CPU, tile after tile of sixteen outputs.
+"""x @ weight.T of packed weights on a CPU, tile after tile of sixteen outputs. `TileProduct` has activations in 8 bits.
 
 Weights are read once for every eight rows (four in the K formats), from a cache after the first. One order along K
 serves every number of rows. Measured on one Zen 4 core: 110 · 10⁹ multiplications a second for one row, 160 to
@@ -20,8 +20,9 @@ from numba.extending import intrinsic
 
 from ..block_activations import ROW_BYTES
 from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
+from ..fp8_tiles import FP8_FORMATS, Fp8Format
 from ..group_tiles import GROUP_FORMATS, GroupFormat
-from . import block_tiles, group_tiles
+from . import block_tiles, fp8_tiles, group_tiles
 from .block_activations import quantize, quantize_blocks, quantize_rows, quantize_tokens
 from .compiled import Kernel, address_of, argument, items
 from .scalars import size_of, take_one
@@ -35,6 +36,8 @@ ROW_GROUP = 64
 """Number of rows whose activations stay in a cache while tiles pass."""
 FIRST_GROUP_FORMAT = 1 << 10
 """First number of formats of groups, behind those of ggml's types."""
+FIRST_FP8_FORMAT = 1 << 11
+"""First number of formats of e4m3 weights, whose activations are in float32."""
 _P_ROWS, _P_OUT, _P_X = 5, 7, 12
 """Places of addresses in the memory of a run: arguments 3, 5 and 10 of `_work`."""
 
@@ -110,9 +113,19 @@ class _Call:
 
 
 @cache
-def kernel_of(format: BlockFormat | GroupFormat, *, rounds_tokens: bool = False) -> Kernel:
-    number = format.type_id if isinstance(format, BlockFormat) else FIRST_GROUP_FORMAT + GROUP_FORMATS.index(format)
+def kernel_of(format: BlockFormat | GroupFormat | Fp8Format, *, rounds_tokens: bool = False) -> Kernel:
+    """The kernel whose arguments `TileProduct` hands over."""
+    number = number_of(format)
     return Kernel(_work(number, rounds_tokens, F32_ELEMENT), _work(number, rounds_tokens, BF16_ELEMENT))
+
+
+def number_of(format: BlockFormat | GroupFormat | Fp8Format) -> int:
+    """The format as a constant of a kernel, whose machine code is kept by its constants."""
+    if isinstance(format, BlockFormat):
+        return format.type_id
+    if isinstance(format, Fp8Format):
+        return FIRST_FP8_FORMAT + FP8_FORMATS.index(format)
+    return FIRST_GROUP_FORMAT + GROUP_FORMATS.index(format)
 
 
 @intrinsic(prefer_literal=True)
@@ -141,10 +154,13 @@ def multiply_tile(
         totals = [cgutils.alloca_once(builder, FLOATS) for _ in range(num_rows.literal_value)]
         for total in totals:
             builder.store(code.constant(0.0, FLOATS), total)
-        if number.literal_value < FIRST_GROUP_FORMAT:
-            block_tiles.add_tile(code, totals, FORMATS[number.literal_value], *a[:4])
+        format_number = number.literal_value
+        if format_number < FIRST_GROUP_FORMAT:
+            block_tiles.add_tile(code, totals, FORMATS[format_number], *a[:4])
+        elif format_number < FIRST_FP8_FORMAT:
+            group_tiles.add_tile(code, totals, GROUP_FORMATS[format_number - FIRST_GROUP_FORMAT], *a[:4])
         else:
-            group_tiles.add_tile(code, totals, GROUP_FORMATS[number.literal_value - FIRST_GROUP_FORMAT], *a[:4])
+            fp8_tiles.add_tile(code, totals, FP8_FORMATS[format_number - FIRST_FP8_FORMAT], *a[:4], element)
         for row, total in enumerate(totals):
             address = builder.add(a[4], builder.mul(a[5], ir.Constant(LONG, row)))
             store_outputs(code, builder.load(total), address, a[6], element)
@@ -154,15 +170,17 @@ def multiply_tile(
 
 
 def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
-    # A unit of the nested formats is eight times as long, and so is its code.
-    has_eight = number >= FIRST_GROUP_FORMAT or not FORMATS[number].is_nested
+    rounds, has_eight = number < FIRST_FP8_FORMAT, FIRST_GROUP_FORMAT <= number < FIRST_FP8_FORMAT
+    if number < FIRST_GROUP_FORMAT:
+        # A unit of the nested formats is eight times as long, and so is its code.
+        has_eight = not FORMATS[number].is_nested
 
     def work(arguments: int) -> None:
         units, tile_bytes, row_bytes = argument(arguments, 1), argument(arguments, 2), argument(arguments, 4)
         out_bytes, num_rows = argument(arguments, 6) * size_of(element), argument(arguments, 7)
         num_outputs, tiles_per_item = argument(arguments, 8), argument(arguments, 9)
         p_rows = argument(arguments, 3)
-        if argument(arguments, 10):
+        if rounds and argument(arguments, 10):
             # Few numbers: each thread has them for itself, which takes less time than a kernel before this one.
             p_rows += take_one(address_of(arguments, 11)) * num_rows * row_bytes
             if rounds_tokens:
