@@ -1,5 +1,6 @@
 """Steps of a sum over peer memory, for the kernel of `peer_sum`: how a block sends rows to the other ranks, adds the
-ranks' parts of a row, and norms the sum."""
+ranks' parts of a row, and norms the sum. `place` is (addresses, this rank's index, block, bytes of
+a slot, most polls), as `peer_memory` has them."""
 
 from __future__ import annotations
 
@@ -10,20 +11,9 @@ from .peer_memory import fetched, flagged, flagged_slot, meet, received, slot, w
 
 
 @triton.jit
-def send(
-    p_row,
-    o_there,
-    inside,
-    p_bases,
-    index,
-    i_block,
-    epoch,
-    slot_bytes,
-    DTYPE: tl.constexpr,
-    SIZE: tl.constexpr,
-    HOST: tl.constexpr,
-):
+def send(p_row, o_there, inside, place, epoch, DTYPE: tl.constexpr, SIZE: tl.constexpr, HOST: tl.constexpr):
     """Writes a row into the slots of the other ranks."""
+    p_bases, index, i_block, slot_bytes, _ = place
     b_row = tl.load(p_row, mask=inside, other=0.0)
     for rank in tl.static_range(SIZE):
         p_there = slot(p_bases, rank, i_block, epoch, index, slot_bytes, DTYPE, SIZE)
@@ -35,17 +25,15 @@ def added(
     b_own,
     o_here,
     inside,
-    p_bases,
-    index,
-    i_block,
+    place,
     epoch,
-    slot_bytes,
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     TREE: tl.constexpr,
     HOST: tl.constexpr,
 ):
     """The sum of this rank's row and those that the others have sent."""
+    p_bases, index, i_block, slot_bytes, _ = place
     b_total = b_own.to(tl.float32)
     b_one, b_two = b_total, b_total
     for rank in tl.static_range(SIZE):
@@ -77,12 +65,8 @@ def _add(b_part, b_total, b_one, b_two, RANK: tl.constexpr, TREE: tl.constexpr):
 def exchanged(
     b_own,
     inside,
-    p_bases,
-    index,
-    i_block,
+    place,
     exchange,
-    slot_bytes,
-    max_polls,
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -90,6 +74,7 @@ def exchanged(
     ON_GPU: tl.constexpr,
 ):
     """The sum of the ranks' rows, which are exchanged in flagged words."""
+    p_bases, index, i_block, slot_bytes, max_polls = place
     o_h = tl.arange(0, BLOCK)
     b_words = flagged(b_own, exchange)
     for rank in tl.static_range(SIZE):
@@ -112,15 +97,11 @@ def reduce_parts(
     i_first,
     num_tokens,
     stride_x,
-    p_bases,
-    index,
-    i_block,
+    place,
     epoch,
     hidden,
     width,
-    slot_bytes,
     stride_slot,
-    max_polls,
     DTYPE: tl.constexpr,
     SIZE: tl.constexpr,
     PART: tl.constexpr,
@@ -131,6 +112,7 @@ def reduce_parts(
 ):
     """Sends each rank its stretch of the rows, adds this rank's, and leaves the sums in the rows of the next epoch of
     every rank."""
+    p_bases, index, i_block, slot_bytes, max_polls = place
     o_w = tl.arange(0, PART)
     inside = o_w < width
     for i_row in range(GROUP):

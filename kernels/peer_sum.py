@@ -202,6 +202,7 @@ def _peer_sum(
 ):
     DTYPE: tl.constexpr = p_x.dtype.element_ty
     i_block = tl.program_id(0)
+    place = (p_bases, index, i_block, slot_bytes, max_polls)
     o_h = tl.arange(0, BLOCK)
     inside = o_h < hidden
     if HAS_NORM:
@@ -219,7 +220,7 @@ def _peer_sum(
                 is_there = inside & (i_first + i_row < num_tokens)
                 p_row = p_x + (i_first + i_row) * stride_x + o_h
                 o_there = i_row * stride_slot + o_h
-                send(p_row, o_there, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE, HOST)
+                send(p_row, o_there, is_there, place, epoch, DTYPE, SIZE, HOST)
             meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         elif WAY == TWO_SHOTS:
             reduce_parts(
@@ -227,15 +228,11 @@ def _peer_sum(
                 i_first,
                 num_tokens,
                 stride_x,
-                p_bases,
-                index,
-                i_block,
+                place,
                 epoch,
                 hidden,
                 width,
-                slot_bytes,
                 stride_slot,
-                max_polls,
                 DTYPE,
                 SIZE,
                 PART,
@@ -255,26 +252,10 @@ def _peer_sum(
             else:
                 b_own = tl.load(p_x + i_token * stride_x + o_h, mask=is_there, other=0.0)
                 if WAY == FLAGGED:
-                    b_sum = exchanged(
-                        b_own,
-                        inside,
-                        p_bases,
-                        index,
-                        i_block,
-                        epoch,
-                        slot_bytes,
-                        max_polls,
-                        DTYPE,
-                        SIZE,
-                        BLOCK,
-                        HOST,
-                        ON_GPU,
-                    )
+                    b_sum = exchanged(b_own, inside, place, epoch, DTYPE, SIZE, BLOCK, HOST, ON_GPU)
                 else:
                     o_here = i_row * stride_slot + o_h
-                    b_sum = added(
-                        b_own, o_here, is_there, p_bases, index, i_block, epoch, slot_bytes, DTYPE, SIZE, TREE, HOST
-                    )
+                    b_sum = added(b_own, o_here, is_there, place, epoch, DTYPE, SIZE, TREE, HOST)
             if HAS_NORM:
                 p_kept = p_residual + i_token * stride_residual + o_h
                 b_sum = add_norm(b_sum, p_kept, b_weight, is_there, hidden, eps)
