@@ -150,18 +150,16 @@ def draw_in_lanes(
     p_row,
     first_token,
     num_tokens,
-    filters,
-    temperature,
-    keys,
-    peers,
-    epoch,
+    draw,
     BLOCK: tl.constexpr,
     LEFT: tl.constexpr,
     SIZE: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """The drawn token under the filters (top_k, top_p, min_p), or LEFT where it takes rounds. Ranks meet once."""
+    """The drawn token, or LEFT where it takes rounds. Ranks meet once. `draw` is (filters, temperature, keys, peers,
+    number of the meeting), of which filters are (top_k, top_p, min_p)."""
+    filters, temperature, keys, peers, epoch = draw
     top_k, top_p, min_p = filters
     b_first, b_second, b_third, b_id_first, b_id_second = _lane_tops(p_row, first_token, num_tokens, BLOCK)
     highest = tl.max(b_first, axis=0)

@@ -154,16 +154,14 @@ def draw_in_rounds(
     first_token,
     num_tokens,
     vocab_size,
-    filters,
-    temperature,
-    keys,
-    peers,
-    epoch,
+    draw,
     BLOCK: tl.constexpr,
     SIZE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """The drawn token under the filters (top_k, top_p, min_p), and the number of the last meeting."""
+    """The drawn token, and the number of the last meeting. `draw` is (filters, temperature, keys, peers, number of the
+    meeting before), of which filters are (top_k, top_p, min_p)."""
+    filters, temperature, keys, peers, epoch = draw
     top_k, top_p, min_p = filters
     b_max = lane_maxima(p_row, num_tokens, BLOCK)
     own = tl.max(b_max, axis=0)

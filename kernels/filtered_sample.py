@@ -79,9 +79,9 @@ def filtered_sample(
     grid, width = of_slice.grid(num_rows), triton.next_power_of_2(num_tokens)
     constants = {"MOST": MOST_IN_LANES, "LEFT": LEFT, "PURPOSE": PURPOSE_SAMPLE, "num_warps": NUM_WARPS}
     constants |= of_slice.constants
-    padded_size = triton.next_power_of_2(of_slice.num_ranks)
-    _sample_few[grid](*arguments, BLOCK=min(LANES, width), PADDED_SIZE=padded_size, **constants)
-    _filtered_sample[grid](*arguments, BLOCK=min(BLOCK, width), **constants)
+    constants["PADDED_SIZE"] = triton.next_power_of_2(of_slice.num_ranks)
+    _filtered_sample[grid](*arguments, BLOCK=min(LANES, width), IN_LANES=True, **constants)
+    _filtered_sample[grid](*arguments, BLOCK=min(BLOCK, width), IN_LANES=False, **constants)
 
 
 def filter_twin(logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
@@ -113,68 +113,6 @@ def _row_of(i_row, p_temperature, p_seed, p_choice, p_output, p_top_k, p_top_p, 
 
 
 @triton.jit(do_not_specialize=["num_rows", "index", "first_token"])
-def _sample_few(
-    p_logit,
-    p_temperature,
-    p_seed,
-    p_choice,
-    p_output,
-    p_top_k,
-    p_top_p,
-    p_min_p,
-    p_out,
-    p_bases,
-    p_number,
-    stride_logit,
-    num_rows,
-    num_tokens,
-    vocab_size,
-    first_token,
-    index,
-    slot_bytes,
-    max_polls,
-    BLOCK: tl.constexpr,
-    MOST: tl.constexpr,
-    LEFT: tl.constexpr,
-    PURPOSE: tl.constexpr,
-    SIZE: tl.constexpr,
-    PADDED_SIZE: tl.constexpr,
-    HOST: tl.constexpr,
-    ON_GPU: tl.constexpr,
-):
-    """Draws for rows with a small top-k, in one pass."""
-    i_block = tl.program_id(0)
-    peers = (p_bases, index, i_block, slot_bytes, max_polls, HOST)
-    epoch = last_epoch(p_number, i_block, SIZE)
-    i_row = i_block.to(tl.int64)
-    while i_row < num_rows:
-        filters, temperature, keys = _row_of(
-            i_row, p_temperature, p_seed, p_choice, p_output, p_top_k, p_top_p, p_min_p, PURPOSE
-        )
-        top_k, _, _ = filters
-        if (top_k > 0) & (top_k <= MOST) & (top_k < vocab_size) & (temperature > 0.0):
-            epoch += 1
-            token = draw_in_lanes(
-                p_logit + i_row * stride_logit,
-                first_token,
-                num_tokens,
-                filters,
-                temperature,
-                keys,
-                peers,
-                epoch,
-                BLOCK,
-                LEFT,
-                SIZE,
-                PADDED_SIZE,
-                ON_GPU,
-            )
-            tl.store(p_out + i_row, token)
-        i_row += tl.num_programs(0)
-    keep_epoch(p_number, i_block, epoch, SIZE)
-
-
-@triton.jit(do_not_specialize=["num_rows", "index", "first_token"])
 def _filtered_sample(
     p_logit,
     p_temperature,
@@ -196,14 +134,17 @@ def _filtered_sample(
     slot_bytes,
     max_polls,
     BLOCK: tl.constexpr,
+    IN_LANES: tl.constexpr,
     MOST: tl.constexpr,
     LEFT: tl.constexpr,
     PURPOSE: tl.constexpr,
     SIZE: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
     HOST: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Draws for all other rows with a filter, in several passes."""
+    """Draws for rows with a small top-k, in one pass, where IN_LANES, and then for all other rows with a filter, in
+    several passes."""
     i_block = tl.program_id(0)
     peers = (p_bases, index, i_block, slot_bytes, max_polls, HOST)
     epoch = last_epoch(p_number, i_block, SIZE)
@@ -213,26 +154,23 @@ def _filtered_sample(
             i_row, p_temperature, p_seed, p_choice, p_output, p_top_k, p_top_p, p_min_p, PURPOSE
         )
         top_k, top_p, min_p = filters
-        cuts = (top_k > 0) & (top_k < vocab_size)
-        is_filtered = cuts | (top_p < 1.0) | (min_p > 0.0)
-        if cuts & (top_k <= MOST):
-            is_filtered = tl.load(p_out + i_row) == LEFT
         # The greedy token survives every filter, and `sample` has it already.
-        if is_filtered & (temperature > 0.0):
-            token, epoch = draw_in_rounds(
-                p_logit + i_row * stride_logit,
-                first_token,
-                num_tokens,
-                vocab_size,
-                filters,
-                temperature,
-                keys,
-                peers,
-                epoch,
-                BLOCK,
-                SIZE,
-                ON_GPU,
-            )
-            tl.store(p_out + i_row, token)
+        if IN_LANES:
+            if (top_k > 0) & (top_k <= MOST) & (top_k < vocab_size) & (temperature > 0.0):
+                epoch += 1
+                p_row = p_logit + i_row * stride_logit
+                draw = (filters, temperature, keys, peers, epoch)
+                token = draw_in_lanes(p_row, first_token, num_tokens, draw, BLOCK, LEFT, SIZE, PADDED_SIZE, ON_GPU)
+                tl.store(p_out + i_row, token)
+        else:
+            cuts = (top_k > 0) & (top_k < vocab_size)
+            is_filtered = cuts | (top_p < 1.0) | (min_p > 0.0)
+            if cuts & (top_k <= MOST):
+                is_filtered = tl.load(p_out + i_row) == LEFT
+            if is_filtered & (temperature > 0.0):
+                p_row = p_logit + i_row * stride_logit
+                draw = (filters, temperature, keys, peers, epoch)
+                token, epoch = draw_in_rounds(p_row, first_token, num_tokens, vocab_size, draw, BLOCK, SIZE, ON_GPU)
+                tl.store(p_out + i_row, token)
         i_row += tl.num_programs(0)
     keep_epoch(p_number, i_block, epoch, SIZE)
