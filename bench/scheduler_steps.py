@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from statistics import median
 from typing import Annotated
 
@@ -130,8 +130,8 @@ def measure(
     engine = Engine(config, executor, speculator=_speculator(workload, config))
     requests = workload_requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.
-    for _ in range(num_running + max(8, num_tenants)):
-        engine.add(next(requests))
+    for request in islice(requests, num_running + max(8, num_tenants)):
+        engine.add(request)
     run_steps(engine, requests, steps_per_round)
     num_admitted, num_tokens, num_launched, engine_us, executor_us = 0, 0, 0, [], []
     for _ in range(ROUNDS):
@@ -139,8 +139,7 @@ def measure(
         admitted, tokens = run_steps(engine, requests, steps_per_round)
         num_admitted, num_tokens = num_admitted + admitted, num_tokens + tokens
         seconds, executors = time.perf_counter() - start, executor.seconds - before
-        # While rows wait for results, some calls launch nothing.
-        launched = executor.num_steps - steps_before
+        launched = executor.num_steps - steps_before  # Some calls launch nothing, while rows wait for results.
         num_launched += launched
         engine_us.append((seconds - executors) / launched * 1e6)
         executor_us.append(executors / launched * 1e6)

@@ -15,6 +15,7 @@ from statistics import median
 from typing import Annotated
 
 import numpy as np
+import numpy.typing as npt
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -118,6 +119,22 @@ def mask_seconds(grammars: Grammars, grammar: str, answers: list[list[int]]) -> 
     return seconds
 
 
+def adds(prompts: npt.NDArray[np.int64], output_len: int, grammar: bytes) -> list[pb.Add]:
+    """A request for each prompt of `prompts` [requests, tokens], with an empty `grammar` where answers are free."""
+    return [
+        pb.Add(
+            num_prompt_tokens=len(prompt),
+            prompt_ids=prompt.tolist(),
+            sampling=Sampling(temperature=0.6, seed=i, max_tokens=output_len, ignore_eos=True),
+            cache_namespace=bytes(16),
+            credit=output_len,
+            grammar=grammar,
+            num_grammar_bytes=len(grammar),
+        )
+        for i, prompt in enumerate(prompts)
+    ]
+
+
 async def measure(
     settings: EngineSettings, *, num_requests: int, prompt_len: int, output_len: int, rounds: int, compact: bool
 ) -> Measurement:
@@ -125,22 +142,9 @@ async def measure(
     manifest = ModelManifest.read(settings.model_folder)
     whitespace = "" if compact else None
     grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA), whitespace_pattern=whitespace), {})
-    rng = np.random.default_rng(0)
-
-    def adds(masked: bool) -> list[pb.Add]:
-        return [
-            pb.Add(
-                num_prompt_tokens=prompt_len,
-                prompt_ids=rng.integers(300, manifest.vocab_size - 300, prompt_len).tolist(),
-                sampling=Sampling(temperature=0.6, seed=i, max_tokens=output_len, ignore_eos=True),
-                cache_namespace=bytes(16),
-                credit=output_len,
-                grammar=grammar.encode() if masked else b"",
-                num_grammar_bytes=len(grammar.encode()) if masked else 0,
-            )
-            for i in range(num_requests)
-        ]
-
+    prompts = np.random.default_rng(0).integers(
+        300, manifest.vocab_size - 300, (rounds + 1, 2, num_requests, prompt_len)
+    )
     async with CoreClient.running(settings) as core:
         compiler = GrammarCompiler(settings.model_folder)
         server = EngineServer(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler)
@@ -151,7 +155,8 @@ async def measure(
             for number in range(rounds + 1):
                 for masked in (False, True):
                     before = client.num_accepted_tokens
-                    seconds, tokens = await client.answer(adds(masked))
+                    asked = adds(prompts[number, int(masked)], output_len, grammar.encode() if masked else b"")
+                    seconds, tokens = await client.answer(asked)
                     if number:
                         num_accepted += client.num_accepted_tokens - before if masked else 0
                         speeds[masked].append(num_requests * output_len / seconds)

@@ -100,43 +100,22 @@ async def serve(settings: GatewaySettings) -> None:
         models = ModelAdmin(bus, cluster.catalogues, administration)
         demand = await stack.enter_async_context(ClusterDemand(bus, name, cluster.demand_by_model).running())
         gateways = await stack.enter_async_context(Members(bus, [Kind.GATEWAY]).running())
-        view = await stack.enter_async_context(
-            ClusterView.open(cluster, bus, gateways, models, has_keys=settings.has_keys)
-        )
+        surveyed = ClusterView.open(cluster, bus, gateways, models, has_keys=settings.has_keys)
+        view = await stack.enter_async_context(surveyed)
         feed = LiveFeed(cluster, administration, view, settings.slow_reader_limit)
         routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration), DemandPage(demand))
         routes.append(("GET", "/console/live", feed.watch))
         app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
-        shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
-        rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)
-        public = GrpcListener(
-            cluster,
-            settings.host,
-            settings.grpc_port,
-            slow_reader_limit=settings.slow_reader_limit,
-            max_text_bytes=settings.max_text_bytes,
-            **shared,
-        )
+        rest, public = listeners(settings, cluster, app)
         rest.start()
         await public.start()
-        scheme = "https" if settings.tls_cert_file else "http"
-        member = Member(
-            kind=Kind.GATEWAY,
-            replica_id=name,
-            epoch=epoch,
-            address=public.address,
-            rest_url=f"{scheme}://{rest.address}",
-        )
+        member = own_member(settings, name, epoch, rest, public)
         with metrics_served(settings.host, settings.metrics_port) as metrics:
-
-            def described() -> Member:
-                return replace(member, without=cluster.outages())
-
             if settings.adopt_unsigned_tenants:
                 await adopt_unsigned(bus, durable)
             async with (
                 StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
-                Heartbeat.running(bus, described),
+                Heartbeat.running(bus, lambda: replace(member, without=cluster.outages())),
                 batches_run(settings, storage, app),
                 background_run(settings, storage, app, responses),
             ):
@@ -144,6 +123,33 @@ async def serve(settings: GatewaySettings) -> None:
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
             await cluster.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
+
+
+def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tuple[RestListener, GrpcListener]:
+    """The two surfaces that clients reach, bound to their ports. Raises `SettingError`, `OSError`."""
+    shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
+    rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)
+    public = GrpcListener(
+        cluster,
+        settings.host,
+        settings.grpc_port,
+        slow_reader_limit=settings.slow_reader_limit,
+        max_text_bytes=settings.max_text_bytes,
+        **shared,
+    )
+    return rest, public
+
+
+def own_member(settings: GatewaySettings, name: str, epoch: int, rest: RestListener, public: GrpcListener) -> Member:
+    """The gateway as other members see it."""
+    scheme = "https" if settings.tls_cert_file else "http"
+    return Member(
+        kind=Kind.GATEWAY,
+        replica_id=name,
+        epoch=epoch,
+        address=public.address,
+        rest_url=f"{scheme}://{rest.address}",
+    )
 
 
 async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) -> None:
@@ -194,6 +200,64 @@ async def cluster_behind(
     settings: GatewaySettings, bus: Bus, store: Store, gateway_id: str, tracing: Tracing
 ) -> AsyncIterator[Cluster]:
     """The cluster of stages, found over the bus and by the seeds."""
+    async with (
+        tenancy_behind(settings, bus, gateway_id) as (tenants, accounts, fair),
+        members_behind(settings, bus) as members,
+        router_behind(settings, bus, store, members) as (router, admission, outages),
+        Timelines(bus, gateway_id).running() as timelines,
+        Catalogues(bus).running() as catalogues,
+    ):
+        processors, outputs = Processors(), OutputSessions(gateway_id)
+        cold_starts = cold_start_queue(settings, bus, gateway_id, catalogues, processors, outputs, router)
+        keys = settings.master_key, settings.master_key_file
+        cluster = Cluster(
+            members=members,
+            tenants=tenants,
+            accounts=accounts,
+            fair=fair,
+            namespaces=CacheNamespaces.read(*keys, shared=settings.shared_cache),
+            admission=admission,
+            router=router,
+            catalogues=catalogues,
+            cold_starts=cold_starts,
+            processors=processors,
+            outputs=outputs,
+            metrics=Metrics(prometheus_client.REGISTRY),
+            timelines=timelines,
+            max_choices=settings.max_choices,
+            needs_engine=settings.ready_needs_engine,
+            tracing=tracing,
+            outages=outages.now,
+        )
+        members.on_change(cluster.follow)
+        if isinstance(tenants, TenantDirectory):
+            tenants.on_change(cluster.end_revoked)
+        try:
+            async with cold_starts.running():
+                yield cluster
+        finally:
+            await cluster.close()
+
+
+@contextlib.asynccontextmanager
+async def tenancy_behind(
+    settings: GatewaySettings, bus: Bus, gateway_id: str
+) -> AsyncIterator[tuple[Tenants, Accounts, VirtualTime]]:
+    """The tenants, their limits and usage, and their fair shares."""
+    async with (
+        # A limit may take longer than a routing hint: what is late for one must not count as down for the other.
+        Store.open(settings.redis_url or None) as counters,
+        tenants_of(settings, bus, counters) as (tenants, scopes_of),
+    ):
+        limiter, usage, share = Limiter(counters), UsageLog(bus), settings.fail_open_share
+        accounts = Accounts(limiter, usage, gateway_id=gateway_id, scopes_of=scopes_of, fail_open_share=share)
+        async with accounts.running(), VirtualTime(counters).running() as fair:
+            yield tenants, accounts, fair
+
+
+@contextlib.asynccontextmanager
+async def members_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Members]:
+    """The members of the cluster: the seeds, those saved by an earlier gateway, and those that the bus names."""
     seeds = {
         Kind.PROCESSOR: settings.processor,
         Kind.OUTPUT_PROCESSOR: settings.output_processor,
@@ -201,72 +265,46 @@ async def cluster_behind(
     }
     saved = SavedMembers(settings.members_file)
     members = Members(bus, seeds.keys(), seeds, saved=saved.load())
+    async with members.running(), saved.keeping(bus, members):
+        yield members
+
+
+@contextlib.asynccontextmanager
+async def router_behind(
+    settings: GatewaySettings, bus: Bus, store: Store, members: Members
+) -> AsyncIterator[tuple[Router, Admission, Outages]]:
+    """The router, the queue before it, and which of the services that they read are out of reach."""
+    registry = prometheus_client.REGISTRY
+    feed = IndexFeed(bus, members, store)
+    router = Router(bus, members, feed, registry=registry, logged_share=settings.log_receipts)
+    admission = Admission(settings.max_running, settings.max_queued, has_room=router.has_room)
     async with (
-        # A limit may take longer than a routing hint: what is late for one must not count as down for the other.
-        Store.open(settings.redis_url or None) as counters,
-        tenants_of(settings, bus, counters) as (tenants, scopes_of),
-        members.running(),
-        saved.keeping(bus, members),
+        feed.running(),
+        router.running(),
+        Backlogs(bus, router, admission).running(),
+        Outages(bus, store, feed, registry).running() as outages,
     ):
-        feed = IndexFeed(bus, members, store)
-        router = Router(bus, members, feed, registry=prometheus_client.REGISTRY, logged_share=settings.log_receipts)
-        accounts = Accounts(
-            Limiter(counters),
-            UsageLog(bus),
-            gateway_id=gateway_id,
-            scopes_of=scopes_of,
-            fail_open_share=settings.fail_open_share,
-        )
-        admission = Admission(settings.max_running, settings.max_queued, has_room=router.has_room)
-        async with (
-            feed.running(),
-            router.running(),
-            Backlogs(bus, router, admission).running(),
-            accounts.running(),
-            VirtualTime(counters).running() as fair,
-            Timelines(bus, gateway_id).running() as timelines,
-            Catalogues(bus).running() as catalogues,
-            Outages(bus, store, feed, prometheus_client.REGISTRY).running() as outages,
-        ):
-            processors, outputs = Processors(), OutputSessions(gateway_id)
-            cold_starts = ColdStartQueue(
-                bus,
-                gateway_id,
-                catalogues,
-                patience=settings.cold_start_timeout,
-                max_waiting=settings.max_queued,
-                is_served=lambda model: processors.serves(model) and outputs.serves(model),
-                has_replica=lambda model: router.has_replica(model_key(model)),
-            )
-            cluster = Cluster(
-                members=members,
-                tenants=tenants,
-                accounts=accounts,
-                fair=fair,
-                namespaces=CacheNamespaces.read(
-                    settings.master_key, settings.master_key_file, shared=settings.shared_cache
-                ),
-                admission=admission,
-                router=router,
-                catalogues=catalogues,
-                cold_starts=cold_starts,
-                processors=processors,
-                outputs=outputs,
-                metrics=Metrics(prometheus_client.REGISTRY),
-                timelines=timelines,
-                max_choices=settings.max_choices,
-                needs_engine=settings.ready_needs_engine,
-                tracing=tracing,
-                outages=outages.now,
-            )
-            members.on_change(cluster.follow)
-            if isinstance(tenants, TenantDirectory):
-                tenants.on_change(cluster.end_revoked)
-            try:
-                async with cold_starts.running():
-                    yield cluster
-            finally:
-                await cluster.close()
+        yield router, admission, outages
+
+
+def cold_start_queue(
+    settings: GatewaySettings,
+    bus: Bus,
+    gateway_id: str,
+    catalogues: Catalogues,
+    processors: Processors,
+    outputs: OutputSessions,
+    router: Router,
+) -> ColdStartQueue:
+    return ColdStartQueue(
+        bus,
+        gateway_id,
+        catalogues,
+        patience=settings.cold_start_timeout,
+        max_waiting=settings.max_queued,
+        is_served=lambda model: processors.serves(model) and outputs.serves(model),
+        has_replica=lambda model: router.has_replica(model_key(model)),
+    )
 
 
 def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits:

@@ -21,9 +21,6 @@ from .hopper_attention import serves
 from .hopper_decode_attention import hopper_decode_attention
 from .hopper_decode_splits import hopper_decode_splits
 from .online_softmax import (
-    HALF,
-    SPLIT,
-    TILE,
     attend_tile,
     base_2_scale,
     finish,
@@ -34,7 +31,7 @@ from .online_softmax import (
     row_sums,
     stages_of,
 )
-from .paged_cache import as_pairs, is_paired, load_tile, pages_of
+from .paged_cache import as_pairs, attention_constants, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 8448
 """Number of programs for rows whose splits are found by arithmetic; further items are walked in strides."""
@@ -68,16 +65,13 @@ def decode_attention(
     k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by default; window as in
     `plan_decode`. Rows whose length is 0 are left alone. Returns whether `reduce_splits` must follow.
     """
-    num_rows, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    assert SPLIT % block_size == 0
+    num_rows, _, head_dim = q.shape
     assert q.is_contiguous()
     assert out.is_contiguous()
     if k_scale is None and not window and serves(q, k_cache) and (plan.is_direct or num_rows in FEW_ROWS):
         attend = hopper_decode_attention if plan.is_direct else hopper_decode_splits
         attend(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale, dependent=dependent)
         return not plan.is_direct
-    is_fp8 = is_paired(k_cache)
     stride_block, stride_head, stride_slot, _ = as_pairs(k_cache).stride()
     _decode_splits[(_num_programs(plan, num_rows, k_cache),)](
         q,
@@ -86,12 +80,8 @@ def decode_attention(
         block_tables,
         table_rows,
         seq_lens,
-        plan.counts,
-        plan.items,
-        plan.tails,
-        plan.first_partials,
-        plan.partial_acc,
-        plan.partial_ml,
+        *(plan.counts, plan.items, plan.tails),
+        *(plan.first_partials, plan.partial_acc, plan.partial_ml),
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
@@ -101,21 +91,13 @@ def decode_attention(
         block_tables.stride(0),
         num_rows,
         stride_slot=stride_slot,
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
-        TILE=TILE,
-        HALF=HALF,
-        FP8=is_fp8,
+        **attention_constants(q, k_cache),
         MAX_SPLITS=plan.max_splits,
         WINDOW=window,
         DIRECT=plan.is_direct,
-        ON_GPU=q.is_cuda,
         DEPENDENT=dependent,
         num_warps=4,
-        num_stages=stages_of(NUM_STAGES_FP8 if is_fp8 else NUM_STAGES, head_dim),
+        num_stages=stages_of(NUM_STAGES_FP8 if is_paired(k_cache) else NUM_STAGES, head_dim),
         maxnreg=MAX_REGISTERS,
         **launch_options(dependent),
     )

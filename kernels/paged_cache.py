@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .online_softmax import HALF
+from .online_softmax import HALF, SPLIT, TILE
 
 
 def is_paired(cache: torch.Tensor) -> bool:
@@ -27,6 +27,22 @@ def is_paired(cache: torch.Tensor) -> bool:
 def as_pairs(cache: torch.Tensor) -> torch.Tensor:
     """The cache as kernels see it: pairs in the place of fp8."""
     return cache.view(torch.int16) if is_paired(cache) else cache
+
+
+def attention_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int | bool]:
+    """Constants of a kernel that attends with q [N, Hq, D] over a cache [num_blocks, Hk, block_size, D]."""
+    assert SPLIT % cache.shape[2] == 0
+    return {
+        "NUM_KV_HEADS": cache.shape[1],
+        "GROUP": q.shape[1] // cache.shape[1],
+        "HEAD_DIM": q.shape[2],
+        "PAGE": cache.shape[2],
+        "SPLIT": SPLIT,
+        "TILE": TILE,
+        "HALF": HALF,
+        "FP8": is_paired(cache),
+        "ON_GPU": q.is_cuda,
+    }
 
 
 def unpaired_twin(cache: torch.Tensor) -> torch.Tensor:

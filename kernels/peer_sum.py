@@ -128,9 +128,7 @@ def _launch(
     way = way_of(memory, x, has_norm=has_norm) if way is None else way
     group = GROUP_ROWS if way in UNGROUPED else 1
     assert max(group * hidden, width) * x.itemsize <= memory.slot_bytes
-    if way is Way.FLAGGED:
-        assert x.itemsize == 2
-        assert hidden == memory.flagged_len <= memory.slot_bytes // 4
+    assert way is not Way.FLAGGED or (x.itemsize == 2 and hidden == memory.flagged_len <= memory.slot_bytes // 4)
     block = triton.next_power_of_2(hidden)
     most_blocks = FLAGGED_BLOCKS.value if way is Way.FLAGGED else NUM_BLOCKS.value
     _peer_sum[memory.grid(triton.cdiv(num_tokens, group), most_blocks)](
@@ -138,13 +136,9 @@ def _launch(
         residual,
         weight,
         out,
-        memory.bases,
-        memory.numbers,
-        memory.index,
+        *(memory.bases, memory.numbers, memory.index),
         num_tokens,
-        x.stride(0),
-        residual.stride(0),
-        out.stride(0),
+        *(x.stride(0), residual.stride(0), out.stride(0)),
         hidden,
         width,
         eps,

@@ -21,9 +21,6 @@ from .decode_attention import attention_of_rows
 from .hopper_attention import ROWS, num_teams, serves, widens
 from .hopper_prefill_attention import hopper_prefill_attention
 from .online_softmax import (
-    HALF,
-    SPLIT,
-    TILE,
     attend_tile,
     base_2_scale,
     finish,
@@ -35,7 +32,7 @@ from .online_softmax import (
     row_sums,
     stages_of,
 )
-from .paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
+from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
 
 Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 NUM_STAGES = 2
@@ -87,18 +84,16 @@ def prefill_attention(
     caches. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last `window` keys, its own
     included, or all up to its own.
     """
-    num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    num_kv_heads, group = k_cache.shape[1], q.shape[1] // k_cache.shape[1]
     assert q.is_contiguous()
     assert out.is_contiguous()
-    assert SPLIT % block_size == 0
     if len(tiles) == 0:
         return
     if not window and (serves(q, k_cache) or widens(q, k_cache)):
         where = (query_starts, seq_lens, table_rows, block_tables, tiles)
         hopper_prefill_attention(q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale, scale=scale)
         return
-    teams, group = num_teams(q.device), num_q_heads // num_kv_heads
+    teams = num_teams(q.device)
     _prefill_tiles[(len(tiles), num_kv_heads)](
         q,
         as_operand(k_cache),
@@ -111,24 +106,16 @@ def prefill_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
-        base_2_scale(scale, head_dim),
+        base_2_scale(scale, q.shape[2]),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
-        TILE=TILE,
-        HALF=HALF,
+        **attention_constants(q, k_cache),
         ROWS=teams * ROWS,
         TOKENS=tokens_per_tile(group, q.device),
         WINDOW=window,
         BULK=bulk_copied(k_cache),
-        FP8=is_paired(k_cache),
-        ON_GPU=q.is_cuda,
         num_warps=4 * teams,
-        num_stages=stages_of(NUM_STAGES, head_dim),
+        num_stages=stages_of(NUM_STAGES, q.shape[2]),
     )
 
 

@@ -15,9 +15,6 @@ from .decode_plan import DecodePlan
 from .hopper_attention import ROWS, num_teams, serves
 from .hopper_shared_prefix_attention import hopper_shared_prefix_attention
 from .online_softmax import (
-    HALF,
-    SPLIT,
-    TILE,
     attend_tile,
     base_2_scale,
     finish,
@@ -27,7 +24,7 @@ from .online_softmax import (
     row_sums,
     stages_of,
 )
-from .paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
+from .paged_cache import as_operand, as_pairs, attention_constants, bulk_copied, load_tile, pages_of
 
 MAX_PROGRAMS = 4224
 NUM_STAGES = 3
@@ -48,8 +45,7 @@ def shared_prefix_attention(
     scale: float | None = None,
 ) -> None:
     """Arguments as in `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
-    num_rows, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    (num_rows, _, head_dim), num_kv_heads = q.shape, k_cache.shape[1]
     if k_scale is None and serves(q, k_cache):
         hopper_shared_prefix_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale)
         return
@@ -74,18 +70,10 @@ def shared_prefix_attention(
         base_2_scale(scale, head_dim),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
-        TILE=TILE,
-        HALF=HALF,
+        **attention_constants(q, k_cache),
         ROWS=num_teams(q.device) * ROWS,
         ROWS_PER_TILE=plan.rows_per_tile,
         BULK=bulk_copied(k_cache),
-        FP8=is_paired(k_cache),
-        ON_GPU=q.is_cuda,
         num_warps=4 * num_teams(q.device),
         num_stages=stages_of(NUM_STAGES, head_dim),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -286,6 +287,45 @@ def test_only_the_engine_service_sees_the_engine_core() -> None:
         if name.startswith("headwater.engine_core") and not any(name.startswith(free) for free in TORCH_FREE_CORE)
     }
     assert breaches == set()
+
+
+LONGEST_FILE, LONGEST_FUNCTION, MEDIAN_FUNCTION = 400, 40, 7
+"""Lines of a file, and of a function's body without its docstring and the functions inside it. A kernel's device
+function may be longer: each of its arguments takes a line, where it is called too."""
+
+
+def functions_of(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
+    """The functions of a file with the lines of their bodies, as `LONGEST_FUNCTION` counts them."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            inner = [
+                each
+                for part in body
+                for each in ast.walk(part)
+                if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+            ]
+            lines = {line for part in body for line in range(part.lineno, (part.end_lineno or 0) + 1)}
+            lines -= {line for each in inner for line in range(each.lineno, (each.end_lineno or 0) + 1)}
+            yield node, len(lines)
+
+
+def is_device_function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(ast.unparse(each).startswith(("triton.jit", "gluon.jit")) for each in node.decorator_list)
+
+
+@pytest.mark.parametrize("room", THIRD_PARTY)
+def test_files_and_functions_are_short(room: str) -> None:
+    functions = [(path, *found) for path in files_of(room) for found in functions_of(path)]
+    long = {
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}: {num_lines} lines"
+        for path, node, num_lines in functions
+        if num_lines > LONGEST_FUNCTION and not is_device_function(node)
+    }
+    assert long == set()
+    assert median(num_lines for *_, num_lines in functions) <= MEDIAN_FUNCTION
+    long = {str(path) for path in files_of(room) if len(path.read_text().splitlines()) > LONGEST_FILE}
+    assert long == set()
 
 
 FRONT_STAGES = (

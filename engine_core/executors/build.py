@@ -74,21 +74,10 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     where = f"on the platform {device}"
     if dtype not in flags.dtypes:
         raise ConfigError("dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
-    if options.kv_swap_memory and not flags.host_blocks:
-        raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 {where}")
-    if options.kv_disk_dir is not None and not flags.disk_blocks:
-        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
-    if options.kv_peer_memory and not flags.disk_blocks:
-        raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 {where}")
-    if options.kv_cache_dtype not in KV_CACHE_DTYPES:
-        raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
-    if options.kv_cache_dtype == "fp8" and not flags.fp8_kv:
-        raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, f"auto {where}")
+    _check_kv(options, flags, where)
     if options.decode_steps > flags.decode_steps:
         most = flags.decode_steps
         raise ConfigError("decode_steps", options.decode_steps, f"1…{most} {where}" if most > 1 else f"1 {where}")
-    if options.block_size not in flags.block_sizes:
-        raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     activations = INT8 if _has_int8_activations(options, model, flags, where) else dtype
@@ -107,6 +96,22 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         draft=draft,
         heads=heads,
     )
+
+
+def _check_kv(options: ExecutorOptions, flags: Capabilities, where: str) -> None:
+    """Checks the KV cache's places and format. Raises `ConfigError`."""
+    if options.kv_swap_memory and not flags.host_blocks:
+        raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 {where}")
+    if options.kv_disk_dir is not None and not flags.disk_blocks:
+        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
+    if options.kv_peer_memory and not flags.disk_blocks:
+        raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 {where}")
+    if options.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
+    if options.kv_cache_dtype == "fp8" and not flags.fp8_kv:
+        raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, f"auto {where}")
+    if options.block_size not in flags.block_sizes:
+        raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
 
 
 def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> BuildRequest:

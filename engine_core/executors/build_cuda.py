@@ -14,7 +14,9 @@ import torch
 from headwater.kernels.compile_ahead import CompileAhead
 
 from ..config import ConfigError, EngineConfig
-from ..models.model import LayerInputs
+from ..layers.kinds import Weights
+from ..models.model import LayerInputs, Model
+from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import has_rounded
 from .cuda import CudaExecutor
 from .cuda_drafting import (
@@ -46,14 +48,9 @@ def build_cuda_executor(
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
     would fit."""
-    most_rows, block_size = config.max_positions, config.block_size
-    weights, platform = served.weights, served.platform(config)
+    block_size, weights, platform = config.block_size, served.weights, served.platform(config)
     decoder, planes = served.on(platform, config.max_model_len), [served.planes]
-    drafting: Drafting | None = None
-    if draft is not None:
-        drafting = ModelDrafting(draft, config)
-    elif heads is not None:
-        drafting = HeadsDrafting(heads, served.for_heads(decoder, platform), decoder, config)
+    drafting = _drafting(served, draft, heads, decoder, platform, config)
     if drafting is not None:
         planes += drafting.planes
     block_bytes = sum(each.block_bytes(block_size) for each in planes)
@@ -84,16 +81,38 @@ def build_cuda_executor(
             assert isinstance(executor, CudaExecutor)
             executor.draft_by(drafting.make(config, kv_caches[1:]))
         ahead.note(executor.launch_likely)
-    # Now that kernels are there, which compiled side by side.
+    _choose_products(platform, weights, config, device)
+    # From here on a rank's launches wait for those of the others, which have compiled theirs by now.
+    served.agreed(0)
+    executor.prepare_first()
+    return executor, config
+
+
+def _drafting(
+    served: LoadedModel,
+    draft: LoadedModel | None,
+    heads: LoadedHeads | None,
+    decoder: Model,
+    platform: CudaPlatform,
+    config: EngineConfig,
+) -> Drafting | None:
+    """What drafts beside the served model, of which `decoder` is the part here."""
+    if draft is not None:
+        return ModelDrafting(draft, config)
+    if heads is not None:
+        return HeadsDrafting(heads, served.for_heads(decoder, platform), decoder, config)
+    return None
+
+
+def _choose_products(platform: CudaPlatform, weights: Weights, config: EngineConfig, device: torch.device) -> None:
+    """Times the products of the weights, whose kernels have been compiled side by side, and compiles the chosen
+    ones."""
+    most_rows = config.max_positions
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
     if platform.own_products or has_rounded(weights):
         with CompileAhead(device) as ahead:
             ahead.note(partial(platform.launch_own_products, weights))
-    # From here on a rank's launches wait for those of the others, which have compiled theirs by now.
-    served.agreed(0)
-    executor.prepare_first()
-    return executor, config
 
 
 def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float) -> None:

@@ -22,57 +22,68 @@ NUM_STOP_COLUMNS = 8
 class RequestTable:
     """Rows are taken by `seat` and given back by `vacate`."""
 
+    needs_result: BoolArray
+    """Whether the row's next plan needs the result of the last one, so that it decodes with nothing of it in flight."""
+    runs_ahead: BoolArray
+    """Whether the executor drafts for the row, which is then planned also while it is not known how far it came."""
+    num_uncertain: Int32Array
+    """Steps in flight, or held, that have drafts of the row, so that `num_computed` may come to less."""
+    awaits_drafts: BoolArray
+    """Whether such a step has drafts that its plan names: the executor computes nothing of the row behind it."""
+    num_known: Int32Array
+    """Prompt and outputs retired."""
+    num_computed: Int32Array
+    """Positions scheduled, steps in flight included. While the result of one is not certain, the most that it may come
+    to."""
+    compute_end: Int32Array
+    """Decoding stops before this position; 0 while a row does not decode."""
+    capacity: Int32Array
+    """Tokens that the row's blocks hold."""
+    credit: npt.NDArray[np.int64]
+    """Tokens that may yet be scheduled; those in flight are taken off, as many as they may come to."""
+    num_drafted: Int32Array
+    """Drafted tokens of the row that were verified; see `count_drafts`."""
+    num_accepted: Int32Array
+    """Drafted tokens that were verified and stand."""
+    is_alive: BoolArray
+    """Whether what is sampled for the row counts; false after its request finished."""
+    min_len: Int32Array
+    """Stop ids at positions before this do not stop."""
+    many_stop_ids: dict[int, tuple[int, ...]]
+    """By row, for the rare request whose stop ids do not fit the columns."""
+    is_plain: BoolArray
+    """Whether an executor may go on decoding the row by itself."""
+    hash_due: Int32Array
+    """With the KV of this many known tokens the row's next block is full and can be cached."""
+
     def __init__(
         self, config: EngineConfig, held: HeldRows, needs_result: BoolArray | None, runs_ahead: BoolArray | None
     ) -> None:
-        """`needs_result` [rows]: whether the row's next plan needs the result of the last one, so that it decodes with
-        nothing of it in flight; `runs_ahead` [rows]: whether the executor drafts for the row, which is then planned
-        also while it is not known how far it came. None: no row's is. Another's, who may change them between steps."""
+        """`needs_result`, `runs_ahead` [rows]: columns of others, who may change them between steps. None: false for
+        every row."""
         num_rows = config.num_rows
         max_blocks = -(-config.max_model_len // config.block_size)
         self.block_size = config.block_size
         self.held = held
-        self._has_speculator = needs_result is not None
-        self.needs_result: BoolArray = np.zeros(num_rows, np.bool_) if needs_result is None else needs_result
-        self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_) if runs_ahead is None else runs_ahead
-        self.num_uncertain: Int32Array = np.zeros(num_rows, np.int32)
-        """Steps in flight, or held, that have drafts of the row, so that `num_computed` may come to less."""
-        self.awaits_drafts: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether such a step has drafts that its plan names: the executor computes nothing of the row behind it."""
         self._hashes_blocks = config.enable_prefix_caching
+        self._has_speculator = needs_result is not None
+        self.needs_result = _flags(num_rows) if needs_result is None else needs_result
+        self.runs_ahead = _flags(num_rows) if runs_ahead is None else runs_ahead
         self.requests: list[RequestState | None] = [None] * num_rows
         self.free_rows = list(reversed(range(num_rows)))
         self.keys: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
-        self.num_prompt: Int32Array = np.zeros(num_rows, np.int32)
-        self.num_known: Int32Array = np.zeros(num_rows, np.int32)
-        """Prompt and outputs retired."""
-        self.num_computed: Int32Array = np.zeros(num_rows, np.int32)
-        """Positions scheduled, steps in flight included. While the result of one is not certain, the most that it may
-        come to."""
-        self.compute_end: Int32Array = np.zeros(num_rows, np.int32)
-        """Decoding stops before this position; 0 while a row does not decode."""
-        self.capacity: Int32Array = np.zeros(num_rows, np.int32)
-        """Tokens that the row's blocks hold."""
-        self.credit: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
-        """Tokens that may yet be scheduled; those in flight are taken off, as many as they may come to."""
-        self.num_drafted: Int32Array = np.zeros(num_rows, np.int32)
-        """Drafted tokens of the row that were verified; see `count_drafts`."""
-        self.num_accepted: Int32Array = np.zeros(num_rows, np.int32)
-        """Those that stand."""
-        self.is_alive: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether what is sampled for the row counts; false after its request finished."""
-        self.max_len: Int32Array = np.zeros(num_rows, np.int32)
-        self.min_len: Int32Array = np.zeros(num_rows, np.int32)
-        """Stop ids at positions before this do not stop."""
+        self.credit = np.zeros(num_rows, np.int64)
+        self.num_prompt, self.num_known, self.num_computed = _counts(num_rows), _counts(num_rows), _counts(num_rows)
+        self.num_uncertain, self.awaits_drafts = _counts(num_rows), _flags(num_rows)
+        self.num_drafted, self.num_accepted = _counts(num_rows), _counts(num_rows)
+        self.compute_end, self.capacity = _counts(num_rows), _counts(num_rows)
+        self.min_len, self.max_len = _counts(num_rows), _counts(num_rows)
+        self.is_alive, self.is_plain = _flags(num_rows), _flags(num_rows)
         self.stop_ids: Int32Array = np.full((NUM_STOP_COLUMNS, num_rows), NO_TOKEN, np.int32)
         self._num_stop_columns = 1
         """Columns of `stop_ids` that any request has needed so far; the others hold no token."""
-        self.many_stop_ids: dict[int, tuple[int, ...]] = {}
-        """By row, for the rare request whose stop ids do not fit the columns."""
-        self.is_plain: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether an executor may go on decoding the row by itself."""
-        self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
-        """With the KV of this many known tokens the row's next block is full and can be cached."""
+        self.many_stop_ids = {}
+        self.hash_due = np.full(num_rows, NEVER, np.int32)
         # Untouched pages of these two cost nothing.
         self.block_ids: Int32Array = np.zeros((num_rows, max_blocks), np.int32)
         self.token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
@@ -203,3 +214,11 @@ class RequestTable:
         for row, stop_ids in self.many_stop_ids.items():
             hits |= (rows == row) & np.isin(token_ids, stop_ids)
         return hits & (positions >= self.min_len[rows])
+
+
+def _counts(num_rows: int) -> Int32Array:
+    return np.zeros(num_rows, np.int32)
+
+
+def _flags(num_rows: int) -> BoolArray:
+    return np.zeros(num_rows, np.bool_)

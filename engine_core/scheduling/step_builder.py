@@ -150,26 +150,12 @@ class StepBuilder:
 
     def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
         """The plan; decode rows advance in the table by the tokens that they may get."""
-        rows = self.decode_rows
-        counts = np.ones(rows.size, np.int32) if self.num_drafts is None else self.num_drafts + 1
-        advance = 1 if self.num_drafts is None else counts
-        advance = advance if self.row_steps is None else self.row_steps
-        starts = table.num_computed[rows]
-        table.num_computed[rows] = starts + advance
-        table.credit[rows] -= advance
-        follows = self._following(table)
-        if self.num_drafts is not None:
-            table.num_uncertain[rows] += self.num_drafts > 0
-            table.awaits_drafts[rows] = (self.num_drafts > 0) & (self.draft_ids is not None)
+        starts, counts, follows = self._advance(table)
         plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
         output_indices = starts + counts - table.num_prompt[plan_rows]
         if num_drafts is not None:
             output_indices -= num_drafts
-        holds = np.zeros(plan_rows.size, np.bool_)
-        if table.held.has_grammars:
-            holds = samples & table.held.has_grammar[plan_rows]
-            samples = samples & ~holds
-            table.held.hold(plan_rows[holds], output_indices[holds], 0 if num_drafts is None else num_drafts[holds])
+        samples, holds = self._hold(table, plan_rows, output_indices, samples, num_drafts)
         block_rows, block_indices, block_ids = self._joined_updates()
         plan = StepPlan(
             step=step,
@@ -202,6 +188,36 @@ class StepBuilder:
             masks_wanted=self._masks_wanted(table, holds),
             reserved=None if num_drafts is None else (num_drafts + 1)[samples],
         )
+
+    def _advance(self, table: RequestTable) -> tuple[Int32Array, Int32Array, BoolArray | None]:
+        """Starts and counts of the decode rows, and `_following`. The rows are advanced in the table."""
+        rows = self.decode_rows
+        counts = np.ones(rows.size, np.int32) if self.num_drafts is None else self.num_drafts + 1
+        advance = 1 if self.num_drafts is None else counts
+        advance = advance if self.row_steps is None else self.row_steps
+        starts = table.num_computed[rows]
+        table.num_computed[rows] = starts + advance
+        table.credit[rows] -= advance
+        follows = self._following(table)
+        if self.num_drafts is not None:
+            table.num_uncertain[rows] += self.num_drafts > 0
+            table.awaits_drafts[rows] = (self.num_drafts > 0) & (self.draft_ids is not None)
+        return starts, counts, follows
+
+    def _hold(
+        self,
+        table: RequestTable,
+        rows: Rows,
+        output_indices: Int32Array,
+        samples: BoolArray,
+        num_drafts: Int32Array | None,
+    ) -> tuple[BoolArray, BoolArray]:
+        """Whether each row samples in this step, and whether its logits are held until its masks are there."""
+        if not table.held.has_grammars:
+            return samples, np.zeros(rows.size, np.bool_)
+        holds = samples & table.held.has_grammar[rows]
+        table.held.hold(rows[holds], output_indices[holds], 0 if num_drafts is None else num_drafts[holds])
+        return samples & ~holds, holds
 
     def _with_chunks(
         self, starts: Int32Array, counts: Int32Array

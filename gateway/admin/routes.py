@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..http.app import Route
+from ..http.http_exchange import Route
 from .demand import DemandPage
 from .models import ModelAdmin
 from .replicas import ReplicaAdmin

@@ -35,7 +35,7 @@ from ..tenancy.tenants import Tenant
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
 from .conversations import Conversations
-from .http_exchange import Exchange
+from .http_exchange import Exchange, Handler, Route
 from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
@@ -53,9 +53,6 @@ LONG_BODIES = (
     DetokenizeRequest,
 )
 """Kinds of bodies that are decoded in a thread where they are long."""
-Handler = Callable[[Exchange], Awaitable[None]]
-Route = tuple[str, str, Handler]
-"""Method, path and handler."""
 
 
 def make_app(
@@ -71,49 +68,7 @@ def make_app(
     surface = RestSurface(cluster, settings, storage, responses)
     pages = OwnPages(cluster, may_see_tenants)
     batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
-    routes: list[Route] = [
-        ("POST", "/v1/chat/completions", surface.chat_completions),
-        ("POST", "/v1/completions", surface.completions),
-        ("POST", "/v1/embeddings", surface.embeddings),
-        ("POST", "/v1/responses", surface.create_response),
-        ("POST", "/v1/responses/input_tokens", surface.count_response_input),
-        ("GET", "/v1/responses/{id}", surface.get_response),
-        ("POST", "/v1/responses/{id}/cancel", surface.cancel_response),
-        ("DELETE", "/v1/responses/{id}", surface.delete_response),
-        ("GET", "/v1/responses/{id}/input_items", surface.list_response_input),
-        *surface.conversation_routes(),
-        ("GET", "/v1/models", surface.list_models),
-        # Also with the slash that some clients put behind it.
-        ("GET", "/v1/models/", surface.list_models),
-        ("GET", "/v1/models/{name:path}", surface.get_model),
-        ("POST", "/tokenize", surface.tokenize),
-        ("POST", "/detokenize", surface.detokenize),
-        ("GET", "/tokenizer_info", surface.tokenizer_info),
-        ("POST", "/v1/files", batches.add_file),
-        ("GET", "/v1/files", batches.list_files),
-        ("GET", "/v1/files/{id}", batches.get_file),
-        ("GET", "/v1/files/{id}/content", batches.file_content),
-        ("DELETE", "/v1/files/{id}", batches.delete_file),
-        ("POST", "/v1/batches", batches.add_batch),
-        ("GET", "/v1/batches", batches.list_batches),
-        ("GET", "/v1/batches/{id}", batches.get_batch),
-        ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
-        ("GET", "/v1/streams/{id}", surface.resume),
-        ("DELETE", "/v1/streams/{id}", surface.forget_stream),
-        ("GET", "/v1/requests/{id}/explain", surface.explain),
-        ("GET", "/health", pages.health),
-        ("GET", "/ping", pages.health),
-        ("POST", "/ping", pages.health),
-        ("GET", "/load", pages.load),
-        ("GET", "/ready", pages.ready),
-        ("GET", "/version", pages.version),
-        ("GET", "/metrics", pages.metrics),
-        ("GET", "/openapi.json", pages.openapi),
-        ("GET", "/docs", pages.api_page),
-        ("GET", "/", pages.console),
-        ("GET", "/console/{file}", pages.console),
-        *admin_routes,
-    ]
+    routes = (*surface.routes(), *batches.routes(), *pages.routes(), *admin_routes)
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
@@ -180,6 +135,30 @@ class RestSurface:
         self._background = BackgroundResponses(storage, self._responses, cluster.tenants, settings.sse_keep_alive)
         self._conversations = Conversations(responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(cluster, self._responses, settings.sse_keep_alive)
+
+    def routes(self) -> list[Route]:
+        return [
+            ("POST", "/v1/chat/completions", self.chat_completions),
+            ("POST", "/v1/completions", self.completions),
+            ("POST", "/v1/embeddings", self.embeddings),
+            ("POST", "/v1/responses", self.create_response),
+            ("POST", "/v1/responses/input_tokens", self.count_response_input),
+            ("GET", "/v1/responses/{id}", self.get_response),
+            ("POST", "/v1/responses/{id}/cancel", self.cancel_response),
+            ("DELETE", "/v1/responses/{id}", self.delete_response),
+            ("GET", "/v1/responses/{id}/input_items", self.list_response_input),
+            *self._conversation_routes(),
+            ("GET", "/v1/models", self.list_models),
+            # Also with the slash that some clients put behind it.
+            ("GET", "/v1/models/", self.list_models),
+            ("GET", "/v1/models/{name:path}", self.get_model),
+            ("POST", "/tokenize", self.tokenize),
+            ("POST", "/detokenize", self.detokenize),
+            ("GET", "/tokenizer_info", self.tokenizer_info),
+            ("GET", "/v1/streams/{id}", self.resume),
+            ("DELETE", "/v1/streams/{id}", self.forget_stream),
+            ("GET", "/v1/requests/{id}/explain", self.explain),
+        ]
 
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
@@ -275,7 +254,7 @@ class RestSurface:
     async def list_response_input(self, exchange: Exchange) -> None:
         await self._responses.list_input(exchange, self._caller(exchange))
 
-    def conversation_routes(self) -> list[Route]:
+    def _conversation_routes(self) -> list[Route]:
         """Each handler is told who asks."""
         root, here = "/v1/conversations", self._conversations
         return [

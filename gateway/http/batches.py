@@ -21,7 +21,7 @@ from ..openai.batch_schema import NewBatch
 from ..openai.decode import decode
 from ..openai.paging import page_of
 from ..tenancy.tenants import Tenant
-from .http_exchange import Exchange
+from .http_exchange import Exchange, Route
 
 PURPOSE = "batch"
 MAX_FILES, MAX_FILENAME = 1000, 255
@@ -46,6 +46,19 @@ class BatchSurface:
         self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
         self._storage, self._max_file_bytes = storage, max_file_bytes
         self._tenant_of, self._counted = tenant_of, counted
+
+    def routes(self) -> list[Route]:
+        return [
+            ("POST", "/v1/files", self.add_file),
+            ("GET", "/v1/files", self.list_files),
+            ("GET", "/v1/files/{id}", self.get_file),
+            ("GET", "/v1/files/{id}/content", self.file_content),
+            ("DELETE", "/v1/files/{id}", self.delete_file),
+            ("POST", "/v1/batches", self.add_batch),
+            ("GET", "/v1/batches", self.list_batches),
+            ("GET", "/v1/batches/{id}", self.get_batch),
+            ("POST", "/v1/batches/{id}/cancel", self.cancel_batch),
+        ]
 
     # Files.
 

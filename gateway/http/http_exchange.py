@@ -257,3 +257,8 @@ class Ticker:
     def _run(self) -> None:
         self._tick()
         self._wait()
+
+
+Handler = Callable[[Exchange], Awaitable[None]]
+Route = tuple[str, str, Handler]
+"""Method, path and handler."""

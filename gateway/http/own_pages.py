@@ -13,7 +13,7 @@ from headwater.services.runtime import errors
 
 from ..openai.document import openapi_document
 from ..request.cluster import Cluster
-from .http_exchange import Exchange
+from .http_exchange import Exchange, Route
 
 VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parents[1] / "console"
@@ -35,6 +35,21 @@ class OwnPages:
 
     def __init__(self, cluster: Cluster, may_see_tenants: Callable[[Exchange], bool]) -> None:
         self._cluster, self._may_see_tenants = cluster, may_see_tenants
+
+    def routes(self) -> list[Route]:
+        return [
+            ("GET", "/health", self.health),
+            ("GET", "/ping", self.health),
+            ("POST", "/ping", self.health),
+            ("GET", "/load", self.load),
+            ("GET", "/ready", self.ready),
+            ("GET", "/version", self.version),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/openapi.json", self.openapi),
+            ("GET", "/docs", self.api_page),
+            ("GET", "/", self.console),
+            ("GET", "/console/{file}", self.console),
+        ]
 
     async def health(self, exchange: Exchange) -> None:
         """Says that the process is alive, whatever the stages are."""

@@ -88,45 +88,45 @@ class Metrics:
         self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
         self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
 
-        def counter(name: str, documentation: str, *labels: str) -> LabelledCounter:
-            return LabelledCounter(f"headwater_{name}", documentation, labels, registry=registry)
-
-        self.responses = counter("http_responses", "HTTP answers by path and status", "path", "status")
-        self.finished = counter("request_success", "Choices that ended, by reason", "model_name", "finished_reason")
-        self.refused = counter("requests_refused", "Requests refused, by code", "code")
-        self.retries = counter("dispatch_retries", "Dispatches after a failed one")
-        self.hand_overs = counter("hand_overs", "Answers that went on elsewhere behind their prompts, as planned")
-        self.migrations = counter("migrations", "Answers that went on elsewhere, by cause", "cause")
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
-        self.cached_tokens = counter("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
-        self.generation_tokens = counter("generation_tokens", "Tokens delivered", "model_name")
-        self.tenant_tokens = counter(
-            "tenant_tokens",
-            "Tokens by tenant: of prompts, of these found in the cache, and of answers",
-            "tenant",
-            "kind",
+        self.responses = self._counter("http_responses", "HTTP answers by path and status", "path", "status")
+        self.finished = self._counter(
+            "request_success", "Choices that ended, by reason", "model_name", "finished_reason"
         )
+        self.refused = self._counter("requests_refused", "Requests refused, by code", "code")
+        self.retries = self._counter("dispatch_retries", "Dispatches after a failed one")
+        self.hand_overs = self._counter("hand_overs", "Answers that went on elsewhere behind their prompts, as planned")
+        self.migrations = self._counter("migrations", "Answers that went on elsewhere, by cause", "cause")
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
+        self.cached_tokens = self._counter("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens delivered", "model_name")
+        kinds = "Tokens by tenant: of prompts, of these found in the cache, and of answers"
+        self.tenant_tokens = self._counter("tenant_tokens", kinds, "tenant", "kind")
         self._tenants: set[str] = set()
         self.tenant_use: dict[str, TenantUse] = {}
         """By the tenant's key; of the first so many tenants."""
         self._models: dict[str, ModelMetrics] = {}
 
-        def distribution(name: str, documentation: str, bounds: Sequence[float]) -> LabelledHistogram:
-            return LabelledHistogram(f"headwater_{name}", documentation, bounds, ("model_name",), registry=registry)
-
-        self.queue_time = distribution("request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS)
-        self.first_token = distribution("time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS)
-        self.whole = distribution("e2e_request_latency_seconds", "Arrival to last token", LATENCY_BUCKETS)
-        self.per_token = distribution(
+        self.queue_time = self._distribution("request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS)
+        self.first_token = self._distribution("time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS)
+        self.whole = self._distribution("e2e_request_latency_seconds", "Arrival to last token", LATENCY_BUCKETS)
+        self.per_token = self._distribution(
             "request_time_per_output_token_seconds", "A request's mean time a token after its first", TOKEN_BUCKETS
         )
-        self.prompt_length = distribution("request_prompt_tokens", "Tokens of a prompt", LENGTH_BUCKETS)
-        self.answer_length = distribution("request_generation_tokens", "Tokens of an answer", LENGTH_BUCKETS)
-        self.between_tokens = distribution("inter_token_latency_seconds", "Between a choice's pieces", TOKEN_BUCKETS)
-        self.queue = QueueLengths()
-        self.demand = ModelDemand()
-        registry.register(self.queue)
-        registry.register(self.demand)
+        self.prompt_length = self._distribution("request_prompt_tokens", "Tokens of a prompt", LENGTH_BUCKETS)
+        self.answer_length = self._distribution("request_generation_tokens", "Tokens of an answer", LENGTH_BUCKETS)
+        self.between_tokens = self._distribution(
+            "inter_token_latency_seconds", "Between a choice's pieces", TOKEN_BUCKETS
+        )
+        self.queue, self.demand = QueueLengths(), ModelDemand()
+        for collector in (self.queue, self.demand):
+            registry.register(collector)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> LabelledCounter:
+        return LabelledCounter(f"headwater_{name}", documentation, labels, registry=self.registry)
+
+    def _distribution(self, name: str, documentation: str, bounds: Sequence[float]) -> LabelledHistogram:
+        name = f"headwater_{name}"
+        return LabelledHistogram(name, documentation, bounds, ("model_name",), registry=self.registry)
 
     def page(self, *, with_tenants: bool) -> bytes:
         """Page that Prometheus reads; without tenants for callers that may not know of others."""
