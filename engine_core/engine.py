@@ -31,7 +31,7 @@ from .scheduling.step_results import ResultHandler
 from .step_output import EngineLoad, Finished, StepOutput
 
 NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
-"""Of an engine without grammars."""
+"""Masks of an engine without grammars."""
 
 
 class Engine:

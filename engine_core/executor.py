@@ -97,7 +97,7 @@ class StepPlan:
         return int(self.counts.sum())
 
     def written_blocks(self, block_size: int) -> Int32Array:
-        """Of the blocks that rows get with this plan, those that nobody has computed yet: [at most U]."""
+        """Blocks that rows get with this plan and that no step has computed yet: [at most U]."""
         computed = np.zeros(int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32)
         computed[self.rows] = self.starts // block_size
         return self.block_ids[self.block_indices >= computed[self.block_rows]]
@@ -189,7 +189,7 @@ class Swapper(Protocol):
 
     @property
     def direct_copies(self) -> DirectCopies | None:
-        """There if engines of this host may copy blocks out of each other's KV caches."""
+        """The copies out of other engines' KV caches, where engines of this host may copy from each other."""
 
 
 class DirectCopy(Protocol):
@@ -226,7 +226,7 @@ class Executor(Protocol):
 
     @property
     def swapper(self) -> Swapper | None:
-        """There if the config has blocks in host memory."""
+        """The copies to and from host memory, where the config has blocks there."""
 
     @property
     def copies_blocks(self) -> bool:

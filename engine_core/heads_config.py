@@ -83,7 +83,7 @@ def _layer(config: Mapping[str, Any], served: ModelConfig) -> ModelConfig:
 
 
 def _input_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
-    """Those that the config names, otherwise a low, a middle and a high one, as the published code takes them."""
+    """The layers that the config names, otherwise a low, a middle and a high one, as the published code takes them."""
     given = config.get(LAYERS_KEY)
     layers = sorted({2, num_layers // 2, num_layers - 3}) if given is None else given
     allowed = f"{NUM_INPUTS} ascending numbers of layers, 0…{num_layers - 1}"

@@ -19,7 +19,7 @@ PEER_ACCESS = ("auto", OFF)
 ACTIVATION_DTYPES = ("auto", INT8, MODEL)
 DEFAULT_DISK_BYTES = 16 << 30
 STAGED_BYTES = 64 << 20
-"""Of host memory through which blocks pass to a disk and back."""
+"""Bytes of host memory through which blocks pass to a disk and back."""
 STAGED_BLOCKS = range(16, 1025)
 """As many blocks at least, and at most."""
 MIN_PEER_BLOCKS = 2

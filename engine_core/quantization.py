@@ -22,7 +22,8 @@ KINDS = {
 }
 """What a model can be rounded to, as random weights have it; groups of rounded ones are as large as layers allow."""
 AUTO, GGUF, NONE = "auto", "gguf", "none"
-"""Of `--quantization`: what the checkpoint has; names of GGUF's block formats, and of weights that are not packed."""
+"""Values of `--quantization`: what the checkpoint has; names of GGUF's block formats, and of weights that are not
+packed."""
 
 
 def read_quantization(config: Config) -> Quantization | None:

@@ -16,7 +16,7 @@ class Started:
     queue_seconds: float
     prefill_seconds: float
     cached_by_tier: dict[str, int] = field(default_factory=dict)
-    """Of the cached tokens, those that came from elsewhere than the device's cache: host, disk, peer."""
+    """Number of cached tokens that came from elsewhere than the device's cache: host, disk, peer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class MasksWanted:
     """Come back with each mask."""
     output_indices: list[int]
     draft_ids: list[list[int]] = field(default_factory=list)
-    """Of each request, or none of any."""
+    """Drafts of each request; empty where no request has any."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class PeerUse:
     num_lent: int = 0
     """Tokens whose keys and values were copied for other engines."""
     num_lent_from_tiers: int = 0
-    """Those of them that were not in the KV cache, but in host memory or on the disk."""
+    """Lent blocks that were not in the KV cache, but in host memory or on the disk."""
     num_direct: int = 0
     """Pulled tokens whose keys and values were copied out of another engine's KV cache."""
     num_discarded: int = 0
@@ -139,7 +139,7 @@ class EngineLoad:
     """Held by requests, or by what comes back from host memory for one."""
     num_total_blocks: int = 0
     num_used_host_blocks: int = 0
-    """Of blocks in host memory, those that hold a copy."""
+    """Blocks in host memory that hold a copy."""
     num_total_host_blocks: int = 0
     num_wasted_slots: int = 0
     """KV slots of used blocks that stand for no known token: behind the last one of a sequence."""
@@ -155,15 +155,15 @@ class EngineLoad:
     num_swapped_in: int = 0
     """Tokens whose keys and values came back."""
     hits_by_tier: dict[str, int] = field(default_factory=dict)
-    """Of the prefix hits, tokens that a block source brought, by its tier."""
+    """Hit tokens that a block source brought, by its tier."""
     seconds_per_hit_token: float = 0.0
     """Time until a cached prompt token could be used, lately: what block sources had to bring, over all hits."""
     num_resumed_kept: int = 0
     """Tokens of preempted requests that ran again whose blocks the device still had."""
     num_resumed_loaded: int = 0
-    """Those that a block source brought back."""
+    """Tokens of resumed requests that a block source brought back."""
     num_resumed_computed: int = 0
-    """Those that were computed again."""
+    """Tokens of resumed requests that were computed again."""
     disk: DiskUse | None = None
     """None without blocks on a disk."""
     peers: PeerUse | None = None
@@ -188,7 +188,7 @@ class StepOutput:
     first_index: list[int] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    """Of all rows, one after another."""
+    """Tokens of all rows, one after another."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By position in token_ids, for requests that asked."""
     starts: list[Started] = field(default_factory=list)

@@ -28,7 +28,7 @@ FAILURES = (nats.errors.Error, OSError, TimeoutError)
 
 
 class Missing(Exception):
-    """There is nothing under that key."""
+    """The bucket has nothing under the key."""
 
 
 class Overtaken(Exception):

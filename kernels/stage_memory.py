@@ -39,7 +39,7 @@ class StageSizes:
     """What a stage's piece has room for."""
 
     stream_bytes: int
-    """Of a slot for a stream."""
+    """Bytes of a slot for a stream."""
     most_rows: int
     """Rows that a message of tokens may tell of."""
     most_positions: int

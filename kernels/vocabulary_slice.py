@@ -1,4 +1,5 @@
-"""Which tokens of a vocabulary a rank's logits are of, and how ranks combine what they find among theirs."""
+"""Slices of a vocabulary that ranks have the logits of, and the ways in which ranks combine what they find in
+theirs."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def load_weights(
     in_planes: bool = False,
     with_leaves: WithLeaves = cut_leaves,
 ) -> Weights:
-    """Those of the model folder, or random ones where the load format says so. Weights in block formats and of
+    """Weights of the model folder, or random ones where the load format says so. Weights in block formats and of
     eight bits are expanded, unless `keeps_packed` or `keeps`, and where products are trees: then `with_leaves` makes
     of them what the platform multiplies. `in_planes`: weights in block formats that are kept become planes. Raises
     `ConfigError`."""
@@ -97,7 +97,7 @@ def random_tensors(
 
 
 def load_heads_weights(request: BuildRequest, device: torch.device, shard: Shard = WHOLE) -> Weights:
-    """Those of the heads that draft; on a rank with its part of their vocabulary. Raises `ConfigError`."""
+    """Weights of the heads that draft; on a rank with its part of their vocabulary. Raises `ConfigError`."""
     folder = request.options.draft_heads
     assert folder is not None
     assert request.heads is not None

@@ -104,7 +104,7 @@ class CudaDraftModel:
             self._go_on(rows[goes_on], behind[goes_on], outputs[goes_on] + 1, num_left[goes_on], is_shifted=is_shifted)
 
     def see(self, shape: StepShape, steps: torch.Tensor) -> None:
-        """Nothing: it computes from tokens alone."""
+        """Does nothing: the model computes from tokens alone."""
 
     def _catch_up(self, rows: Int32Array, outputs: Int32Array, caught: CatchUp, *, is_shifted: bool) -> None:
         """Computes what the model has not seen and the first guesses."""

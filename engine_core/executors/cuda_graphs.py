@@ -43,7 +43,8 @@ class Graphs:
         return launch()
 
     def capture_due(self) -> None:
-        """For when all of a step is launched: the device is busy with it meanwhile."""
+        """Captures the graphs that are due. It is called when all of a step is launched, which keeps the device
+        busy."""
         while self._due:
             key, launch = self._due.popitem()
             self._captured[key] = self._capture(launch)
@@ -64,7 +65,7 @@ class Graphs:
         return result
 
     def run_once(self, key: Hashable, launch: Callable[[], None]) -> None:
-        """Of a launch that changes what it reads."""
+        """Runs a launch that changes what it reads."""
         if key in self._captured:
             self._captured[key].graph.replay()
         else:

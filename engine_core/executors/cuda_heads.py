@@ -136,7 +136,7 @@ class CudaChainHeads(CudaHeads):
         self.layers = heads.layers
 
     def seat(self, row: int) -> None:
-        """Nothing: the state of the row's last request is overwritten before anything is guessed."""
+        """Does nothing: the state of the row's last request is overwritten before anything is guessed."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         features = self._heads.features(final, inputs)
@@ -166,7 +166,7 @@ class CudaChainHeads(CudaHeads):
         self._launch(shape, PLAIN, 1 + sum(PASSES))
 
     def capture_due(self) -> None:
-        """Nothing: each launch is captured with its first run."""
+        """Does nothing: each launch is captured with its first run."""
 
     def _read_pairs(self, shape: StepShape, steps: torch.Tensor) -> None:
         hidden = self._read.forward(shape)
@@ -219,7 +219,7 @@ class CudaParallelHeads(CudaHeads):
         self._final = torch.zeros(most, heads.hidden_size, dtype=self._chosen.dtype, device=self._chosen.device)
 
     def seat(self, row: int) -> None:
-        """Nothing: the state of the row's last request is overwritten before anything is guessed."""
+        """Does nothing: the state of the row's last request is overwritten before anything is guessed."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         self._final[: len(final)].copy_(final)
@@ -239,7 +239,7 @@ class CudaParallelHeads(CudaHeads):
         self._guess(shape, PLAIN, self._heads.num_heads)
 
     def capture_due(self) -> None:
-        """Nothing: each launch is captured with its first run."""
+        """Does nothing: each launch is captured with its first run."""
 
     def _keep(self, shape: StepShape, steps: torch.Tensor) -> None:
         words = self._served.buffers.words(shape)

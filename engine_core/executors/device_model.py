@@ -30,7 +30,7 @@ class Shown(Protocol):
     """What looks at a model's hidden states."""
 
     layers: tuple[int, ...]
-    """Those whose inputs it is shown."""
+    """Layers whose inputs it is shown."""
 
     def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
         """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs [T, H]."""

@@ -55,7 +55,7 @@ class Places:
 PLAIN = Needs()
 EVERYTHING = Needs(edits=True, filters=True, scores=True)
 REHEARSED_ROWS = (32, 16, 2, 1)
-"""For each of which another product makes the logits."""
+"""Numbers of rows for each of which another product makes the logits."""
 
 
 class DeviceSampler:
@@ -71,8 +71,8 @@ class DeviceSampler:
         num_parts: int,
         part: HeadPart | None = None,
     ) -> None:
-        """For a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up to `num_parts` draws
-        in flight; dtype is that of hidden states. `part`: what this rank has of the head, if ranks divide it."""
+        """Sizes: a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up to `num_parts`
+        draws in flight; dtype is that of hidden states. `part`: what this rank has of the head, if ranks divide it."""
         self._part = part
         self._num_positions = num_positions
         self._lm_head, self.dtype, self._device = lm_head, dtype, device

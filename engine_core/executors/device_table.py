@@ -32,7 +32,7 @@ class DeviceTable:
         self.apply(torch.zeros(2, 1, dtype=torch.int32, device=device))
 
     def changes(self, plan: StepPlan) -> Int32Array:
-        """Which words a plan changes, and to what: [2, U]."""
+        """Words that a plan changes, and their new values: [2, U]."""
         indices: list[Int32Array] = []
         values: list[Int32Array] = []
         for admitted in plan.admitted:

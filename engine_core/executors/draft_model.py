@@ -65,7 +65,7 @@ class DraftModel:
                 logits, at = self._logits(rows, at, ones, ones), at + 1
 
     def see(self, computed: Computed) -> None:
-        """Nothing: it computes the tokens itself."""
+        """Does nothing: the model computes the tokens itself."""
 
     def _logits(self, rows: Int32Array, starts: Int32Array, counts: Int32Array, num_wanted: Int32Array) -> torch.Tensor:
         """Returns the logits of the last num_wanted[i] positions of each row, [sum of num_wanted, V]."""

@@ -37,7 +37,7 @@ class DrawBuffers:
         num_masks = min(_MOST_GAPS * config.max_positions, config.num_rows * (config.max_draft_tokens + 1))
         self._masks = torch.full((num_masks, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
         self._table: tuple[Int32Array, torch.Tensor] | None = None
-        """Which is read, and how torch sees it."""
+        """The mask table that is read, as numpy's and as torch's array."""
         self._locked: LockedMemory | None = None
 
     def send(self, step: int, draw: SpreadDraw, table: Int32Array, num_draws: int, first_result: int) -> None:

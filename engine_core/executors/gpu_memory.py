@@ -16,7 +16,7 @@ from ..models.model import LayerInputs, Model
 from ..platforms.cuda import CudaPlatform
 
 SPARE_BYTES = 2 << 30
-"""For graphs, kernels and libraries."""
+"""Bytes that are left to graphs, kernels and libraries."""
 GB = 1e9
 
 

@@ -70,7 +70,7 @@ class InFlightStep:
         return Gained(tokens, ones if self.row_steps is None else self.row_steps), ones, None
 
     def _logprobs(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
-        """Those of tokens that count, as `StepResult` has them."""
+        """Log probabilities of tokens that count, as `StepResult` has them."""
         if self.scores is None:
             return {}
         rows, columns = found.places

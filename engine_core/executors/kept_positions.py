@@ -1,4 +1,4 @@
-"""Which positions of the request table's rows a model that guesses has computed, and which it computes next.
+"""Positions of the request table's rows that a model which guesses has computed, and those that it computes next.
 
 What it left out stays out: where keys and values are missing, guesses are worse, and verification sees to the rest.
 """

@@ -56,7 +56,8 @@ class LockedMemory:
         self._unlock.atexit = False
 
     def release(self) -> None:
-        """Nothing may be in flight that reads or writes it. Raises `RuntimeError` where CUDA does not unlock it."""
+        """Unlocks the memory, which no copy in flight may read or write. Raises `RuntimeError` where CUDA does not
+        unlock it."""
         self._unlock()
 
 

@@ -26,7 +26,7 @@ class ParallelHeads:
         self._states = RowStates(config.num_rows, width, heads.hidden_size, dtype, token_table.device)
 
     def seat(self, row: int) -> None:
-        """Nothing: what the row's last request left is overwritten before anything is guessed."""
+        """Does nothing: what the row's last request left is overwritten before anything is guessed."""
 
     def follow(
         self, rows: Int32Array, starts: Int32Array, ends: Int32Array, num_drafts: Int32Array, draw: Draw

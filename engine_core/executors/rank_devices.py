@@ -1,11 +1,11 @@
-"""Which GPU each rank of an engine has. Knows names of devices, no CUDA."""
+"""GPUs of the ranks of an engine. Knows names of devices, no CUDA."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 SHARE = "HEADWATER_RANKS_SHARE_GPU"
-"""For developers: ranks take turns on one GPU, where kernels that wait for one another are right and slow."""
+"""Variable for developers: ranks take turns on one GPU, where kernels that wait for one another are right and slow."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 MOST_SHARING = 8
 

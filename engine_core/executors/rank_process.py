@@ -46,7 +46,7 @@ class RankProcess:
         self._masks: Int32Array | None = None
         """As the last draw had them."""
         self._later_copies: LaterCopies | None = None
-        """There where copies end after `swap` has returned."""
+        """Copies that end after `swap` has returned; None where none do."""
         self._is_counting = threading.Lock()
 
     def run(self) -> None:

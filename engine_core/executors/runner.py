@@ -224,7 +224,7 @@ class Runner:
         return token_ids
 
     def _score_prompt(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> list[TokenLogprobs]:
-        """Of the prompt tokens after the positions that the row computes."""
+        """Log probabilities of the prompt tokens after the positions that the row computes."""
         i = int(np.flatnonzero(plan.rows == row)[0])
         start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)

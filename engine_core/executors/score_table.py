@@ -29,7 +29,7 @@ class SampledScores:
     """[S] alternatives that each wants; negative: no log probabilities at all."""
 
     def entries(self, positions: npt.NDArray[np.int64]) -> list[TokenLogprobs]:
-        """Those of some positions, each of which wants them."""
+        """Entries of some positions, each of which wants them."""
         words, num_tops = self.words[positions], self.num_tops[positions]
         most = int(num_tops.max(initial=0))
         columns = (

@@ -71,7 +71,7 @@ class SharedCopies:
         return copy
 
     def close(self, handle: bytes) -> None:
-        """Nothing is open between copies."""
+        """Does nothing: no cache is open between copies."""
 
     def _copy_block(self, copy: SharedCopy, theirs: list[UInt8Array], source: int, target: int) -> None:
         for their_cache, cache in zip(theirs, self._caches, strict=True):

@@ -26,7 +26,7 @@ from .simulated_swapper import SimulatedSwapper
 
 DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
 NUM_SIMULATED_VALUES = 64
-"""Of an embedding."""
+"""Number of values of an embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class _InFlight:
 
 
 MOST_LATE_POLLS = 3
-"""Of a block that comes back: nobody waits for it by name."""
+"""Largest number of polls that a block comes late by: no call waits for it by name."""
 
 
 class SimulatedExecutor:

@@ -1,4 +1,4 @@
-"""Which sizes launches are made for, so that a few graphs serve all steps. Knows what a step computes, not how."""
+"""Sizes that launches are made for, so that a few graphs serve all steps. Knows what a step computes, not how."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))
 """Numbers of rows that decode steps are padded to."""
 FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Of these, what an engine has before it serves, beside the most."""
+"""Numbers of rows whose launches an engine has before it serves, beside the largest number."""
 FEW = 64
 """Decoding rows or chunks beside which a step with prompt tokens has room for few or for all."""
 MOST_PADDED = 2048
@@ -45,7 +45,7 @@ class StepShape:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of the columns of `step_buffers.Words`."""
+        """Lengths of the columns of `step_buffers.Words`."""
         tokens, decodes, chunks, ends = self.num_tokens, self.num_decodes, self.num_chunks, self.num_ends
         return tokens, tokens, decodes, decodes, chunks, chunks, chunks + 1, ends, ends, ends, 2 * self.num_tiles
 
@@ -107,7 +107,8 @@ class StepShapes:
         return iter(dict.fromkeys(self._all_likely()))
 
     def for_each_kernel(self) -> Iterator[StepShape]:
-        """Of the likely shapes so many that they launch what all do; what takes longest to compile comes first."""
+        """Yields enough of the likely shapes to launch every kernel of them all; what takes longest to compile comes
+        first."""
         noted: set[object] = set()
         for shape in sorted(self.likely(), key=lambda shape: (shape.is_decode, -shape.num_tokens)):
             # The first decides about products, the others about attention, the last of them in the last layer.

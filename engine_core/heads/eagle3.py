@@ -130,7 +130,7 @@ class Eagle3:
 
 @dataclass(frozen=True, slots=True)
 class GuessedTokens:
-    """Which logits of a head over some tokens belong to a rank's part of the vocabulary."""
+    """Logits of a head over some tokens that belong to a rank's part of the vocabulary."""
 
     num_tokens: int
     """Tokens of the part."""

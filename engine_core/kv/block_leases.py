@@ -30,7 +30,7 @@ class _Lease:
     hashes: list[bytes] = field(default_factory=list)
     """Leading ones of those that were asked for, whose blocks are pinned."""
     blocks: list[int] = field(default_factory=list)
-    """Those of the first hashes, in the KV cache; the others are held by lenders."""
+    """Blocks of the first hashes, in the KV cache; lenders hold the others."""
     reads: list[Read] = field(default_factory=list)
     """How blocks of the hashes behind those of `blocks` come from their lenders."""
     held: list[tuple[Lender, list[bytes]]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class BlockLeases:
         self._lane = lane or ThreadLane("kv-lend")
         self._free_slots = deque(range(len(swapper.slots)))
         self._leases: dict[int, _Lease] = {}
-        """Those that have not ended."""
+        """Leases that have not ended."""
         self._asked: deque[_Lease] = deque()
         self._pinned: list[_Lease] = []
         """Leases whose blocks are still to be computed by steps in flight."""

@@ -20,7 +20,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BlockId(NamedTuple):
-    """Which block it is. Equal ids, equal bits."""
+    """Identity of a block. Equal ids, equal bits."""
 
     key: bytes
     """What the bits depend on beside the tokens: see `kv_key`."""

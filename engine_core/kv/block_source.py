@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class Owner(NamedTuple):
-    """Whose blocks are saved."""
+    """Owner of blocks that are saved."""
 
     namespace: bytes
     """Root of the hash chain."""

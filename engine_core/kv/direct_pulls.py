@@ -166,7 +166,7 @@ class DirectPulls:
                 self._link.send(PullEnd(pull=pull.number))
 
     def poll(self) -> list[DirectEnd]:
-        """Those that ended since the last call."""
+        """Pulls that ended since the last call."""
         for pull in self._pulls.values():
             if pull.is_copied and not pull.is_told and pull.answer is None:
                 pull.is_told = True

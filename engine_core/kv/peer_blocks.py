@@ -78,7 +78,7 @@ class PeerBlocks:
         self._costs, self._direct_costs = ReadCosts(clock), ReadCosts(clock)
         self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
         self._costs_of: dict[Ticket, ReadCosts] = {}
-        """Those of its way, for each load that has not ended."""
+        """Costs of its way, for each load that has not ended."""
         self._direct: DirectPulls | None = None
         if (copies := swapper.direct_copies) is not None:
             self._direct = DirectPulls(copies, link)
@@ -110,7 +110,7 @@ class PeerBlocks:
             self._hints.popitem(last=False)
 
     def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
-        """Nothing here counts as this engine's."""
+        """Does nothing: no block here counts as this engine's."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
         if not self._hints or (first := self._hints.get(hashes[0])) is None:
@@ -183,7 +183,7 @@ class PeerBlocks:
             self._direct.placed(message)
 
     def holder_left(self, holder: Holder) -> None:
-        """There is no session with that engine any more."""
+        """Ends the loads from an engine with which there is no session any more."""
         if self._direct is not None:
             self._direct.left(holder)
 

@@ -1,4 +1,4 @@
-"""Which leading blocks of a sequence are cached, and what subscribers are told about it.
+"""Leading blocks of sequences that are cached, and the events that subscribers get of them.
 
 Knows hash chains and the block pool; knows nothing about steps, rows or executors.
 """
@@ -58,7 +58,7 @@ class PrefixCache:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         self.num_hits_by_tier = Counter[str]()
-        """Of the hit tokens, those that a block source brought, by its tier."""
+        """Number of hit tokens that a block source brought, by its tier."""
         self._pool = pool
         self._stored: list[StoredChain] = []
         self._gained: dict[bytes, bytes] = {}

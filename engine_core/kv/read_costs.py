@@ -7,7 +7,7 @@ from collections.abc import Callable
 from .block_source import Ticket
 
 WEIGHT = 0.25
-"""Of the newest load in the mean."""
+"""Weight of the newest load in the mean."""
 HALF_LIFE_SECONDS = 30.0
 """In which a mean above the first measurement fades back half the way: what is slow once is tried again."""
 

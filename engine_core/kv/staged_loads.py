@@ -57,7 +57,7 @@ class StagedLoads:
         """`free_slots` may be shared: others take some and bring them back."""
         self._swapper, self._free_slots, self._read = swapper, free_slots, read
         self._loads: deque[StagedLoad] = deque()
-        """Those that have not ended, in the order in which they were asked for."""
+        """Loads that have not ended, in the order in which they were asked for."""
         self._fetches: list[tuple[StagedLoad, int, int]] = []
         """Slots and blocks to be copied with the next plan."""
         self._swaps: deque[tuple[StagedLoad, int]] = deque()

@@ -22,7 +22,7 @@ from .swapper_parts import SwapperParts
 
 
 class Tiers:
-    """Those that the config and the executor have; none of them, for most engines."""
+    """Tiers that the config and the executor have; most engines have none."""
 
     def __init__(
         self,

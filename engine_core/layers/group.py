@@ -11,7 +11,7 @@ class Group(Protocol):
     """Ranks that call the same methods in the same order, with tensors of the same shape and type."""
 
     index: int
-    """Of this rank, 0 … size − 1."""
+    """Number of this rank, 0 … size − 1."""
     size: int
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:

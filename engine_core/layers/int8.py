@@ -66,8 +66,8 @@ class Int8Linear(GroupedLinear):
 
 
 class W8A8Linear(Int8Linear):
-    """Of a checkpoint that was made for activations in 8 bits, each token with a scale of its own. A platform without
-    such a product multiplies activations as they are."""
+    """Linear layer of a checkpoint that was made for activations in 8 bits, each token with a scale of its own. A
+    platform without such a product multiplies activations as they are."""
 
     kind = "w8a8"
     values: ClassVar = W8A8

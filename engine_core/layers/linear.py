@@ -101,7 +101,7 @@ class StoredLinear(Linear):
     def cut_inputs(
         cls, tensors: Mapping[str, torch.Tensor], axes: Mapping[str, int | None], inputs: range, num_inputs: int
     ) -> dict[str, torch.Tensor]:
-        """Those of the tensors that some inputs change, by suffix, as these inputs need them. `axes` are the tensors'
+        """The tensors that some inputs change, by suffix, as these inputs need them. `axes` are the tensors'
         axes of inputs. Raises `ConfigError`."""
         return {
             suffix: narrowed(tensors[suffix], axis, inputs, num_inputs)

@@ -37,7 +37,7 @@ def layer_of(name: str) -> int | None:
 
 
 def is_of_first_stage(spec: WeightSpec) -> bool:
-    """Of a weight outside the layers; others are the last stage's."""
+    """Whether the first stage has a weight outside the layers; others are the last stage's."""
     return not (spec.is_linear or spec.is_norm)
 
 

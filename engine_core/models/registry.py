@@ -1,4 +1,4 @@
-"""Which model class serves an architecture, by the name in `config.json`.
+"""Model classes of architectures, by the name in `config.json`.
 
 A distribution of its own adds one through the entry-point group `headwater.models`: the entry's name is the
 architecture's, its value an `Architecture`. Imports no model before it is asked for, so that a process which needs a

@@ -40,7 +40,7 @@ class Stopped(Exception):
 
 
 class EngineAway(Exception):
-    """There is no engine that has a stage for this host, and why: to be tried again."""
+    """No engine has a stage for this host, for a reason; the host tries again."""
 
 
 class JoinRefused(Exception):

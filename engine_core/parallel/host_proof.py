@@ -17,7 +17,7 @@ MAGIC = b"hwstage1"
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES
 REPLY_BYTES = 1 + PROOF_BYTES
-"""Of the engine's last message: whether it believes the other side, and its own proof."""
+"""Length of the engine's last message: whether it believes the other side, and its own proof."""
 BELIEVED, REFUSED = b"\1", b"\0"
 ENGINE, STAGE = b"engine", b"stage"
 PROOF_SECONDS = 5.0

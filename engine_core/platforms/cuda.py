@@ -144,7 +144,7 @@ class CudaPlatform:
 
     @property
     def own_products(self) -> frozenset[ProbedProduct]:
-        """Those that the library makes with other bits, see `prepare`, and those of expanded matrices."""
+        """Products that the library makes with other bits, see `prepare`, and those of expanded matrices."""
         return frozenset(product for product, choice in self._choices.items() if choice.is_own)
 
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
@@ -216,7 +216,7 @@ class CudaPlatform:
     def plan_ends(
         self, seq_lens: torch.Tensor, table_rows: torch.Tensor, block_tables: torch.Tensor, *, shares: bool
     ) -> AttentionPlan:
-        """Of the last layer, where every row that is looked at decodes; beside that of the other layers."""
+        """Plan of the last layer, where every row that is looked at decodes; beside that of the other layers."""
         nothing = seq_lens[:0]
         plan = AttentionPlan(
             num_decodes=len(seq_lens),

@@ -1,4 +1,4 @@
-"""Which products the library makes with our kernels' bits, as it was found on this machine before: one file a product.
+"""Products that the library makes with our kernels' bits, as it was found on this machine before: one file a product.
 
 A file is written whole or not at all, and what cannot be read counts as unknown; so any number of engines may use a
 folder at once.

@@ -39,7 +39,7 @@ class PipelineGroups:
         return bool(self._of_rows[row] == self._turn)
 
     def of_turn(self, rows: Rows) -> Rows:
-        """Those of the group whose turn it is."""
+        """Rows of the group whose turn it is."""
         own: Rows = rows[self._of_rows[rows] == self._turn]
         return own
 

@@ -1,7 +1,7 @@
-"""Who of the running gives up seat and blocks: for a step that is short of them, to a tenant that is behind, or because
-its reader takes nothing.
+"""Chooses the running request that gives up seat and blocks: for a step that is short of them, to a tenant that is
+behind, or because its reader takes nothing.
 
-Only says who; taking them away is the scheduler's.
+The scheduler takes them away.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Victims:
         return self.first_stalled() or max(self._running.values(), key=self._place)
 
     def held_blocks(self) -> Counter[str]:
-        """Of each running tenant."""
+        """Number of blocks of each running tenant."""
         held = Counter[str]()
         for request in self._running.values():
             held[request.tenant] += self._num_blocks_of(request)

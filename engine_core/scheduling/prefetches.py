@@ -45,13 +45,13 @@ class _Prefetch:
     tickets: list[Ticket] = field(default_factory=list)
     """Loads that are on their way."""
     has_ended: bool = False
-    """Nothing more is asked for: the prefetch goes once its loads have ended."""
+    """Whether the prefetch asks for no more blocks: it goes once its loads have ended."""
     awaited: list[Ticket] = field(default_factory=list)
     """Loads that were open when the request came, which counts by itself what it waits for."""
 
 
 class Prefetches:
-    """Those that have not ended, in the order in which they came."""
+    """Prefetches that have not ended, in the order in which they came."""
 
     def __init__(self, peers: PeerBlocks, scheduler: Scheduler, block_size: int, clock: Callable[[], float]) -> None:
         self._peers, self._loads = peers, scheduler.loads
@@ -194,7 +194,7 @@ class Prefetches:
         prefetch.num_empty_asks, prefetch.pause, prefetch.due_at = 0, MIN_PAUSE_SECONDS, self._clock()
 
     def _rest(self, prefetch: _Prefetch) -> None:
-        """Nothing came, or there is nothing to ask for now."""
+        """Lets a prefetch rest to which no block came, or which has none to ask for now."""
         prefetch.num_empty_asks += 1
         prefetch.has_ended |= prefetch.num_empty_asks >= MOST_EMPTY_ASKS
         prefetch.due_at = self._clock() + prefetch.pause

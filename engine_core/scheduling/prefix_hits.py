@@ -13,7 +13,7 @@ from .prefetched_blocks import PrefetchedBlocks
 from .request_state import RequestState
 
 WEIGHT = 0.05
-"""Of the newest prompt in a mean over prompts."""
+"""Weight of the newest prompt in a mean over prompts."""
 
 
 class PrefixHits:
@@ -26,9 +26,9 @@ class PrefixHits:
         self.num_resumed_kept = 0
         """Known tokens of preempted requests that were seated again, whose blocks the device still had."""
         self.num_resumed_loaded = 0
-        """Those that a block source brought back."""
+        """Tokens of resumed requests that a block source brought back."""
         self.num_resumed_computed = 0
-        """Those that are computed again."""
+        """Tokens of resumed requests that are computed again."""
 
     def note_waits(self, request: RequestState) -> None:
         """Notes that a request waits for a block source from now on."""

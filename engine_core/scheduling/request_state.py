@@ -40,14 +40,14 @@ class RequestState:
     credit: int
     added_at: float
     tenant: str = ""
-    """Who shares seats with others; no one where order is by arrival alone."""
+    """Tenant that shares seats with others; empty where order is by arrival alone."""
     weight: float = 1.0
     risen_at: float = 0.0
     """When it last moved up a tier."""
     row: int = NO_ROW
     num_computed: int = 0
     num_cached_tokens: int = 0
-    """Of the prompt, at first admission."""
+    """Number of cached tokens of the prompt at first admission."""
     num_loaded_tokens: Counter[str] = field(default_factory=Counter)
     """Tokens that block sources brought for it since it last held a row, by tier."""
     load_began: float = 0.0
@@ -55,7 +55,7 @@ class RequestState:
     load_seconds: float = 0.0
     """How long it has waited for block sources since it last held a row."""
     num_cached_by_tier: dict[str, int] = field(default_factory=dict)
-    """Of `num_cached_tokens`, those that came from another tier than the device."""
+    """Part of `num_cached_tokens` that came from another tier than the device, by tier."""
     num_uncached_tokens: int = 0
     """Still to compute, as far as is known while waiting."""
     num_scored_tokens: int = 0

@@ -82,7 +82,7 @@ class Scheduler:
         self._num_steps = 0
         """Planned so far, draws left out."""
         self._num_planned_rows = 0
-        """Of all steps so far: requests that each computed, added up."""
+        """Sum over all steps so far of the requests that each computed."""
         self._leavers = Leavers(self.table, self.pool)
         self._groups = row_groups(config.num_groups, config.num_rows)
         self._seats = Seats(self.running, self.table, config.max_num_seqs)

@@ -25,7 +25,7 @@ class SideGuesses(Guesses):
         self._next_watched = 0
 
     def unguessed(self, rows: Rows, most: Int32Array) -> Rows:
-        """Those of `rows` for which a guess is to be made now; most [rows of the table]: drafts that each may have."""
+        """The rows for which a guess is to be made now; most [rows of the table]: drafts that each may have."""
         unguessed: Rows = rows[(self.num_tokens[rows] == 0) & (most[rows] > 0)]
         if unguessed.size > MOST_WATCHED:
             first = int(np.searchsorted(unguessed, self._next_watched))

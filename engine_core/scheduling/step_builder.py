@@ -83,9 +83,9 @@ class StepBuilder:
     stored: list[StoredChain] = field(default_factory=list)
     cached: list[bytes] = field(default_factory=list)
     row_steps: Int32Array | None = None
-    """Of decode rows, where they are planned several steps ahead."""
+    """Steps of decode rows, where they are planned several steps ahead."""
     num_drafts: Int32Array | None = None
-    """Of decode rows, where they get any."""
+    """Drafts of decode rows, where they get any."""
     draft_ids: Int32Array | None = None
     """None: the executor drafts."""
     copies: list[tuple[int, int]] = field(default_factory=list)

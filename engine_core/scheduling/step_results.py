@@ -154,7 +154,7 @@ class ResultHandler:
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
     def _settle_runs(self, sampled: Sampled, output: StepOutput) -> None:
-        """Of each row as many tokens as it gained, but none behind one that stops it."""
+        """Settles the tokens that each row gained, but none behind one that stops it."""
         table, rows, counts = self._table, sampled.rows, sampled.num_tokens
         first, of, columns = table.num_known[rows], np.repeat(np.arange(rows.size), counts), places(counts)
         rows_of, known, positions = rows[of], sampled.tokens[of, columns], first[of] + columns

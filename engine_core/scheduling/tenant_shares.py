@@ -12,9 +12,10 @@ from dataclasses import dataclass
 CLAIM_SECONDS = 10.0
 """After its last request a tenant counts as here: who comes and goes shall find a seat free."""
 KEPT = 1 / 16
-"""Of all seats, free for who comes next while there are several: who yields takes a step or two to leave."""
+"""Share of all seats that stays free for the next request while tenants are several: one that yields takes a step or
+two."""
 MIN_SEATS_TO_KEEP = 8
-"""Of fewer seats none is kept; of these one."""
+"""Number of seats from which one is kept free; of fewer none is."""
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ class WaitingQueue:
         self.num_tokens = 0
         """Uncached tokens of all members that have credit."""
         self.may_rise = False
-        """There may be a member below the first tier."""
+        """Whether a member may be below the first tier."""
         self._members: dict[int, RequestState] = {}
         self._num_shares = num_shares
         self._ready: dict[str, Ready] = {}

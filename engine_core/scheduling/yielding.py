@@ -1,4 +1,5 @@
-"""Which running requests make room for waiting ones: stalled ones, and those of tenants ahead of their fair share.
+"""Chooses the running requests that make room for waiting ones: stalled ones, and those of tenants ahead of their fair
+share.
 
 Only names them, one at a time; the scheduler preempts each before it asks for the next. Seats and blocks of requests
 that are leaving count as free.

@@ -16,7 +16,7 @@ STRIDE_BYTES = 1 << 20
 WHOLE_BYTES = 64 << 20
 """Files up to this size count whole."""
 _LENGTH_BYTES = 8
-"""Of the head of a safetensors file, which begins with its own length."""
+"""Bytes of the length that a safetensors file begins with."""
 
 
 def config_fingerprint(folder: Path) -> str:

@@ -19,7 +19,7 @@ class Split(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpec:
     shape: tuple[int, ...]
-    """Of a linear layer (outputs, inputs), whatever its tensors look like."""
+    """Shape; that of a linear layer is (outputs, inputs), whatever its tensors look like."""
     is_linear: bool = False
     is_norm: bool = False
     tied_to: str = ""

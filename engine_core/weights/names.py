@@ -30,7 +30,7 @@ class CheckpointNames:
     """Hugging Face's names of an architecture's tensors, each with ours."""
 
     model: Mapping[str, str]
-    """Of tensors outside the layers."""
+    """Names of tensors outside the layers."""
     layer: Mapping[str, str]
     """Behind `model.layers.N.`; ours stand behind `layers.N.`."""
     fused: Mapping[str, tuple[str, int]]

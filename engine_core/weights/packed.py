@@ -37,7 +37,7 @@ class Matrix:
 def packed_memory(
     matrices: Mapping[str, Matrix], folder: Path | None, progress: Progress, part: str = ""
 ) -> dict[str, torch.Tensor]:
-    """For each matrix the memory that it is packed in, uint8.
+    """The memory that each matrix is packed in, uint8.
 
     `folder` is the one that the matrices were loaded from, None if they come from nowhere. Where it cannot be written
     and holds no packed file, the matrices are packed into memory of this process. `part` names the part of the folder's

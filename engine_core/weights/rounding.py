@@ -34,7 +34,7 @@ class Rounding:
 
     kind: str
     bytes_before: int
-    """Of all tensors."""
+    """Bytes of all tensors before."""
     bytes_after: int
     relative_error: float
     """Root mean square of the changes of rounded weights, over that of these weights."""

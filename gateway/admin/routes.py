@@ -1,4 +1,4 @@
-"""Which path of /admin means what, and /demand. Paths of tenants are there where tenants are kept."""
+"""Paths of /admin and /demand with their handlers. Paths of tenants are there where tenants are kept."""
 
 from __future__ import annotations
 

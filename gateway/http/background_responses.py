@@ -119,7 +119,7 @@ class BackgroundResponses:
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
-        """Here, or among those that are kept, where it goes from here. Raises `NotFound`, `Unavailable`."""
+        """The response as it runs here, or as it is kept. Raises `NotFound`, `Unavailable`."""
         record = await self._here(caller.tenant.key, response_id)
         return record.response if record is not None else await self._responses.find(caller.tenant.key, response_id)
 

@@ -1,4 +1,4 @@
-"""Which application answers a path. Knows nothing about methods."""
+"""Looks up the application that answers a path. Knows nothing about methods."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from headwater.services.runtime.tasks import owned_task
 ASK_SECONDS = 0.5
 """Watchers who look within this time of each other share the answers."""
 PATIENCE_SECONDS = 0.3
-"""For the answers to one question."""
+"""Time in which gateways answer one question."""
 EXPIRY_SECONDS = 3.0
 MAX_ANSWER_BYTES = 512 * 1024
 """Largest answer in bytes, below the largest message of the bus."""

@@ -20,7 +20,7 @@ from .cluster_view import ClusterView, Scope
 
 TICK_SECONDS = 1.0
 MAX_WATCHERS = 32
-"""Of one gateway. A watcher costs about a millisecond a second."""
+"""Number of watchers of one gateway. A watcher costs about a millisecond a second."""
 EVERYONE = "administrator"
 
 

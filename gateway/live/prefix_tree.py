@@ -12,7 +12,7 @@ Holders = Callable[[bytes], list[str]]
 MAX_CHILDREN = 6
 MAX_LEVELS = 5
 SHOWN_BYTES = 6
-"""Of a hash of sixteen: enough to tell blocks apart on a page."""
+"""Leading bytes of a hash, which has sixteen: enough to tell blocks apart on a page."""
 
 
 def prefix_tree(chains: Iterable[Chain], holders: Holders) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ class Generation:
     attempt: int = 0
     cached_tokens: int = 0
     cached_by_tier: dict[str, int] = field(default_factory=dict)
-    """Of the cached tokens, those that came from beyond the device of their replica."""
+    """Number of cached tokens that came from beyond the device of their replica, by tier."""
     decision: Decision | None = None
     grant: Grant = field(init=False)
     """Right to use tokens. Set before it runs."""

@@ -39,7 +39,7 @@ class Load:
         self._own_tokens = 0
         self._own_blocks = 0
         self._sent_tokens = 0
-        """Those of `_own_tokens` that this gateway sent."""
+        """Part of `_own_tokens` that this gateway sent."""
         self._others_tokens = 0.0
         self._head_since = 0.0
 

@@ -1,4 +1,5 @@
-"""Which candidate is best: a policy is an expression over the parts of a cost; the lowest value wins."""
+"""Policies, which say which candidate is best: a policy is an expression over the parts of a cost; the lowest value
+wins."""
 
 from __future__ import annotations
 

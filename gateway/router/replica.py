@@ -27,9 +27,9 @@ class RoutedTokens:
 
     num_prompt: int = 0
     num_predicted: int = 0
-    """Of these, believed to be cached when they were sent."""
+    """Prompt tokens that were believed to be cached when they were sent."""
     num_cached: int = 0
-    """Of these, found cached."""
+    """Prompt tokens that were found cached."""
 
     def add(self, num_prompt: int, num_predicted: int, num_cached: int) -> None:
         self.num_prompt += num_prompt

@@ -42,7 +42,7 @@ HASH_LEN = 16
 EXPECT_SECONDS = 2.0
 """At least so long a request on its way counts as cached where it went."""
 _MAX_PREFIXES = 20_000
-"""Whose last replicas are remembered."""
+"""Number of prefixes whose last replicas are remembered."""
 _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
@@ -349,7 +349,7 @@ def _split(block_hashes: bytes) -> tuple[bytes, ...]:
 
 
 def _able(seen: list[Candidate]) -> list[Candidate]:
-    """Those without a guard; where there are none, those whose guard gives way."""
+    """The candidates without a guard; where there are none, those whose guard gives way."""
     for allowed in ("", *_LAST_RESORT):
         able = [each for each in seen if each.guard == allowed]
         if able:

@@ -38,7 +38,7 @@ class AnswerStream:
     def __init__(self, client: httpx.Client, body: dict[str, Any]) -> None:
         self._client, self._body = client, body
         self._id, self._last = "", 0
-        """Of the stream, and the number of the last event that came whole; 0: it has none."""
+        """Id of the stream, and number of the last event that came whole; 0: none came."""
         self._broke_at: float | None = None
 
     def chunks(self) -> Iterator[Chunk]:

@@ -24,7 +24,7 @@ class Chat:
         self.model = model
         self.messages: list[dict[str, str]] = []
         self.usage: dict[str, Any] = {}
-        """Of the last answer."""
+        """Usage of the last answer."""
         self.engine: dict[str, Any] = {}
         """What the engine did for it; empty where the server does not say."""
         self._client, self._options = client, options

@@ -68,7 +68,7 @@ class GatewaySight:
         return cls(rest, headers={"authorization": f"Bearer {key}"} if key else {})
 
     async def follow(self) -> None:
-        """For ever: asks once a second."""
+        """Asks once a second, until cancelled."""
         # Nothing is told that a certificate would have to protect, unless a key goes along.
         async with httpx.AsyncClient(timeout=ASK_SECONDS, verify=bool(self.headers), headers=self.headers) as client:
             while self.rest:

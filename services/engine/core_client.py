@@ -47,13 +47,13 @@ from .peer_records import UInt8Array, create_record_memory, map_records
 from .settings import EngineSettings
 
 MAX_BACKLOG_BYTES = 16 << 20
-"""Of commands that wait for room in the ring; beyond it new requests are refused."""
+"""Bytes of commands that wait for room in the ring; beyond them new requests are refused."""
 EXIT_SECONDS = 1.0
 """What the core is given to end by itself."""
 
 
 MAX_JITTER = 1.5
-"""Of the silence that is allowed."""
+"""Factor on the silence that is allowed."""
 
 
 class CoreFailed(Exception):

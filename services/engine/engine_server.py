@@ -204,7 +204,7 @@ class EngineServer:
         self.load_changed.set()
 
     async def sweep(self) -> None:
-        """For ever: once a second, cancels streams whose readers have been out of room for too long."""
+        """Once a second, until cancelled: cancels streams whose readers have been out of room for too long."""
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
             self.cancel_starved(asyncio.get_running_loop().time())

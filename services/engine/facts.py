@@ -29,7 +29,8 @@ LOAD_SECONDS = 0.025
 """Between two load messages of a busy engine, at least."""
 _IDLE_LOAD_SECONDS = 1.0
 _MAX_WAITING_BATCHES = 4096
-"""For the bus; the oldest go first, and whoever misses them asks for a replay."""
+"""Number of batches that wait for the bus. The oldest are dropped first; a reader that misses them asks for a
+replay."""
 
 
 class EngineFacts:

@@ -25,7 +25,7 @@ _HEADERS = 256
 # Together less than half of a frame.
 _STARTS_PER_FRAME, _FINISHES_PER_FRAME = 1024, 64
 MAX_ERROR_CHARS = 350
-"""Of a finish; four bytes each at most."""
+"""Characters of a finish's error, of at most four bytes each."""
 
 
 @dataclass(slots=True)

@@ -43,7 +43,7 @@ class GrammarQueue:
         return key in self._waiting
 
     def cancel(self, keys: Iterable[int]) -> None:
-        """Those of the requests that still wait; the others are the core's."""
+        """Cancels the requests that still wait; the others are the core's."""
         for key in keys:
             if (waiting := self._waiting.pop(key, None)) is not None:
                 request, task = waiting
@@ -56,7 +56,7 @@ class GrammarQueue:
             self._writer.forget(finished.key)
 
     async def run(self, reports: RingReader) -> None:
-        """For ever; whoever ends it also ends what waits."""
+        """Compiles what waits, until cancelled; that ends the requests that wait, too."""
         try:
             await self._writer.run(reports)
         finally:

@@ -25,7 +25,7 @@ from .masks import Family, num_mask_threads
 MAX_KEPT = 256
 """Compiled grammars."""
 MAX_MEMBERS = 4
-"""Of a family, before it gets another one beside it."""
+"""Members of a family, before it gets another one beside it."""
 PATIENCE_SECONDS = 0.05
 """That a request waits for another family at most, and that compiling the first one may have taken for that."""
 COMPILE_SECONDS = 10.0
@@ -82,8 +82,8 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _roomiest(self, compiled: Compiled, grammar: bytes) -> Family:
-        """Of the grammar's families, where its first one is there. While all are large another one is compiled; it is
-        waited for if that does not take long."""
+        """The grammar's family with the most room, once the first one is there. While all are large another one is
+        compiled; it is waited for if that does not take long."""
         families = compiled.families
         if not families:
             families.append(compiled.first.result())

@@ -34,8 +34,8 @@ MAX_THREADS = 8
 SWITCH_SECONDS = 0.00005
 """After which the interpreter passes from one thread to another that waits for it."""
 FIRST_WORDS = 64
-"""Of a mask, that are looked at first: single bytes have low ids in most vocabularies, and where anything is allowed,
-so is its first byte."""
+"""Words of a mask that are looked at first: single bytes have low ids in most vocabularies, and where anything is
+allowed, so is its first byte."""
 
 EVERYTHING = -1
 """A word of a mask that allows all its tokens."""
@@ -67,7 +67,7 @@ class Follower:
     num_outputs: int
     """Tokens of the answer, those unread included."""
     row: int = -1
-    """Of the mask table; -1 while it has none."""
+    """Row of the mask table; -1 while it has none."""
     ticket: int = 0
     has_mask: bool = False
     """Whether the row has the mask of the next token."""

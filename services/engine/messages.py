@@ -53,7 +53,7 @@ class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
     output_indices: list[int]
     num_masks: list[int]
     forced_ids: list[list[int]] = []
-    """Of each row, or none of any."""
+    """Forced tokens of each row; empty where no row has any."""
 
 
 class Fail(msgspec.Struct, tag="fail", array_like=True):
@@ -141,7 +141,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     prompt_logprobs: bool = True
     """Whether log probabilities of prompts are served."""
     drafters: tuple[str, ...] = ()
-    """Those that requests may ask for."""
+    """Drafters that requests may ask for."""
     max_draft_tokens: int = 0
     """Drafted tokens of a request in a step at most; the mask table has a place for each."""
     max_chunk_tokens: int = 0
@@ -168,7 +168,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
 
 
 class Idle(msgspec.Struct, tag="idle", array_like=True):
-    """Nothing can be done until the next command: nothing runs, or whatever is there waits for credit."""
+    """The core has no work until the next command: no request runs, or all wait for credit."""
 
     load: EngineLoad
     num_commands: int
@@ -211,7 +211,7 @@ class Ends(msgspec.Struct):
     commands: RingEnd
     reports: RingEnd
     mask_reports: RingEnd
-    """For those of the reports that whoever fills masks waits for."""
+    """Ring of the reports that the thread which fills masks waits for."""
     masks: int
     """Memory of the mask table."""
     records: int

@@ -124,7 +124,7 @@ class EngineCollector(Collector):
         yield self._gauge("spec_decode_drafter_bytes", "Memory that drafters hold", load.num_drafter_bytes)
 
     def _ranks(self, figures: Sequence[RankFigures]) -> Iterator[Metric]:
-        """Nothing of an engine without ranks."""
+        """Metrics of ranks; none of an engine without ranks."""
         families = (
             ("rank_plans", "Steps and draws that a rank computed", [each.num_plans for each in figures]),
             ("rank_busy_seconds", "Time of a rank in them", [each.busy_seconds for each in figures]),

@@ -154,7 +154,7 @@ class PeerLeases:
             session.end()
 
     async def watch(self) -> None:
-        """For ever: ends the leases of engines that send no sign of life."""
+        """Ends the leases of engines that send no sign of life; runs until cancelled."""
         while True:
             await asyncio.sleep(LOST_SECONDS / 8)
             now = asyncio.get_running_loop().time()

@@ -12,7 +12,7 @@ from time import monotonic
 from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult, Swapper
 
 WEIGHT = 0.05
-"""Of the newest step in a mean over steps."""
+"""Weight of the newest step in a mean over steps."""
 
 
 class MeasuredExecutor:
@@ -28,7 +28,7 @@ class MeasuredExecutor:
         self._launched: deque[tuple[float, int, int, int]] = deque()
         self._last_retired = 0.0
         self.prefill_tokens = self.decode_rows = 0
-        """Of what was retired since `take` was called last."""
+        """Numbers of tokens and rows retired since the last call of `take`."""
         self.seconds = 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""Who this engine is in the cluster: its incarnation, the model that it serves, what it says of both."""
+"""Identity of this engine in the cluster: its incarnation, the model that it serves, the facts of both."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Limits:
     prompt_logprobs: bool = True
     """Whether the platform serves log probabilities of prompts."""
     drafters: tuple[str, ...] = DRAFTERS
-    """Those that the engine has."""
+    """Drafters that the engine has."""
 
 
 class PendingAdd:

@@ -19,7 +19,7 @@ from .engine_server import EngineServer
 from .replica import Replica
 
 _PART_HASHES = 8192
-"""Of a snapshot's part: below the limit of a frame."""
+"""Hashes of a snapshot's part, which stays below the limit of a frame."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 

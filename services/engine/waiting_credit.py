@@ -19,7 +19,7 @@ from ..runtime.bus import Bus, Subscription
 from ..runtime.tasks import owned_task
 
 WAITING_SECONDS = 0.5
-"""Of prefill: many times the way to a gateway and back."""
+"""Seconds of prefill that may wait here: many times the way to a gateway and back."""
 MIN_TOKENS = 2048
 """A few prompts even where prefill is slow."""
 EXPIRY_SECONDS = 3.0

@@ -28,7 +28,7 @@ class IndexReader:
         self._slots: dict[tuple[str, int], tuple[float, dict[int, Incarnation]]] = {}
 
     async def matched(self, model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
-        """For each incarnation that holds the start of the chain: the number of its blocks. Raises
+        """Number of the chain's blocks by incarnation that holds the start of it. Raises
         `StoreUnavailable`."""
         if not hashes:
             return {}

@@ -35,7 +35,7 @@ class Passwords:
 
     @classmethod
     def kept(cls, folder: Path) -> Passwords:
-        """Those of an earlier call with the same folder; new ones where there was none."""
+        """Passwords of an earlier call with the same folder; new ones where there was none."""
         path = folder / PASSWORDS_FILE
         if path.exists():
             known = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
@@ -109,7 +109,7 @@ class ServerAccess:
         return {"HEADWATER_NATS_URL": self.nats(role), "HEADWATER_REDIS_URL": self.redis(role)}
 
     def write_stages(self, folder: Path, more: Mapping[str, str]) -> None:
-        """For each role a file that a shell or a container's runtime reads."""
+        """Writes a file for each role, which a shell or a container's runtime reads."""
         for role in Role:
             # Quoted for a shell: a value of several tokens has spaces.
             lines = [f"{name}='{value}'\n" for name, value in {**self.env(role), **more}.items()]

@@ -28,7 +28,7 @@ class ClusterRecord:
     """A cluster that is ready."""
 
     pid: int
-    """Of the supervisor."""
+    """Process id of the supervisor."""
     model: str
     """Served name."""
     rest: str

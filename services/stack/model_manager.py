@@ -95,7 +95,7 @@ class ModelManager:
         return list(self._lines.values())
 
     async def run(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
-        """For ever: answers, tells, starts and stops."""
+        """Answers requests, announces models, starts and stops them, until cancelled."""
         for line in self.lines():
             for stage in line.stages():
                 stage.guard(tasks)

@@ -11,11 +11,12 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     do: str
     """list, load, scale or unload."""
     model: str = ""
-    """Of a load: a name or a path on this machine; else the name that it is served under."""
+    """Name or path on this machine of a model to load; in other requests the name that it is served under."""
     served_model_name: str = ""
     min_replicas: int | None = None
     max_replicas: int | None = None
     escape_special_tokens: bool = False
-    """Of a load: special tokens in conversations are text, also where the cluster's default is otherwise."""
+    """Whether special tokens in conversations of a loaded model are text, also where the cluster's default is
+    otherwise."""
     numerics: Literal["default", "tree"] | None = None
     """What every engine of a loaded model computes with; None: as the cluster."""

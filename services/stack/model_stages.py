@@ -54,12 +54,12 @@ class ModelStages:
     scaler: Scaler
     make_stage: StageMaker
     taken_places: set[int]
-    """Of the machine's GPUs and cores, shared by all models."""
+    """Numbers of the machine's GPUs and cores that are taken, shared by all models."""
     state: State = State.LOADING
     plan: StackPlan | None = None
     """Since the model's folder is known."""
     progress: tuple[str, int, int] | None = None
-    """Of what it is loaded with: what, done, total."""
+    """Progress of the load: what is done, how much of it, and the total."""
     problem: str = ""
     """Why it could not be loaded, or why its last replica did not start."""
     retry_at: float = 0.0
@@ -69,7 +69,7 @@ class ModelStages:
     """By number; those that leave are no longer here."""
     leaving: dict[int, KeptStage] = field(default_factory=dict)
     last_steps: dict[str, int] = field(default_factory=dict)
-    """Of the replicas, when they were last looked at."""
+    """Number of steps of each replica when it was last looked at."""
     task: asyncio.Task[None] | None = None
     """Loads or unloads it."""
     _places: dict[int, int] = field(default_factory=dict)

@@ -34,7 +34,7 @@ class StackPlan:
     grpc_port: int
     servers: ServerAccess
     prefix: str = ""
-    """Of the names of a model's stages, where the cluster serves several."""
+    """Beginning of the names of a model's stages, where the cluster serves several."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
@@ -110,7 +110,7 @@ class StackPlan:
         return self._id("supervisor", 0)
 
     def replica_id(self, stage: str, idx: int) -> str:
-        """Of a stage behind the gateways."""
+        """Replica id of a stage behind the gateways."""
         return self._id(self.prefix + stage, idx)
 
     def _id(self, stage: str, idx: int) -> str:

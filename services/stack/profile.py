@@ -43,7 +43,7 @@ class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         path.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
     def engine_flags(self, env: Mapping[str, str]) -> list[str]:
-        """Of an engine, but for what its variables in `env` already say."""
+        """Flags of an engine, but for what its variables in `env` already say."""
         given = msgspec.structs.asdict(self.engine)
         return [
             f"--{name.replace('_', '-')}={value}"

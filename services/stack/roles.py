@@ -1,4 +1,5 @@
-"""Who may say and hear what: the users of a line's NATS and of its Redis, with no more rights than their stage needs.
+"""Users of a cluster's NATS and of its Redis: each may publish and read what its stage needs, and no
+more.
 
 Knows subjects and keys; knows nothing about passwords or files.
 """

@@ -199,7 +199,8 @@ class StackSettings:
         return bool(self.kv_peer_memory) or self.num_split is not None
 
     def role_flags(self, idx: int) -> list[str]:
-        """Of an engine: the first ones compute prompts. Engines that go on behind others need a way to their blocks."""
+        """Flags of an engine that say its role: the first ones compute prompts. Engines that go on behind others need a
+        way to their blocks."""
         if self.prefill_replicas is None:
             return []
         memory = [] if self.kv_peer_memory else [f"--kv-peer-memory={SPLIT_PEER_BYTES}"]

@@ -34,7 +34,7 @@ class StageDied(Exception):
 
 
 def _end_of(log: Path) -> str:
-    """Of a log that may have grown for months."""
+    """Last lines of a log that may have grown for months."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -159,7 +159,7 @@ class KeptStage:
     def __init__(self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]) -> None:
         self.name = name
         self.addresses: Addresses = {}
-        """Of the last life that got ready."""
+        """Addresses of the last life that got ready."""
         self.process: Child | None = None
         self._keeper: asyncio.Task[None] | None = None
         self.pauses: Sequence[float] = self.PAUSES
