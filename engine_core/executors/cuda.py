@@ -86,7 +86,7 @@ class CudaExecutor:
         self._prompt_scores = CudaPromptScores(decoder, self._table, num_rows, head_part)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in_flight: deque[InFlightStep] = deque()
-        self._draw_inbox = DrawBuffers(config, decoder.config.vocab_size, device)
+        self._draw_buffers = DrawBuffers(config, decoder.config.vocab_size, device)
         self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
         self._own_rows = OwnRows(config, self._table, self._buffers, num_parts)
         self._teller = None if stages is None else TokenTeller(stages, self._table)
@@ -187,11 +187,11 @@ class CudaExecutor:
             if plan.num_drafts is not None:
                 in_flight.num_drafts, in_flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
             num_draws = self._shapes.num_rows(len(spread.rows))
-            self._draw_inbox.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
+            self._draw_buffers.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
             needs = self._sampler.needs(plan.rows)
             self._graphs.run_once((num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs))
             if self._teller is not None:
-                rows, positions, _ = self._draw_inbox.draws(num_draws)
+                rows, positions, _ = self._draw_buffers.draws(num_draws)
                 self._teller.tell(rows, positions, self._sampler.tokens[:num_draws])
             if needs.scores:
                 in_flight.scores = self._sampler.scores(plan.step, spread.rows)
@@ -201,8 +201,8 @@ class CudaExecutor:
 
     def _draw_masked(self, num_draws: int, needs: Needs) -> None:
         """The draw that the buffers hold."""
-        places, first_result = Places(*self._draw_inbox.draws(num_draws)), self._draw_inbox.first_result
-        masks, held = self._draw_inbox.masks(num_draws)
+        places, first_result = Places(*self._draw_buffers.draws(num_draws)), self._draw_buffers.first_result
+        masks, held = self._draw_buffers.masks(num_draws)
         table = self._table
         tokens = self._sampler.draw_special(self._held[held], table.params, table.token_ids, places, needs, masks)
         where = places.rows, places.positions, places.output_indices
@@ -247,7 +247,7 @@ class CudaExecutor:
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._in_flight.clear()
-        self._draw_inbox.close()
+        self._draw_buffers.close()
         if self.swapper is not None:
             self.swapper.close()
 
@@ -260,7 +260,7 @@ class CudaExecutor:
                 self._guesser.prepare(shape)
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
-            self._draw_inbox.clear(num_draws)
+            self._draw_buffers.clear(num_draws)
             self._graphs.run_once((num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN))
 
     def _copy_blocks(self, pairs: Int32Array) -> None:

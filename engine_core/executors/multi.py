@@ -81,7 +81,7 @@ class MultiExecutor:
         return plan.step
 
     def retire(self, handle: int) -> StepResult:
-        result = decode_result(self.ranks.hear(self._speaker))
+        result = decode_result(self.ranks.receive(self._speaker))
         launched, *_ = self._launched.popleft()
         now = time.monotonic()
         self._slowest_step = max(self._slowest_step, now - max(launched, self._last_retired))
@@ -110,7 +110,7 @@ class MultiExecutor:
     def prepare(self) -> bool:
         if self._prepares:
             self.ranks.tell(encode_prepare())
-            told = decode_told(self.ranks.hear(self._speaker))
+            told = decode_told(self.ranks.receive(self._speaker))
             assert isinstance(told, RankPrepared)
             self._prepares = told.is_more_left
         return self._prepares
@@ -190,7 +190,7 @@ def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> 
 
 def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
     while True:
-        match told := decode_told(ranks.hear(rank)):
+        match told := decode_told(ranks.receive(rank)):
             case Hello():
                 return told
             case Refusal():
@@ -214,6 +214,6 @@ def _refusal(told: Refusal) -> ConfigError:
 
 
 def _warmed_up(ranks: Ranks, rank: int) -> float:
-    told = decode_told(ranks.hear(rank))
+    told = decode_told(ranks.receive(rank))
     assert isinstance(told, WarmedUp)
     return told.seconds

@@ -103,7 +103,7 @@ class Ranks:
             raise self._lost
         return bool(self._waiting[rank]) or self._reports[rank].is_readable()
 
-    def hear(self, rank: int) -> bytes:
+    def receive(self, rank: int) -> bytes:
         """Waits for the next message of a rank. Raises `RankLost`."""
         waiting, reader = self._waiting[rank], self._reports[rank]
         while not waiting:

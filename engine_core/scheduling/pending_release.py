@@ -13,7 +13,7 @@ from .request_state import RequestState
 from .request_table import RequestTable
 
 
-class Leavers:
+class PendingRelease:
     """In the order in which they left."""
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:

@@ -14,7 +14,7 @@ from .request_table import RequestTable
 from .tenant_shares import TenantShares
 
 
-class Victims:
+class Preemption:
     def __init__(
         self, running: Mapping[int, RequestState], shares: TenantShares, table: RequestTable, block_size: int
     ) -> None:

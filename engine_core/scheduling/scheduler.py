@@ -21,9 +21,9 @@ from .block_waits import BlockWaits
 from .decode_ahead import DecodeAhead
 from .forks import Forks, PartialBlock
 from .masks import HeldRows, Rows
-from .pending_release import Leavers
+from .pending_release import PendingRelease
 from .pipeline_groups import row_groups
-from .preemption import Victims
+from .preemption import Preemption
 from .prefetched_blocks import PrefetchedBlocks
 from .prefill_budget import PrefillBudget
 from .prefix_hits import PrefixHits
@@ -83,11 +83,11 @@ class Scheduler:
         """Planned so far, draws left out."""
         self._num_planned_rows = 0
         """Sum over all steps so far of the requests that each computed."""
-        self._leavers = Leavers(self.table, self.pool)
+        self._pending_release = PendingRelease(self.table, self.pool)
         self._groups = row_groups(config.num_groups, config.num_rows)
         self._seats = Seats(self.running, self.table, config.max_num_seqs)
-        self._victims = Victims(self.running, self.shares, self.table, config.block_size)
-        self._yielding = Yielding(self.waiting, self._victims, self._leavers, self._seats, self.pool)
+        self._preemption = Preemption(self.running, self.shares, self.table, config.block_size)
+        self._yielding = Yielding(self.waiting, self._preemption, self._pending_release, self._seats, self.pool)
         self._ahead = DecodeAhead(self.table, self.pool, speculator, config)
         self.forks = Forks(self.pool, self.table, self.waiting, is_on=copies_blocks)
         self._released_rows: list[int] = []
@@ -193,7 +193,7 @@ class Scheduler:
             self._leave(request)
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
-        self._victims.remove_stalled(request)
+        self._preemption.remove_stalled(request)
         if request.row == NO_ROW:
             self.waiting.add_credit(request, tokens)
         else:
@@ -203,16 +203,16 @@ class Scheduler:
         """Notes that a request's reader takes nothing. Until it gets credit, waiting requests may take its seat and
         blocks."""
         if request.key in self.running and request.key not in self.prefilling and self.table.credit[request.row] <= 0:
-            self._victims.add_stalled(request)
+            self._preemption.add_stalled(request)
             self._yielding.note_released()
 
     @property
     def has_leavers(self) -> bool:
-        return bool(self._leavers)
+        return bool(self._pending_release)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + self._leavers.num_unfinished
+        return len(self.waiting) + self._pending_release.num_unfinished
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -226,8 +226,8 @@ class Scheduler:
         rows, full_rows = self._decodable_rows()
         if full_rows.size <= self.pool.num_free:
             return rows, full_rows, False
-        while full_rows.size > self.pool.num_free + self._leavers.num_returning_blocks():
-            self._preempt(self._victims.last())
+        while full_rows.size > self.pool.num_free + self._pending_release.num_returning_blocks():
+            self._preempt(self._preemption.last())
             rows, full_rows = self._decodable_rows()
         # What is on its way back serves those of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.table.rank_of), np.intp)
@@ -286,7 +286,7 @@ class Scheduler:
     def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
         """Seats ready requests in order, until one does not fit or, if `begun`, has no answer yet. A request gets the
         blocks of all its known tokens at once, and leaves a block for each running one to grow into."""
-        if self._leavers.num_preempted:
+        if self._pending_release.num_preempted:
             return
         num_seats = len(self.running) + len(self.waiting)
         while step.prompt_budget > 0 and self._seats.num_free and self._groups.has_room(num_seats):
@@ -370,7 +370,7 @@ class Scheduler:
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
         self._groups.leave(request.row)
-        self._victims.remove_stalled(request)
+        self._preemption.remove_stalled(request)
         self.shares.unseat(request.tenant)
         self._moved()
         # Seating took off what had been planned before.
@@ -380,12 +380,12 @@ class Scheduler:
         if self.prefilling.pop(request.key, None) is not None:
             self.waiting.leader_left(request)
         self.table.stop_decoding(request.row)
-        self._leavers.push(request, self._planned_step)
+        self._pending_release.push(request, self._planned_step)
         self._release_leavers()
 
     def _release_leavers(self) -> None:
-        """Rows and blocks of leavers that no step in flight lists return."""
-        for request in self._leavers.pop_until(self._retired_step):
+        """Rows and blocks of finished requests that no step in flight lists return."""
+        for request in self._pending_release.pop_until(self._retired_step):
             row = request.row
             self.loads.release(self.table.blocks_of(row), request.chain.hashes, request.chain.owner)
             known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])

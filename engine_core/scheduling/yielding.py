@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..kv.block_pool import BlockPool
-from .pending_release import Leavers
-from .preemption import Victims
+from .pending_release import PendingRelease
+from .preemption import Preemption
 from .request_state import RequestState
 from .seats import Seats
 from .waiting_queue import WaitingQueue
@@ -19,12 +19,23 @@ from .waiting_queue import WaitingQueue
 
 class Yielding:
     def __init__(
-        self, waiting: WaitingQueue, victims: Victims, leavers: Leavers, seats: Seats, pool: BlockPool
+        self,
+        waiting: WaitingQueue,
+        preemption: Preemption,
+        pending_release: PendingRelease,
+        seats: Seats,
+        pool: BlockPool,
     ) -> None:
         self.too_large: RequestState | None = None
         """The waiting request that found too few blocks; it is not looked at again until some are released."""
         self._num_blocks_wanted = 0
-        self._waiting, self._victims, self._leavers, self._seats, self._pool = waiting, victims, leavers, seats, pool
+        self._waiting, self._preemption, self._pending_release, self._seats, self._pool = (
+            waiting,
+            preemption,
+            pending_release,
+            seats,
+            pool,
+        )
         self._num_moves = 0
         """Seats that were taken or left."""
         self._unyielding: tuple[int, int, int] | None = None
@@ -44,7 +55,7 @@ class Yielding:
 
     def stalled(self) -> Iterator[RequestState]:
         """Requests whose readers take nothing, while others lack room. No step, planned or in flight, computes them."""
-        while (stalled := self._victims.first_stalled()) is not None and self._lacks_room():
+        while (stalled := self._preemption.first_stalled()) is not None and self._lacks_room():
             yield stalled
 
     def ahead(self) -> Iterator[RequestState]:
@@ -53,14 +64,14 @@ class Yielding:
         following = self._waiting.peek()
         if following is None or self._unyielding == self._attempt(following):
             return
-        held = self._victims.held_blocks()
+        held = self._preemption.held_blocks()
         if following is self.too_large:
-            while self._lacks_blocks() and (victim := self._victims.take_for(following, held)) is not None:
+            while self._lacks_blocks() and (victim := self._preemption.take_for(following, held)) is not None:
                 yield victim
         elif self.too_large is None or not self._seats.num_free:
             # Also while a seat is free: those behind the ones who take it come with them, not a step later.
             for behind in self._waiting.heads()[self._seats.num_left :]:
-                if (victim := self._victims.take_for(behind, held)) is None:
+                if (victim := self._preemption.take_for(behind, held)) is None:
                     break
                 yield victim
         self._unyielding = self._attempt(following)
@@ -78,4 +89,4 @@ class Yielding:
         return self._seats.num_left < self._waiting.num_ready
 
     def _lacks_blocks(self) -> bool:
-        return self._num_blocks_wanted > self._pool.num_free + self._leavers.num_returning_blocks()
+        return self._num_blocks_wanted > self._pool.num_free + self._pending_release.num_returning_blocks()

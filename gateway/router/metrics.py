@@ -17,22 +17,22 @@ _MICROSECONDS = tuple(each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000
 
 class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def tally(name: str, documentation: str, *labels: str) -> LabelledCounter:
+        def counter(name: str, documentation: str, *labels: str) -> LabelledCounter:
             return LabelledCounter(f"headwater_router_{name}", documentation, labels, registry=registry)
 
-        self.decisions = tally("decisions", "Requests routed, by what decided", "reason")
+        self.decisions = counter("decisions", "Requests routed, by what decided", "reason")
         self.seconds = LabelledHistogram(
             "headwater_router_decision_seconds", "Time to decide", _MICROSECONDS, registry=registry
         ).of()
-        self.predicted = tally("predicted_cached_tokens", "Prompt tokens believed to be cached")
-        self.actual = tally("actual_cached_tokens", "Of the same requests, found cached")
+        self.predicted = counter("predicted_cached_tokens", "Prompt tokens believed to be cached")
+        self.actual = counter("actual_cached_tokens", "Of the same requests, found cached")
         self.event_lag = LabelledHistogram(
             "headwater_router_event_lag_seconds",
             "From an engine's telling what it caches to its being known here, by both clocks",
             (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         ).of()
-        self.doubted = tally("doubted", "Prefills that left a replica's trust below 0.7", "replica")
+        self.doubted = counter("doubted", "Prefills that left a replica's trust below 0.7", "replica")
 
 
 class TrustCollector(Collector):

@@ -205,7 +205,7 @@ class OutputSession:
             stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
             call = stub.Session(metadata=self._gateway.metadata)
             try:
-                async with owned_task(self._ask()):
+                async with owned_task(self._probe()):
                     return await self._end.run(channel, call, lambda: self._on_proven(stub))
             finally:
                 self._stub = None
@@ -248,14 +248,14 @@ class OutputSession:
                 self._controls.forget(finish.stream_id)
                 stream.finished(finish)
 
-    async def _ask(self) -> None:
+    async def _probe(self) -> None:
         """Asks for streams that have said nothing for long: they may wait, or not be there any more. Runs for ever."""
         while True:
             await asyncio.sleep(SILENCE_SECONDS)
             self._is_recorded_due = True
-            self.ask(time.perf_counter() - SILENCE_SECONDS)
+            self.probe(time.perf_counter() - SILENCE_SECONDS)
 
-    def ask(self, since: float) -> None:
+    def probe(self, since: float) -> None:
         """Asks for streams that are silent since then; not while requests wait to be sent, lest it overtake them."""
         if not self._adds:
             for stream_id, stream in self._streams.items():

@@ -100,9 +100,9 @@ class CoreClient:
         self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
         self._mask_reports: RingReader | None = RingReader(mask_report_reader)
         self._start_result: Ready | CoreFailed | None = None
-        self._hear: Callable[[Step | Idle], None] | None = None
-        self._hear_end: Callable[[], None] | None = None
-        self._hear_peers: Callable[[ToPeers], None] | None = None
+        self._on_report: Callable[[Step | Idle], None] | None = None
+        self._on_end: Callable[[], None] | None = None
+        self._on_peer_report: Callable[[ToPeers], None] | None = None
         # Held by whoever sends, looks after what waits, compares what was sent, or ends it all.
         self._sending = threading.Lock()
         self._has_stopped = False
@@ -145,13 +145,13 @@ class CoreClient:
             raise self._start_result
         return self._start_result
 
-    def connect(self, hear: Callable[[Step | Idle], None], hear_end: Callable[[], None]) -> None:
-        """From now on `hear` gets every step, on the event loop, and `hear_end` is told when the core dies."""
-        self._hear, self._hear_end = hear, hear_end
+    def connect(self, on_report: Callable[[Step | Idle], None], on_end: Callable[[], None]) -> None:
+        """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the core dies."""
+        self._on_report, self._on_end = on_report, on_end
 
-    def connect_peers(self, hear: Callable[[ToPeers], None]) -> None:
-        """From now on `hear` gets what the core has to say to other engines, on the event loop."""
-        self._hear_peers = hear
+    def connect_peers(self, on_report: Callable[[ToPeers], None]) -> None:
+        """From now on `on_report` gets what the core has to say to other engines, on the event loop."""
+        self._on_peer_report = on_report
 
     def send(self, command: Command) -> None:
         """From any thread; after the end nothing is sent."""
@@ -160,7 +160,7 @@ class CoreClient:
             if self._has_stopped:
                 return
             self._num_commands += 1
-            self._watch.told()
+            self._watch.commanded()
             for piece, flag in self._commands.pieces(message):
                 if self._backlog or not self._commands.try_write(piece, flag):
                     self._wait_for_room(piece, flag)
@@ -251,8 +251,8 @@ class CoreClient:
             asyncio.get_running_loop().remove_reader(self._reports.fileno())
             self._settle(CoreFailed("the engine core ended before it was ready"))
             self.gone.set()
-            if self._hear_end is not None:
-                self._hear_end()
+            if self._on_end is not None:
+                self._on_end()
 
     def _take(self, report: Report) -> None:
         match report:
@@ -262,8 +262,8 @@ class CoreClient:
                     self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
                 self.load = report.load if isinstance(report, Idle) else report.output.load
                 # A core that has just started is idle before anybody listens.
-                if self._hear is not None:
-                    self._hear(report)
+                if self._on_report is not None:
+                    self._on_report(report)
             case Progress():
                 self._watch.heard(is_idle=False)
                 facts = {"phase": report.phase, "done": report.done, "total": report.total, "at": report.at}
@@ -279,8 +279,8 @@ class CoreClient:
             case Ranks():
                 self.rank_figures = report.figures
             case PullBlocks() | EndPull() | CopiedPull() | BlocksLent():
-                if self._hear_peers is not None:
-                    self._hear_peers(report)
+                if self._on_peer_report is not None:
+                    self._on_peer_report(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:

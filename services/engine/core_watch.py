@@ -35,7 +35,7 @@ class CoreWatch:
         """It serves; a step may be expected to take so many seconds."""
         self._has_started, self._expected_step = True, longest_step
 
-    def told(self) -> None:
+    def commanded(self) -> None:
         """The core has something to do."""
         if not self._owes:
             self._owes, self.silence = True, 0.0

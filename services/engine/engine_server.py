@@ -88,7 +88,7 @@ class EngineServer:
         self._step = 0
         writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
         self.grammars = GrammarQueue(compiler, writer, send=core.send, say=self._say)
-        core.connect(self._hear, self._hear_end)
+        core.connect(self._on_report, self._on_end)
         self.role = role
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
@@ -241,7 +241,7 @@ class EngineServer:
                     self._changed.clear()
                     await self._changed.wait()
 
-    def _hear(self, report: Step | Idle) -> None:
+    def _on_report(self, report: Step | Idle) -> None:
         if isinstance(report, Step):
             self._hear_step(report)
         self.load_changed.set()
@@ -250,7 +250,7 @@ class EngineServer:
         output = step.output
         self._step = output.step
         self._say(output)
-        self.grammars.hear(output)
+        self.grammars.on_output(output)
         if output.cache_events is not None:
             self.events.note(output.cache_events)
         self._measure(step)
@@ -259,7 +259,7 @@ class EngineServer:
         for session in self._sessions:
             session.deliver(output)
 
-    def _hear_end(self) -> None:
+    def _on_end(self) -> None:
         """The core is gone: every stream and every session ends by it."""
         self._is_open = False
         for session in list(self._sessions):

@@ -51,7 +51,7 @@ class GrammarQueue:
                 # Whoever cancels goes through its streams at the moment.
                 asyncio.get_running_loop().call_soon(self._end, request, FinishReason.CANCELLED, "")
 
-    def hear(self, output: StepOutput) -> None:
+    def on_output(self, output: StepOutput) -> None:
         for finished in output.finishes:
             self._writer.forget(finished.key)
 

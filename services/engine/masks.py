@@ -142,9 +142,9 @@ class MaskWriter:
         with contextlib.suppress(PeerGone):
             while True:
                 reports.wait()
-                self.hear(*(decode_step(message).output for message in reports.read()))
+                self.on_output(*(decode_step(message).output for message in reports.read()))
 
-    def hear(self, *outputs: StepOutput) -> None:
+    def on_output(self, *outputs: StepOutput) -> None:
         """Writes the masks that can be written now, and says so. In one thread at a time."""
         start, due = time.perf_counter(), dict[int, Follower]()
         for output in outputs:

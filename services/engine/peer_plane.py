@@ -66,7 +66,7 @@ class PeerPlane:
             finally:
                 await self.pulls.close()
 
-    def hear(self, report: ToPeers) -> None:
+    def on_report(self, report: ToPeers) -> None:
         """What the core says to other engines."""
         match report:
             case PullBlocks(message):

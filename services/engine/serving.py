@@ -59,7 +59,7 @@ async def _peers_joined(core: CoreClient, ready: Ready, replica: Replica) -> Asy
         yield None
         return
     async with PeerPlane(core, replica.epoch, core.map_records(ready)).running() as peers:
-        core.connect_peers(peers.hear)
+        core.connect_peers(peers.on_report)
         yield peers
 
 

@@ -44,7 +44,7 @@ class TenantSweep:
         bus.on_connected(sweep._changed.set)
         async with (
             bus.subscribe(subjects.TENANTS_CHANGED) as changes,
-            owned_task(sweep._hear(changes)),
+            owned_task(sweep._follow(changes)),
             owned_task(sweep._look()),
         ):
             yield
@@ -73,6 +73,6 @@ class TenantSweep:
             self._changed.clear()
             await asyncio.sleep(SETTLE_SECONDS)
 
-    async def _hear(self, changes: Subscription) -> None:
+    async def _follow(self, changes: Subscription) -> None:
         async for _ in changes:
             self._changed.set()

@@ -33,7 +33,7 @@ class _Told:
 
 
 class WaitingCredits:
-    """Use within `running`, or hand backlogs to `hear`."""
+    """Use within `running`, or hand backlogs to `on_backlog`."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,7 +45,7 @@ class WaitingCredits:
         async with bus.subscribe(subjects.every_backlog(model_key)) as backlogs, owned_task(self._read(backlogs)):
             yield self
 
-    def hear(self, epoch: int, tokens: int) -> None:
+    def on_backlog(self, epoch: int, tokens: int) -> None:
         self._backlogs[epoch] = _Told(tokens, self._clock())
 
     def shares(self, prefill_tps: float) -> dict[int, int]:
@@ -69,4 +69,4 @@ class WaitingCredits:
             except DecodeError as fault:
                 structlog.get_logger().warning("backlog not understood", subject=message.subject, error=str(fault))
                 continue
-            self.hear(backlog.epoch, backlog.tokens)
+            self.on_backlog(backlog.epoch, backlog.tokens)

@@ -182,7 +182,7 @@ class KvIndex:
         return Verdict.APPLIED
 
     def lookup(self, hashes: Sequence[bytes]) -> dict[str, int]:
-        """Number of the chain's blocks, from the first on, that each replica holds; those that hold none are left out."""
+        """Number of the chain's blocks, from the first on, by replica; replicas that hold none are left out."""
         self._expire()
         matched: dict[str, int] = {}
         known, bits, length = self._bitmaps.get, self._live, 0

@@ -107,7 +107,7 @@ class ModelManager:
             bus.subscribe(subjects.EVERY_DEMAND) as words,
             bus.subscribe(subjects.HELLO) as hellos,
             owned_task(self._answer(bus, calls, members, tasks)),
-            owned_task(self._hear(words)),
+            owned_task(self._follow(words)),
             owned_task(self._greet(hellos)),
             owned_task(self._tell(bus)),
         ):
@@ -185,7 +185,7 @@ class ModelManager:
             if name == model and now - at < DEMAND_SECONDS
         )
 
-    async def _hear(self, words: Subscription) -> None:
+    async def _follow(self, words: Subscription) -> None:
         async for message in words:
             try:
                 word = events_pb2.Demand.FromString(message.payload)

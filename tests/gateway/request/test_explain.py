@@ -1,4 +1,4 @@
-"""The road of a request, told to whoever asks: while it runs, after it ended, on any gateway, to its tenant alone."""
+"""The timeline of a request: while it runs, after it ended, on any gateway, for its tenant alone."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def test_any_gateway_explains_what_another_one_answered(
 
 
 def test_what_is_remembered_has_a_bound() -> None:
-    roads = Timelines(Bus(None), "g", max_bytes=20_000)
+    timelines = Timelines(Bus(None), "g", max_bytes=20_000)
     for number in range(1000):
-        explanation = roads.begin(f"{number}", Tenant(id="t"), "m", "", "")
-        roads.keep(explanation, {"prompt": "x" * 100})
-        roads.keep(explanation, {"prompt": "y" * 100})
-    assert roads.num_bytes <= 20_000
-    assert roads.find("0", "t") is None
-    last = roads.find("999", "t")
+        explanation = timelines.begin(f"{number}", Tenant(id="t"), "m", "", "")
+        timelines.keep(explanation, {"prompt": "x" * 100})
+        timelines.keep(explanation, {"prompt": "y" * 100})
+    assert timelines.num_bytes <= 20_000
+    assert timelines.find("0", "t") is None
+    last = timelines.find("999", "t")
     assert last is not None
     assert len(last.prompts) == 2
 

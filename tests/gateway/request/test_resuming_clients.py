@@ -30,7 +30,7 @@ QUESTION = "Tell me of a river."
 OPTIONS = {"max_tokens": 300, "temperature": 1, "seed": 3, "ignore_eos": True}
 
 
-class Road(socketserver.ThreadingTCPServer):
+class Relay(socketserver.ThreadingTCPServer):
     """An address that leads to one gateway, then to another."""
 
     daemon_threads = True
@@ -41,7 +41,7 @@ class Road(socketserver.ThreadingTCPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[Road]:
+    def running(self) -> Iterator[Relay]:
         with self:
             threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}).start()
             yield self
@@ -49,10 +49,10 @@ class Road(socketserver.ThreadingTCPServer):
 
 
 class Way(socketserver.BaseRequestHandler):
-    """One connection over the road; what breaks at one end breaks at the other."""
+    """One connection over the relay; what breaks at one end breaks at the other."""
 
     def handle(self) -> None:
-        assert isinstance(self.server, Road)
+        assert isinstance(self.server, Relay)
         host, _, port = self.server.target.rest.removeprefix("http://").partition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port))) as there:
             threading.Thread(target=forward, args=(self.request, there), daemon=True).start()
@@ -108,14 +108,14 @@ def slow(behind: Behind) -> Iterator[Behind]:
 def test_an_answer_goes_on_at_the_terminal_and_on_the_page_when_the_gateway_dies(
     slow: Behind, start_gateway: GatewayStarter, js_folder: Path
 ) -> None:
-    with start_gateway(slow) as dying, start_gateway(slow) as other, Road(dying).running() as road:
-        page, terminal, undisturbed = AtPage(road.url), AtTerminal(road.url), AtTerminal(other.rest)
+    with start_gateway(slow) as dying, start_gateway(slow) as other, Relay(dying).running() as relay:
+        page, terminal, undisturbed = AtPage(relay.url), AtTerminal(relay.url), AtTerminal(other.rest)
         page.start()
         other.wait_until(lambda: len(page.pieces) > 3, seconds=60)
         terminal.start()
         undisturbed.start()
         other.wait_until(lambda: len(terminal.pieces) > 3, seconds=60)
-        road.target = other
+        relay.target = other
         dying.stage.kill()
         assert page.is_alive()
         assert terminal.is_alive()

@@ -25,7 +25,7 @@ def idle(watch: CoreWatch) -> None:
 
 def asked(watch: CoreWatch) -> None:
     watch.heard(is_idle=True)
-    watch.told()
+    watch.commanded()
 
 
 def answering(watch: CoreWatch) -> None:

@@ -68,7 +68,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
 
     def ask(key: int, ticket: int, draft_ids: list[int]) -> list[list[int]]:
         wanted = MasksWanted(keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids])
-        writer.hear(StepOutput(step=1, masks_wanted=wanted))
+        writer.on_output(StepOutput(step=1, masks_wanted=wanted))
         assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1], [[yes]])]
         said.clear()
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
@@ -79,7 +79,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     assert ask(7, 1, [yes, no, sir]) == [masks[0], masks[1], everything, everything]
     assert ask(7, 1, [no]) == [masks[0], everything]
     # None of that was the answer.
-    writer.hear(StepOutput(step=2, keys=[7], num_tokens=[2], token_ids=[yes, sir], is_drawn=True))
+    writer.on_output(StepOutput(step=2, keys=[7], num_tokens=[2], token_ids=[yes, sir], is_drawn=True))
     assert said == [MasksFilled([1], [1], [2], [1])]
     assert table[0, 1].tolist() == masks[2]
     writer.close()
@@ -102,9 +102,9 @@ async def test_what_the_grammar_forces_is_said_with_the_mask_of_its_first_token(
         """What is forced, at first and after each token."""
         writer = MaskWriter(np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None)
         writer.follow(7, *await compiler.member(grammar.encode()), [], is_drafted=is_drafted)
-        writer.hear(StepOutput(step=1, masks_wanted=wanted))
+        writer.on_output(StepOutput(step=1, masks_wanted=wanted))
         for token_id in tokens:
-            writer.hear(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True))
+            writer.on_output(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True))
         writer.close()
         forced = [command.forced_ids for command in said if isinstance(command, MasksFilled)]
         said.clear()

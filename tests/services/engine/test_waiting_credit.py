@@ -13,16 +13,16 @@ def test_what_may_wait_is_shared_by_what_does_and_nobody_is_left_without() -> No
     now = 0.0
     credits = WaitingCredits(lambda: now)
     assert credits.shares(20_000.0) == {}
-    credits.hear(1, 0)
+    credits.on_backlog(1, 0)
     assert credits.shares(0.0) == {}
     assert credits.shares(100.0) == {1: MIN_TOKENS}
-    credits.hear(2, 0)
+    credits.on_backlog(2, 0)
     assert credits.shares(20_000.0) == {1: 5000, 2: 5000}
-    credits.hear(1, 9000)
-    credits.hear(2, 1000)
+    credits.on_backlog(1, 9000)
+    credits.on_backlog(2, 1000)
     assert credits.shares(20_000.0) == {1: 7000, 2: 3000}
     now = EXPIRY_SECONDS - 0.1
-    credits.hear(2, 0)
+    credits.on_backlog(2, 0)
     now = EXPIRY_SECONDS
     assert credits.shares(20_000.0) == {2: 10_000}
 

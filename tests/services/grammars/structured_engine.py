@@ -86,7 +86,7 @@ async def answers(
             _apply(engine, command)
             commands.remove(command)
         if (output := engine.step()) is not None:
-            writer.hear(output)
+            writer.on_output(output)
             for finished in output.finishes:
                 writer.forget(finished.key)
             _hear(output, told)
