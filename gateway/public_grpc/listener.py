@@ -42,7 +42,8 @@ class GrpcListener:
         tls: ClientTls | None = None,
     ) -> None:
         options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(slow_reader_limit)], options=options)
+        errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
+        self._server = grpc.aio.server(interceptors=[errors], options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(cluster, max_text_bytes), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

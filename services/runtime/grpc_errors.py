@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -115,9 +115,11 @@ def _unpack(detail: AnyMessage, into: Any) -> bool:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps named errors of every handler to status; other errors become INTERNAL and one log line."""
 
-    def __init__(self, reader_patience: float | None = None) -> None:
-        """`reader_patience` is the number of seconds after which a stream ends whose reader takes nothing."""
+    def __init__(self, reader_patience: float | None = None, on_error: Callable[[str], None] | None = None) -> None:
+        """`reader_patience` is the number of seconds after which a stream ends whose reader takes nothing. `on_error`
+        gets the code of each error, that of `ClientGone` for a call that its client cancels."""
         self._reader_patience = reader_patience
+        self._on_error = on_error or (lambda code: None)
 
     async def intercept_service(
         self,
@@ -133,20 +135,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         }
         method = str(details.method)
         if handler.request_streaming and not handler.response_streaming:
-            return grpc.stream_unary_rpc_method_handler(_guard_unary(handler.stream_unary, method), **serializers)
+            return grpc.stream_unary_rpc_method_handler(
+                _guard_unary(handler.stream_unary, method, self._on_error), **serializers
+            )
         if handler.request_streaming:
-            guarded = _guard_stream(handler.stream_stream, method, self._reader_patience)
+            guarded = _guard_stream(handler.stream_stream, method, self._reader_patience, self._on_error)
             return grpc.stream_stream_rpc_method_handler(guarded, **serializers)
         if handler.response_streaming:
-            guarded = _guard_stream(handler.unary_stream, method, self._reader_patience)
+            guarded = _guard_stream(handler.unary_stream, method, self._reader_patience, self._on_error)
             return grpc.unary_stream_rpc_method_handler(guarded, **serializers)
-        return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary, method), **serializers)
+        return grpc.unary_unary_rpc_method_handler(
+            _guard_unary(handler.unary_unary, method, self._on_error), **serializers
+        )
 
 
-def _guard_unary(behavior: Any, method: str) -> Any:
+def _guard_unary(behavior: Any, method: str, on_error: Callable[[str], None]) -> Any:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return await behavior(request, context)
+            with _counted(context, on_error):
+                return await behavior(request, context)
         except errors.HeadwaterError as error:
             await abort(context, error)
         except grpc.aio.AbortError:
@@ -172,7 +179,22 @@ def _unforeseen(method: str) -> errors.InternalError:
     return errors.InternalError("an internal fault; the log has it")
 
 
-def _guard_stream(behavior: Any, method: str, patience: float | None) -> Any:
+@contextlib.contextmanager
+def _counted(context: grpc.aio.ServicerContext[Any, Any], on_error: Callable[[str], None]) -> Iterator[None]:
+    """Hands the code of a named error to `on_error`; that of `ClientGone` when the client cancels the call, and that of
+    `DeadlineExceeded` when its deadline does."""
+    try:
+        yield
+    except errors.HeadwaterError as error:
+        on_error(error.code)
+        raise
+    except asyncio.CancelledError:
+        left = context.time_remaining()
+        on_error(errors.ClientGone.code if left is None or left > 0 else errors.DeadlineExceeded.code)
+        raise
+
+
+def _guard_stream(behavior: Any, method: str, patience: float | None, on_error: Callable[[str], None]) -> Any:
     """Guards a handler that yields its replies, or writes them itself as health's does."""
 
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -180,9 +202,10 @@ def _guard_stream(behavior: Any, method: str, patience: float | None) -> Any:
             if not inspect.isasyncgenfunction(behavior):
                 await behavior(request, context)
                 return
-            async with contextlib.aclosing(behavior(request, context)) as replies:
-                async for reply in replies:
-                    await _write(context, reply, patience)
+            with _counted(context, on_error):
+                async with contextlib.aclosing(behavior(request, context)) as replies:
+                    async for reply in replies:
+                        await _write(context, reply, patience)
         except errors.HeadwaterError as error:
             # NOTE: written replies that are not read yet stay ahead of the status.
             await abort(context, error)

@@ -146,6 +146,12 @@ class Gateway:
         ]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
+    def refused(self, code: str) -> float:
+        """The number of requests that were refused with a code, or left by their client."""
+        name = f'headwater_requests_refused_total{{code="{code}"}}'
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
     def chat(self, text: str = "Tell me of a river.", **more: Any) -> dict[str, Any]:
         reply = self.client.post("/v1/chat/completions", json=chat_body(text, **more))
         assert reply.status_code == 200, reply.text

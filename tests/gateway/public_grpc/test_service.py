@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from tests.gateway.processes import MODEL, Gateway
+from tests.gateway.processes import MODEL, Gateway, completion_body
 
 ROOT = Path(__file__).parents[3]
 
@@ -178,6 +178,25 @@ def test_a_client_that_leaves_ends_its_request(gateway: Gateway, stub: Any) -> N
     stream.cancel()
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
     gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
+
+
+def test_clients_that_leave_are_counted_the_same_over_rest_and_grpc(gateway: Gateway, stub: Any) -> None:
+    before = gateway.refused("client_closed_request")
+    stream = stub.ChatStream(chat(sampling={"max_tokens": 8000, "ignore_eos": True}))
+    next(stream)
+    stream.cancel()
+    gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 1)
+    endless = completion_body(max_tokens=8000, ignore_eos=True, stream=True)
+    with gateway.client.stream("POST", "/v1/completions", json=endless):
+        gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 1)
+    gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 2)
+
+
+def test_a_refusal_is_counted_over_grpc_too(gateway: Gateway, stub: Any) -> None:
+    before = gateway.refused("invalid_value")
+    with pytest.raises(grpc.RpcError):
+        stub.Chat(chat(sampling={"temperature": -1}))
+    assert gateway.refused("invalid_value") == before + 1
 
 
 def test_a_deadline_is_kept(gateway: Gateway, stub: Any) -> None:

@@ -219,10 +219,10 @@ async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
         silent, heard, gone = Heard(), Heard(), Heard()
         silent.heard_at, heard.heard_at, gone.heard_at = 100.0, 108.0, 100.0
         ids = session.open(opening(), [silent, heard, gone])
-        session.ask(since=105.0)
+        session.probe(since=105.0)
         assert not (await peer.heard.get()).asked, "it would overtake the request"
         session.cancel(ids[2], "client_gone")
-        session.ask(since=105.0)
+        session.probe(since=105.0)
         assert list((await peer.heard.get()).asked) == ids[:1]
 
 
