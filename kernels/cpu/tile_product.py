@@ -160,7 +160,8 @@ def multiply_tile(
         elif format_number < FIRST_FP8_FORMAT:
             group_tiles.add_tile(code, totals, GROUP_FORMATS[format_number - FIRST_GROUP_FORMAT], *a[:4])
         else:
-            fp8_tiles.add_tile(code, totals, FP8_FORMATS[format_number - FIRST_FP8_FORMAT], *a[:4], element=element)
+            fp8_format = FP8_FORMATS[format_number - FIRST_FP8_FORMAT]
+            fp8_tiles.add_tile(code, totals, fp8_format, a[0], a[1], a[2], a[3], element)
         for row, total in enumerate(totals):
             address = builder.add(a[4], builder.mul(a[5], ir.Constant(LONG, row)))
             store_outputs(code, builder.load(total), address, a[6], element)
