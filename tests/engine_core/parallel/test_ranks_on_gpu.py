@@ -106,10 +106,19 @@ def test_weights_of_eight_bits_stay_packed_on_two_ranks_and_tokens_are_rounded(t
     assert exact == answers(expanded, tensor_parallel_size=2)
     rounded, one = answers(packed, tensor_parallel_size=2), answers(packed)
     assert rounded != exact
-    # A prompt of one token has no log probabilities.
-    for ours, theirs in zip(rounded[2:], one[2:], strict=True):
-        a, b = (np.array([entry.logprob for entry in each[2]]) for each in (ours, theirs))
-        assert np.abs(a - b).mean() < 0.2
+
+    def distance(some: list[Any], others: list[Any]) -> float:
+        # A prompt of one token has no log probabilities.
+        pairs = zip(some[2:], others[2:], strict=True)
+        return float(np.mean([np.abs(_scores(a) - _scores(b)).mean() for a, b in pairs]))
+
+    # Sums of two ranks are rounded elsewhere, and some numbers of the next layer then to another e4m3 number.
+    cost = distance(one, answers(packed, activation_dtype="model"))
+    assert distance(rounded, one) < cost, (distance(rounded, one), cost)
+
+
+def _scores(answer: tuple[Any, ...]) -> Any:
+    return np.array([entry.logprob for entry in answer[2]])
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["default", "tree"])
