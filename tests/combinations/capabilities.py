@@ -337,8 +337,8 @@ TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this mach
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
     promise=Promise.NEAR,
-    # Each rank's part of a sum is rounded to bfloat16; on CPUs parts are float32.
-    promise_on_gpu=Promise.OWN,
+    # Each rank's part of a sum is rounded; without that, parts are float32.
+    promise_where_rounded=Promise.OWN,
     may_coincide=True,
     options={"tensor_parallel_size": FEWEST_RANKS},
     refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if torch.cuda.device_count() < 2 else None,
@@ -360,7 +360,7 @@ TREE_NUMERICS = Capability(
     name="tree numerics",
     promise=Promise.NEAR,
     # Products of bfloat16 are rounded elsewhere.
-    promise_on_gpu=Promise.OWN,
+    promise_where_rounded=Promise.OWN,
     options={"numerics": "tree"},
     is_simulated=False,
     took_place=lambda answer: answer.numerics == "tree",

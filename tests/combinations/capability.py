@@ -119,8 +119,9 @@ class Capability:
 
     name: str
     promise: Promise
-    promise_on_gpu: Promise | None = None
-    """Where a GPU, whose models are of bfloat16, promises something else."""
+    promise_where_rounded: Promise | None = None
+    """Where something else is promised since numbers are rounded on their way: on GPUs to bfloat16, and of packed
+    integers on CPUs, whose activations are rounded to 8 bits."""
     took_place: Callable[[Answer], bool]
     """Whether an answer shows that the capability was at work in it."""
     options: Fields = field(default_factory=dict)
@@ -157,8 +158,8 @@ class Capability:
     sampling: frozenset[str] = frozenset()
     """Fields of the public sampling contract that belong to it."""
 
-    def promise_on(self, *, gpu: bool) -> Promise:
-        return self.promise_on_gpu if gpu and self.promise_on_gpu is not None else self.promise
+    def promise_with(self, *, rounding: bool) -> Promise:
+        return self.promise_where_rounded if rounding and self.promise_where_rounded is not None else self.promise
 
     def aside(self, others: Iterable[Capability]) -> Aside | None:
         """Why it does not apply to a request that has these too, if it does not."""

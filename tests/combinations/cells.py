@@ -140,9 +140,9 @@ class Ledger:
         return self._answers[key]
 
 
-def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, on_gpu: bool = False) -> str:
+def check(cell: Cell, ledger: Ledger, refused: Refused | None, *, rounding: bool = False) -> str:
     """Holds a world to what the cell promises. Returns what was seen."""
-    promises = {each.name: each.promise_on(gpu=on_gpu) for each in cell.both}
+    promises = {each.name: each.promise_with(rounding=rounding) for each in cell.both}
     if refused is not None:
         return _check_refusal(cell, ledger, refused)
     asides = {each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None}

@@ -94,12 +94,15 @@ class Systems:
         options: dict[str, Any],
         heat: float = 1.0,
         refusals: Mapping[str, Refused] | None = None,
+        is_rounded: bool = False,
     ) -> None:
-        """`heat`: see `Ledger`. `refusals`: of capabilities, by name, that this model's weights rule out."""
+        """`heat`: see `Ledger`. `refusals`: of capabilities, by name, that this model's weights rule out. `is_rounded`:
+        a CPU rounds the activations of this model, as a GPU does."""
         self._stack, self._engine_folder, self._text_folder = stack, engine_folder, text_folder
         self._options, self._heat = options, heat
         self._refusals = refusals or {}
         self._is_cpu = options["device"] == "cpu"
+        self._is_rounded = is_rounded or not self._is_cpu
         self._in_process: dict[str, Ledger] = {}
         self._cluster: Cluster | None = None
         self._kinds: list[EngineKind] = []
@@ -117,8 +120,8 @@ class Systems:
         # An engine that refuses to start does so before any stage above it is asked.
         is_in_cluster = refused is None and cell.is_above_engine
         ledger = self._ledger_of_cluster(family) if is_in_cluster else self._engine(family)
-        on_gpu = not self._is_cpu and family == DEVICE
-        return check(cell, ledger, refused or cell.refused, on_gpu=on_gpu) + note
+        rounding = self._is_rounded and family == DEVICE
+        return check(cell, ledger, refused or cell.refused, rounding=rounding) + note
 
     def _refusal_by_weights(self, cell: Cell) -> Refused | None:
         return next((self._refusals[each.name] for each in cell.both if each.name in self._refusals), None)

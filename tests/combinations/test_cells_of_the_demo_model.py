@@ -29,7 +29,7 @@ def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
     model = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
     folder = with_plain_template(model, tmp_path_factory.mktemp("models") / "demo")
     with contextlib.ExitStack() as stack:
-        yield Systems(stack, folder, folder, {"device": "cpu"}, heat=HEAT, refusals=REFUSALS)
+        yield Systems(stack, folder, folder, {"device": "cpu"}, heat=HEAT, refusals=REFUSALS, is_rounded=True)
 
 
 @pytest.mark.parametrize("cell", COMPARED.values(), ids=COMPARED)
