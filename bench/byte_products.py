@@ -82,4 +82,4 @@ def byte_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
         yield from time_w8a8(rounding, "8192 x 8192", 8192, 8192, (1, 16, 64, 256, 512, 2048, 8192))
         for name, (n, k) in linears.items():
             if name.startswith("8B"):
-                yield from time_w8a8(rounding, name, n, k, (1, 16, 256, 2048))
+                yield from time_w8a8(rounding, name, n, k, (1, 16, 256, 512, 2048))

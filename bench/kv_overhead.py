@@ -42,7 +42,7 @@ class Overhead:
     without_tier: float
     with_tier: float
     overhead_percent: float
-    """Of the time without the tier, or of a step of the length that was given."""
+    """Part of the time without the tier, or of a step of the length that was given, that the tier adds."""
 
 
 def main(
@@ -109,7 +109,8 @@ def step_overhead(folder: Path, model: str, num_requests: int, runs: int) -> Ove
     """Seconds in which a GPU answers so many requests that come at once."""
     (folder / "config.json").write_text(json.dumps(MODELS[model]))
     num_tokens = num_requests * (PROMPT_LEN + ANSWER_LEN + BLOCK_SIZE)
-    num_bytes = 2 * num_tokens * 2 * registry.read_config(folder).kv_elements_per_token
+    # Both engines share the GPU, so that each has a cache for all requests and no more: new prompts take cached blocks.
+    num_bytes = num_tokens * 2 * registry.read_config(folder).kv_elements_per_token
     options: dict[str, object] = {
         "device": "cuda",
         "load_format": "dummy",
