@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -299,40 +300,38 @@ DRAFT_HEADS = Capability(
         "pipeline parallel": Refused(field="draft_heads", says="allowed: none with pipeline_parallel_size 2"),
     },
 )
-FP8_WEIGHTS = Capability(
-    name="fp8 weights",
-    promise=Promise.OWN,
-    options={"quantization": "fp8"},
-    weights="fp8",
-    took_place=lambda answer: answer.weights == "fp8",
-    may_coincide=True,
-    is_simulated=False,
-)
-INT4_WEIGHTS = Capability(
-    name="int4 weights",
-    promise=Promise.OWN,
-    options={"quantization": "int4"},
-    weights="int4",
+
+
+def _weights(kind: str, name: str = "", **others: Any) -> Capability:
+    """Linear layers of another kind than the model's own."""
+    return Capability(
+        name=f"{name or kind} weights",
+        promise=Promise.OWN,
+        options={"quantization": kind},
+        weights=kind,
+        took_place=lambda answer: answer.weights == kind,
+        may_coincide=True,
+        is_simulated=False,
+        **others,
+    )
+
+
+FP8_WEIGHTS = _weights("fp8")
+INT4_WEIGHTS = _weights(
+    "int4",
     settings=frozenset({"activation_dtype"}),
-    took_place=lambda answer: answer.weights == "int4",
-    may_coincide=True,
-    is_simulated=False,
     beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
 )
-GGUF_WEIGHTS = Capability(
-    name="GGUF weights",
-    promise=Promise.OWN,
-    options={"quantization": "gguf"},
-    weights="gguf",
-    took_place=lambda answer: answer.weights == "gguf",
-    may_coincide=True,
-    is_simulated=False,
+GGUF_WEIGHTS = _weights(
+    "gguf",
+    "GGUF",
     beside={
-        name: Refused(field="quantization", says=f"quantization is 'gguf'; allowed: auto or {kind}")
-        for name, kind in (("int4 weights", "int4"), ("fp8 weights", "fp8"))
+        f"{kind} weights": Refused(field="quantization", says=f"quantization is 'gguf'; allowed: auto or {kind}")
+        for kind in ("int4", "fp8")
     },
 )
 
+HAS_FEW_GPUS = torch.cuda.device_count() < 2
 TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
@@ -341,7 +340,7 @@ TENSOR_PARALLEL = Capability(
     promise_where_rounded=Promise.OWN,
     may_coincide=True,
     options={"tensor_parallel_size": FEWEST_RANKS},
-    refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if torch.cuda.device_count() < 2 else None,
+    refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if HAS_FEW_GPUS else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
@@ -349,13 +348,10 @@ PIPELINE_PARALLEL = Capability(
     name="pipeline parallel",
     promise=Promise.SAME,
     options={"pipeline_parallel_size": 2},
-    refused_on_gpu=Refused(field="pipeline_parallel_size", says=TOO_FEW_GPUS)
-    if torch.cuda.device_count() < 2
-    else None,
+    refused_on_gpu=Refused(field="pipeline_parallel_size", says=TOO_FEW_GPUS) if HAS_FEW_GPUS else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
 )
-
 TREE_NUMERICS = Capability(
     name="tree numerics",
     promise=Promise.NEAR,
