@@ -1,6 +1,6 @@
 """Steps of a sum over peer memory, for the kernel of `peer_sum`: how a block sends rows to the other ranks, adds the
-ranks' parts of a row, and norms the sum. `place` is (addresses, this rank's index, block, bytes of
-a slot, most polls), as `peer_memory` has them."""
+ranks' parts of a row, and norms the sum. `place` is (addresses, this rank's index, block, bytes of a slot, most polls),
+as `peer_memory` has them."""
 
 from __future__ import annotations
 

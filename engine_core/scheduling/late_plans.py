@@ -11,8 +11,8 @@ from collections.abc import Callable
 from .step_builder import PlannedStep
 
 LEAD_SECONDS = 0.05
-"""Of prompts that the device still computes when the step behind them is planned: more than an engine takes to plan and
-launch a step, so that the device does not wait."""
+"""Time for which the device is still busy with prompts when the next step is planned. To plan and launch a step takes
+less, so that the device does not wait."""
 
 
 class LatePlans:

@@ -14,7 +14,7 @@ from .request_table import RequestTable
 
 
 class PendingRelease:
-    """In the order in which they left."""
+    """Queue of these requests, in the order in which they left."""
 
     def __init__(self, table: RequestTable, pool: BlockPool) -> None:
         self._table, self._pool = table, pool

@@ -12,8 +12,6 @@ from .tenant_shares import TenantShares, split
 
 MIN_TOKENS = 256
 """A bounded step has at least so many: with fewer, prompts lose more than what decodes beside them gains."""
-
-
 BESIDE_BEGUN_SECONDS = 0.05
 """A step computes others for so long at most while it computes again what is known of an answer that has begun: its
 client waits in the middle of a sentence. Of several such answers the first is not held up by the rest, and those that
@@ -39,8 +37,8 @@ class PrefillBudget:
         return min(budget, bound)
 
     def beside_begun(self) -> int | None:
-        """Tokens that all others may take of a step beside an answer that has begun and is computed again; None: as
-        many as fit, since nobody knows how long they take."""
+        """Tokens that all other requests may take of a step beside an answer that has begun and is computed again;
+        None: as many as fit, since the time of a prompt token is not known yet."""
         seconds = self._prefill_seconds()
         return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds)) if seconds else None
 

@@ -46,7 +46,7 @@ class AttentionPlan:
     num_keys: int
     """Number of keys that all rows read, a measure of the work."""
     addresses: tuple[int, int]
-    """Those of block tables and tiles. To ask numpy for one takes a microsecond, in every layer."""
+    """Addresses of block tables and tiles. To ask numpy for one takes a microsecond, in every layer."""
 
 
 def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Tensor, group: int) -> AttentionPlan:

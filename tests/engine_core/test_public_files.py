@@ -41,8 +41,8 @@ KINDS = {
     "llmcompressor-fp8-dynamic": {"f8a8"},
     "llmcompressor-fp8-static-kv": {"f8a8"},
 }
-"""Of the layers; FP8 where a name says so, else four bits. In blocks, `down` has 192 inputs, which 128 does not
-divide."""
+"""Kinds of each file's layers: fp8 where a name says so, else four bits. In the file in blocks, `down` stays `fp8`: its
+192 inputs make no whole blocks of 128."""
 IN_CI = (
     "auto-round-awq",
     "auto-round-gptq-8",

@@ -92,7 +92,7 @@ def keeps_rounded(name: str, weight: ByteWeight | Parts) -> bool:
 
 @pytest.mark.parametrize(("size", "expanded"), [(1, set()), (2, set()), (4, {"down"})])
 def test_ranks_keep_what_all_of_them_multiply_as_it_is(folder: Path, size: int, expanded: set[str]) -> None:
-    """Of four ranks each has one and a half blocks of the inputs of `down`."""
+    """Four ranks expand `down`: each has one and a half blocks of its inputs."""
     config = registry.read_config(folder)
     layout = model_class(config).layout(config)
     for index in range(size):

@@ -25,10 +25,10 @@ from tests.simulation.peer_faults import MOST_ROUNDS, run_seed
 from tests.simulation.peer_twins import FAULTS
 
 FEW_ROUNDS = 3
-"""Of requests in the seeds that `make test` runs, half the time of a whole one. Those with planted faults are whole, as
-are the many of `make test-long`."""
+"""Number of rounds of requests in each seed of `make test`, which takes half the time of a whole seed. Seeds with
+planted faults are whole, and so are the seeds of `make test-long`."""
 MOST_SEEDS = 600
-"""Within which a planted fault has to show."""
+"""Number of seeds within which a planted fault has to show."""
 
 
 def check_seeds(seeds: range, most_rounds: int = MOST_ROUNDS) -> Counter[str]:
