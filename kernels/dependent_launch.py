@@ -15,6 +15,11 @@ def launch_options(dependent: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if dependent else {}
 
 
+EARLY_TOKENS = 16
+"""Up to this many tokens a product that fills rings with its weights starts before the kernel that makes its tokens has
+inputs of its own. All programs of the kernels before run by then: none waits for the room."""
+
+
 @triton.jit
 def wait_for_inputs(DEPENDENT: tl.constexpr):
     if DEPENDENT:

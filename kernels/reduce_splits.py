@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .decode_plan import FEW_ROWS, DecodePlan
-from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, wait_for_inputs
 from .online_softmax import SPLIT, finish, first_keys, merge_states
 
 
@@ -19,9 +19,10 @@ def reduce_splits(
     v_scale: torch.Tensor | None = None,
     window: int = 0,
     dependent: bool = False,
+    early: bool = False,
 ) -> None:
     """Merges the partial results of rows with more than one split into out [R, Hq, D]; results of splits before a
-    window of `window` keys were not computed."""
+    window of `window` keys were not computed. `early`: the product that reads it fills rings with weights."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
     _reduce_splits[(num_rows, num_q_heads // heads)](
@@ -43,7 +44,7 @@ def reduce_splits(
         DIRECT=plan.is_direct,
         HAS_SCALE=v_scale is not None,
         DEPENDENT=dependent,
-        EARLY=v_scale is None and num_rows in FEW_ROWS,
+        EARLY=(v_scale is None and num_rows in FEW_ROWS) or (early and num_rows <= EARLY_TOKENS),
         num_warps=4 if heads > 1 else 1,
         **launch_options(dependent),
     )

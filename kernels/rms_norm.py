@@ -6,21 +6,28 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .token_rounding import EARLY_TOKENS, MOST, RoundedTokens, Rounding, store_rounded
+from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, wait_for_inputs
+from .token_rounding import MOST, RoundedTokens, Rounding, store_rounded
 
 EARLY_HIDDEN = 1024
 """Largest width at which the following product has weights so small that it prefetches all of them before its inputs
-are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work. Products of rounded tokens start
-early at any width, see `EARLY_TOKENS`."""
+are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work. Products that fill rings with
+weights start early at any width, see `EARLY_TOKENS`."""
 
 
 def rms_norm(
-    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+    early: bool = False,
 ) -> torch.Tensor:
-    """RMSNorm of x [T, H] with contiguous rows by weight [H]; returns out [T, H] in x's dtype."""
+    """RMSNorm of x [T, H] with contiguous rows by weight [H]; returns out [T, H] in x's dtype. `early`: the product
+    that reads it fills rings with weights."""
     out = torch.empty_like(x) if out is None else out
-    _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent)
+    _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent, early=early)
     return out
 
 
@@ -32,11 +39,12 @@ def add_rms_norm(
     out: torch.Tensor | None = None,
     *,
     dependent: bool = False,
+    early: bool = False,
 ) -> torch.Tensor:
-    """Adds x to residual in place, rounded to its dtype; returns the norm of the rounded sum. Shapes as in
+    """Adds x to residual in place, rounded to its dtype; returns the norm of the rounded sum. Shapes and `early` as in
     `rms_norm`."""
     out = torch.empty_like(x) if out is None else out
-    _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent)
+    _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent, early=early)
     return out
 
 
@@ -45,7 +53,7 @@ def rounded_rms_norm(
 ) -> RoundedTokens:
     """As `rms_norm`, its result rounded once more, as by `round_tokens`."""
     out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
-    _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent)
+    _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent, early=True)
     return out
 
 
@@ -60,7 +68,7 @@ def rounded_add_rms_norm(
 ) -> RoundedTokens:
     """As `add_rms_norm`, its result rounded once more, as by `round_tokens`."""
     out = RoundedTokens.empty(x.shape[0], x.shape[1], rounds_to, x.device)
-    _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent)
+    _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent, early=True)
     return out
 
 
@@ -79,6 +87,7 @@ def _launch(
     *,
     has_residual: bool,
     dependent: bool,
+    early: bool,
 ) -> None:
     num_tokens, hidden = x.shape
     values, scales = out if isinstance(out, RoundedTokens) else (out, None)
@@ -100,7 +109,7 @@ def _launch(
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         DEPENDENT=dependent,
-        EARLY=hidden <= EARLY_HIDDEN or (scales is not None and num_tokens <= EARLY_TOKENS),
+        EARLY=hidden <= EARLY_HIDDEN or (early and num_tokens <= EARLY_TOKENS),
         MOST=0.0 if scales is None else MOST[values.dtype],
         SHARED=0 if scales is None or scales.ndim == 1 else hidden // len(scales),
         num_warps=min(max(block // 512, 1), 16),

@@ -6,8 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import launch_options, release_dependents, wait_for_inputs
-from .token_rounding import EARLY_TOKENS, MOST, RoundedTokens, Rounding, store_rounded
+from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, wait_for_inputs
+from .token_rounding import MOST, RoundedTokens, Rounding, store_rounded
 
 BLOCK = 1024
 
@@ -16,19 +16,24 @@ GELU_LINEAR, GELU_CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.07135
 """2 sqrt(2 / pi), and 0.044715 times as much."""
 
 
-def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False) -> torch.Tensor:
+def silu_mul(
+    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False, early: bool = False
+) -> torch.Tensor:
     """SiLU of the gate times the up projection: gate_up [T, 2 I], the gate in the first half of a row; returns out [T,
-    I]."""
-    return _launch(gate_up, out, is_gelu=False, dependent=dependent)
+    I]. `early`: the product that reads it fills rings with weights."""
+    return _launch(gate_up, out, is_gelu=False, dependent=dependent, early=early)
 
 
-def gelu_tanh_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False) -> torch.Tensor:
-    """GELU of the gate times the up projection: gate_up [T, 2 I], the gate in the first half of a row; returns out [T,
-    I]."""
-    return _launch(gate_up, out, is_gelu=True, dependent=dependent)
+def gelu_tanh_mul(
+    gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False, early: bool = False
+) -> torch.Tensor:
+    """GELU of the gate times the up projection; shapes and `early` as in `silu_mul`."""
+    return _launch(gate_up, out, is_gelu=True, dependent=dependent, early=early)
 
 
-def _launch(gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, dependent: bool) -> torch.Tensor:
+def _launch(
+    gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, dependent: bool, early: bool
+) -> torch.Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = gate_up.new_empty(num_tokens, width) if out is None else out
@@ -42,6 +47,7 @@ def _launch(gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, d
         BLOCK=BLOCK,
         GELU=is_gelu,
         DEPENDENT=dependent,
+        EARLY=early and num_tokens <= EARLY_TOKENS,
         num_warps=4,
         **launch_options(dependent),
     )
@@ -104,14 +110,18 @@ def _activate_mul(
     BLOCK: tl.constexpr,
     GELU: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o_i < width
+    if EARLY:
+        release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
-    release_dependents(DEPENDENT)
+    if not EARLY:
+        release_dependents(DEPENDENT)
     b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)
     tl.store(p_out + i_token * stride_out + o_i, b_y.to(p_out.dtype.element_ty), mask=inside)
 

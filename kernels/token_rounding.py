@@ -12,16 +12,13 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, wait_for_inputs
 
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 """The largest number of each type that is served."""
 LEAST_MAGNITUDE = tl.constexpr(1e-30)
 """Largest magnitude below which a row is stored as zeros: the inverse of its scale would not be finite."""
 LARGE = tl.constexpr(1.5 * 2**23)
-EARLY_TOKENS = 16
-"""Up to this many tokens the product that reads them starts before they are rounded, and fills its rings of weights
-while the kernel before still works. All programs of that kernel run by then: none waits for the room."""
 
 
 class Rounding(NamedTuple):

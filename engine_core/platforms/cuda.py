@@ -122,6 +122,8 @@ class CudaPlatform:
         # Without a window nobody asks for these.
         self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
         self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
+        self._early = False
+        """Whether products of few tokens fill rings with weights before their tokens are there."""
         self._choices: dict[ProbedProduct, ProductChoice] = {}
         self._products: dict[str, Callable[[Linear], Product]] = {
             DenseLinear.kind: self._dense,
@@ -261,13 +263,13 @@ class CudaPlatform:
         return None if make is None else make(linear)
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        return GATES[activation](x, dependent=_is_early(x))
+        return GATES[activation](x, dependent=_is_early(x), early=self._early)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, weight, eps, dependent=_is_early(x))
+        return rms_norm(x, weight, eps, dependent=_is_early(x), early=self._early)
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return add_rms_norm(x, residual, weight, eps, dependent=_is_early(x))
+        return add_rms_norm(x, residual, weight, eps, dependent=_is_early(x), early=self._early)
 
     def rounded_rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, rounds_to: Rounding) -> RoundedTokens:
         return rounded_rms_norm(x, weight, eps, rounds_to, dependent=_is_early(x))
@@ -339,7 +341,8 @@ class CudaPlatform:
                 window=window,
                 dependent=dependent,
             ):
-                reduce_splits(plan.seq_lens, decode, out[:n], v_scale=v_scale, window=window, dependent=dependent)
+                parts = plan.seq_lens, decode, out[:n]
+                reduce_splits(*parts, v_scale=v_scale, window=window, dependent=dependent, early=self._early)
         if len(plan.tiles):
             prefill_attention(
                 q,
@@ -373,6 +376,7 @@ class CudaPlatform:
 
     def _packed(self, linear: Linear) -> Product:
         assert is_packed(linear)
+        self._early = True
         # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
         if is_expanded(linear):
             self._choice(expanded_product(linear)).is_own = True

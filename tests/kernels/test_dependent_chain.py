@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import pytest
 import torch
 
+from headwater.kernels import packed_tiles
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.gemm import configure_blas, linear
+from headwater.kernels.hopper_packed_gemm import PackedWords, hopper_packed_gemm
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm
@@ -17,18 +20,35 @@ from headwater.kernels.silu_mul import silu_mul
 
 pytestmark = pytest.mark.gpu
 
-HIDDEN, NUM_Q_HEADS, NUM_KV_HEADS, HEAD_DIM, INTERMEDIATE = 576, 9, 3, 64, 1536
-NUM_LAYERS, NUM_ROWS, BLOCK_SIZE, NUM_REPLAYS = 6, 32, 64, 300
-LENGTHS = [1, 5, 12, 9, 14, 107, 201, 460, 6, 5, 8, 300, 12, 30, 31, 45, 66, 510, 384, 128, 129, 64, 65, 2]
+HEAD_DIM, INTERMEDIATE = 64, 1536
+NUM_LAYERS, BLOCK_SIZE, NUM_REPLAYS = 6, 64, 300
+LENGTHS = [1, 5, 12, 9, 14, 107, 201, 460, 6, 5, 8, 300, 12, 30, 31, 45, 66, 384, 128, 129, 64, 65, 2, 510]
 POISON = 7.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    hidden: int
+    num_q_heads: int
+    num_kv_heads: int
+    num_rows: int
+    packed: bool = False
+    """Whether weights have four bits: their products fill rings before the kernel before has inputs of its own."""
+
+    @property
+    def qkv(self) -> int:
+        return (self.num_q_heads + 2 * self.num_kv_heads) * HEAD_DIM
+
+
+SIZES = [Sizes(576, 9, 3, 32), Sizes(640, 10, 5, 8, packed=True), Sizes(640, 10, 5, 1, packed=True)]
 
 
 @dataclass(slots=True)
 class Layer:
-    qkv: torch.Tensor
-    o: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    qkv: torch.Tensor | PackedWords
+    o: torch.Tensor | PackedWords
+    gate_up: torch.Tensor | PackedWords
+    down: torch.Tensor | PackedWords
     norm: torch.Tensor
     k_cache: torch.Tensor
     v_cache: torch.Tensor
@@ -53,35 +73,51 @@ def randn(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def layer() -> Layer:
-    qkv_size, cache = (NUM_Q_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM, (100, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    weights = (randn(n, k) * 0.05 for n, k in ((qkv_size, HIDDEN), (HIDDEN, HIDDEN), (2 * INTERMEDIATE, HIDDEN)))
-    return Layer(*weights, randn(HIDDEN, INTERMEDIATE) * 0.05, randn(HIDDEN), randn(*cache), randn(*cache))
+def weight(n: int, k: int, packed: bool) -> torch.Tensor | PackedWords:
+    if not packed:
+        return randn(n, k) * 0.05
+    words = torch.randint(-(1 << 31), 1 << 31, (n, k // 8), device="cuda").int()
+    scales = (torch.rand(k // 128, n, device="cuda") * 0.01).half()
+    zeros = torch.randint(0, 16, scales.shape, dtype=torch.uint8, device="cuda")
+    return PackedWords(words=words, scales=scales, zeros=zeros, bits=4)
 
 
-def results() -> Results:
-    widths = {
-        "qkv": (NUM_Q_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM,
-        "gate_up": 2 * INTERMEDIATE,
-        "activated": INTERMEDIATE,
-    }
-    shapes = {field.name: (NUM_ROWS, widths.get(field.name, HIDDEN)) for field in fields(Results)}
-    heads = dict.fromkeys(("q", "attention"), (NUM_ROWS, NUM_Q_HEADS, HEAD_DIM))
+def product(x: torch.Tensor, weight: torch.Tensor | PackedWords, out: torch.Tensor, *, dependent: bool) -> None:
+    if isinstance(weight, PackedWords):
+        tiles = packed_tiles.choose(len(x), *weight.shape, weight.bits)
+        assert tiles is not None
+        hopper_packed_gemm(x, weight, out, tiles, dependent=dependent)
+    else:
+        linear(x, weight, out, dependent=dependent)
+
+
+def layer(sizes: Sizes) -> Layer:
+    heads, cache = sizes.num_q_heads * HEAD_DIM, (100, sizes.num_kv_heads, BLOCK_SIZE, HEAD_DIM)
+    shapes = (sizes.qkv, sizes.hidden), (sizes.hidden, heads), (2 * INTERMEDIATE, sizes.hidden)
+    weights = [weight(n, k, sizes.packed) for n, k in (*shapes, (sizes.hidden, INTERMEDIATE))]
+    return Layer(*weights, randn(sizes.hidden), randn(*cache), randn(*cache))
+
+
+def results(sizes: Sizes) -> Results:
+    widths = {"qkv": sizes.qkv, "gate_up": 2 * INTERMEDIATE, "activated": INTERMEDIATE}
+    shapes = {field.name: (sizes.num_rows, widths.get(field.name, sizes.hidden)) for field in fields(Results)}
+    heads = dict.fromkeys(("q", "attention"), (sizes.num_rows, sizes.num_q_heads, HEAD_DIM))
     return Results(**{name: randn(*shape) for name, shape in (shapes | heads).items()})
 
 
 class Chain:
     """Decode steps of a few layers over one set of sequences."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: Sizes) -> None:
         configure_blas()
         device = torch.device("cuda")
-        lengths = LENGTHS + [0] * (NUM_ROWS - len(LENGTHS))
+        self.lengths = LENGTHS[-sizes.num_rows :]
+        lengths = self.lengths + [0] * (sizes.num_rows - len(self.lengths))
         widths = [-(-length // BLOCK_SIZE) for length in lengths]
-        table = torch.zeros(NUM_ROWS, 64, dtype=torch.int32)
+        table = torch.zeros(sizes.num_rows, 64, dtype=torch.int32)
         for row, width in enumerate(widths):
             table[row, :width] = torch.arange(sum(widths[:row]), sum(widths[: row + 1])) + 1
-        self.table, self.rows = table.to(device), torch.arange(NUM_ROWS, dtype=torch.int32, device=device)
+        self.table, self.rows = table.to(device), torch.arange(sizes.num_rows, dtype=torch.int32, device=device)
         self.seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
         self.positions = (self.seq_lens - 1).clamp(min=0)
         blocks = self.table.gather(1, (self.positions // BLOCK_SIZE)[:, None].long())[:, 0]
@@ -90,37 +126,39 @@ class Chain:
         self.plan = DecodePlan.allocate(
             max_rows=64,
             max_seq_len=4096,
-            num_q_heads=NUM_Q_HEADS,
-            num_kv_heads=NUM_KV_HEADS,
+            num_q_heads=sizes.num_q_heads,
+            num_kv_heads=sizes.num_kv_heads,
             head_dim=HEAD_DIM,
             device=device,
         )
-        self.cos_sin, self.x = torch.randn(4096, HEAD_DIM, device=device), randn(NUM_ROWS, HIDDEN)
-        self.layers = [layer() for _ in range(NUM_LAYERS)]
+        self.cos_sin, self.x = torch.randn(4096, HEAD_DIM, device=device), randn(sizes.num_rows, sizes.hidden)
+        self.sizes, self.layers = sizes, [layer(sizes) for _ in range(NUM_LAYERS)]
 
     def launch(self, places: list[Results], residual: torch.Tensor, *, dependent: bool) -> None:
         x, early = self.x, {"dependent": dependent}
+        at_once: dict[str, Any] = early | {"early": self.sizes.packed}
         plan_decode(self.plan, self.seq_lens, self.rows, self.table, BLOCK_SIZE, share=False)
         for own, at in zip(self.layers, places, strict=True):
-            linear(x, own.qkv, at.qkv, **early)
+            product(x, own.qkv, at.qkv, **early)
             cache = own.k_cache, own.v_cache
             qk_norm_rope_store_kv(at.qkv, self.positions, self.slots, self.cos_sin, *cache, at.q, **early)
             where = self.seq_lens, self.rows, self.table, self.plan, at.attention
             if decode_attention(at.q, *cache, *where, **early):
-                reduce_splits(self.seq_lens, self.plan, at.attention, **early)
-            linear(at.attention.flatten(1), own.o, at.o, **early)
-            add_rms_norm(at.o, residual, own.norm, 1e-5, at.normed, **early)
-            linear(at.normed, own.gate_up, at.gate_up, **early)
-            silu_mul(at.gate_up, at.activated, **early)
-            linear(at.activated, own.down, at.down, **early)
-            add_rms_norm(at.down, residual, own.norm, 1e-5, at.out, **early)
+                reduce_splits(self.seq_lens, self.plan, at.attention, **at_once)
+            product(at.attention.flatten(1), own.o, at.o, **early)
+            add_rms_norm(at.o, residual, own.norm, 1e-5, at.normed, **at_once)
+            product(at.normed, own.gate_up, at.gate_up, **early)
+            silu_mul(at.gate_up, at.activated, **at_once)
+            product(at.activated, own.down, at.down, **early)
+            add_rms_norm(at.down, residual, own.norm, 1e-5, at.out, **at_once)
             x = at.out
 
 
-def test_a_kernel_that_starts_early_changes_nothing_that_an_earlier_one_computes() -> None:
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_kernel_that_starts_early_changes_nothing_that_an_earlier_one_computes(sizes: Sizes) -> None:
     torch.manual_seed(0)
-    chain, first = Chain(), randn(NUM_ROWS, HIDDEN)
-    expected, found = ([results() for _ in range(NUM_LAYERS)] for _ in range(2))
+    chain, first = Chain(sizes), randn(sizes.num_rows, sizes.hidden)
+    expected, found = ([results(sizes) for _ in range(NUM_LAYERS)] for _ in range(2))
     chain.launch(expected, first.clone(), dependent=False)
     residual = first.clone()
     chain.launch(found, residual, dependent=True)
@@ -136,5 +174,5 @@ def test_a_kernel_that_starts_early_changes_nothing_that_an_earlier_one_computes
         graph.replay()
         for i, (own, others) in enumerate(zip(found, expected, strict=True)):
             for field in fields(Results):
-                got, want = (getattr(places, field.name)[: len(LENGTHS)] for places in (own, others))
+                got, want = (getattr(places, field.name)[: len(chain.lengths)] for places in (own, others))
                 assert torch.equal(got, want), f"{field.name} of layer {i} in replay {replay}"
