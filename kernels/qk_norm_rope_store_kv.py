@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .dependent_launch import EARLY_TOKENS, launch_options, release_dependents, wait_for_inputs
 from .paged_cache import as_pairs
 
 HEADS = 4
@@ -76,6 +76,7 @@ def qk_norm_rope_store_kv(
         FP8=k_scale is not None,
         ON_GPU=qkv.is_cuda,
         DEPENDENT=dependent,
+        EARLY=num_tokens <= EARLY_TOKENS,
         num_warps=1,
         **launch_options(dependent),
     )
@@ -119,12 +120,10 @@ def store_kv_twin(values: torch.Tensor, slots: torch.Tensor, cache: torch.Tensor
 
 
 @triton.jit
-def _normalize(b_low, b_high, p_norm, o_d, eps, HALF: tl.constexpr):
+def _normalize(b_low, b_high, b_weight_low, b_weight_high, eps, HALF: tl.constexpr):
     b_square = tl.sum(b_low * b_low + b_high * b_high, axis=1)
     b_factor = tl.rsqrt(b_square / (2 * HALF) + eps)[:, None]
-    b_weight_low = tl.load(p_norm + o_d).to(tl.float32)[None, :]
-    b_weight_high = tl.load(p_norm + HALF + o_d).to(tl.float32)[None, :]
-    return b_low * b_factor * b_weight_low, b_high * b_factor * b_weight_high
+    return b_low * b_factor * b_weight_low[None, :], b_high * b_factor * b_weight_high[None, :]
 
 
 @triton.jit
@@ -189,6 +188,7 @@ def _qk_norm_rope_store_kv(
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     Q_GROUPS: tl.constexpr = (NUM_Q_HEADS + HEADS - 1) // HEADS
     KV_GROUPS: tl.constexpr = (NUM_KV_HEADS + HEADS - 1) // HEADS
@@ -204,16 +204,28 @@ def _qk_norm_rope_store_kv(
     inside = o_head < tl.where(is_q, NUM_Q_HEADS, NUM_KV_HEADS)
     o_in = (first + o_head)[:, None] * (2 * HALF) + o_d[None, :]
 
+    if EARLY:
+        # Attention copies keys of earlier steps meanwhile.
+        release_dependents(DEPENDENT)
+    # Positions, slots and weights are older than the product before this kernel.
+    slot = tl.load(p_slot + i_token)
+    p_angle = p_cos_sin + tl.load(p_position + i_token).to(tl.int64) * (2 * HALF) + o_d
+    b_cos = tl.load(p_angle)[None, :]
+    b_sin = tl.load(p_angle + HALF)[None, :]
+    if HAS_NORM:
+        p_norm = p_q_norm if is_q else p_k_norm
+        b_norm_low = tl.load(p_norm + o_d).to(tl.float32)
+        b_norm_high = tl.load(p_norm + HALF + o_d).to(tl.float32)
     wait_for_inputs(DEPENDENT)
     p_low = p_qkv + i_token * stride_qkv + o_in
     b_low = tl.load(p_low, mask=inside[:, None], other=0.0).to(tl.float32)
     b_high = tl.load(p_low + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
-    release_dependents(DEPENDENT)
+    if not EARLY:
+        release_dependents(DEPENDENT)
     if HAS_BIAS:
         b_low += tl.load(p_bias + o_in, mask=inside[:, None], other=0.0).to(tl.float32)
         b_high += tl.load(p_bias + o_in + HALF, mask=inside[:, None], other=0.0).to(tl.float32)
 
-    slot = tl.load(p_slot + i_token)
     o_cache = (slot // PAGE).to(tl.int64) * stride_block + (slot % PAGE) * stride_slot
     o_cache = o_cache + o_head[:, None] * stride_head + o_d[None, :]
     stored = inside[:, None] & (slot >= 0)
@@ -221,11 +233,7 @@ def _qk_norm_rope_store_kv(
         _store(p_v_cache + o_cache, b_low, b_high, stored, p_v_scale, o_head[:, None], HALF, FP8, ON_GPU)
     else:
         if HAS_NORM:
-            p_norm = p_q_norm if is_q else p_k_norm
-            b_low, b_high = _normalize(b_low, b_high, p_norm, o_d, eps, HALF)
-        p_angle = p_cos_sin + tl.load(p_position + i_token).to(tl.int64) * (2 * HALF) + o_d
-        b_cos = tl.load(p_angle)[None, :]
-        b_sin = tl.load(p_angle + HALF)[None, :]
+            b_low, b_high = _normalize(b_low, b_high, b_norm_low, b_norm_high, eps, HALF)
         b_rotated_low = b_low * b_cos - b_high * b_sin
         b_rotated_high = b_high * b_cos + b_low * b_sin
         if is_q:

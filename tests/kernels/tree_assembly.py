@@ -36,7 +36,7 @@ def rotation(num_kv_heads: int) -> str:
     kernel = qk_norm_rope_store_kv._qk_norm_rope_store_kv
     constants = {"NUM_Q_HEADS": 2 * num_kv_heads, "NUM_KV_HEADS": num_kv_heads, "PAGE": 64, "HALF": HEAD_DIM // 2}
     constants |= {"HEADS": qk_norm_rope_store_kv.HEADS, "HAS_BIAS": False, "HAS_NORM": True, "FP8": False}
-    constants |= {"ON_GPU": True, "DEPENDENT": True}
+    constants |= {"ON_GPU": True, "DEPENDENT": True, "EARLY": True}
     types = {name: "*bf16" if name.startswith("p_") else "i32" for name in kernel.arg_names if name not in constants}
     types |= {"p_position": "*i32", "p_slot": "*i32", "p_cos_sin": "*fp32", "eps": "fp32"}
     strides = [name for name in types if name.startswith("stride_")]
