@@ -10,6 +10,7 @@ from .config import ConfigError, EngineConfig
 from .heads_config import HeadsConfig
 from .model_config import ModelConfig
 from .shards import ParallelLayout
+from .stage_drafts import StageDrafts
 
 INT8, MODEL = "int8", "model"
 TREE = "tree"
@@ -67,9 +68,11 @@ class ExecutorOptions:
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
+    first_stage_drafts: str = ""
+    """`StageDrafts` as JSON, on a host that computes later stages only and has neither `draft_model` nor `draft_heads`:
+    the first stage drafts on another host. Empty: it does not, or these name what drafts."""
     draft_block_bytes: int = 0
-    """Bytes of a draft model's planes of one KV block, on a host that computes later stages only and has no
-    `draft_model`: the first stage drafts on another host. 0: it does not, or `draft_model` names the model."""
+    """Bytes of its planes of one KV block there."""
     draft_heads: Path | None = None
     """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside `draft_model`."""
     gpu_memory_utilization: float = 0.9
@@ -133,9 +136,13 @@ class BuildRequest:
     """The heads that draft."""
 
     @property
-    def has_draft_model(self) -> bool:
-        """Whether a draft model guesses, here or on the host of the first stage."""
-        return self.draft is not None or self.options.draft_block_bytes > 0
+    def stage_drafts(self) -> StageDrafts | None:
+        """What stages know of what drafts, here or on the host of the first stage; None: nothing does."""
+        if self.heads is not None:
+            return StageDrafts.of(self.heads)
+        if self.draft is not None:
+            return StageDrafts()
+        return StageDrafts.from_json(told) if (told := self.options.first_stage_drafts) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

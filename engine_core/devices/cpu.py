@@ -19,7 +19,13 @@ from ..executors.build_single import (
     single_executor,
 )
 from ..executors.rank_drafts import HEAD, load_draft_weights
-from ..executors.rank_place import RankPlace, load_rank_weights, rank_executor
+from ..executors.rank_place import (
+    RankPlace,
+    load_rank_weights,
+    load_served_head,
+    needs_served_head,
+    rank_executor,
+)
 from ..layers.kinds import Weights
 from ..layers.packed import pack_linears
 from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress
@@ -46,6 +52,7 @@ capabilities = Capabilities(
     rank_slots=True,
     rank_drafts=True,
     stage_drafts=True,
+    stage_heads=True,
     stages=True,
     stage_hosts=True,
     tree_numerics=True,
@@ -91,8 +98,14 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     draft = None
     if request.draft is not None and place.stage.is_first:
         draft = _rank_draft(request.draft, place.shard, config, progress)
-    heads = None if request.heads is None else _loaded_heads(request, config, progress, place.shard)
-    return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads), config
+    heads = head = None
+    if request.heads is not None and place.stage.is_first:
+        heads = _loaded_heads(request, config, progress, place.shard)
+    if needs_served_head(request, place):
+        stored = load_served_head(request, place, CpuPlatform.device, progress)
+        part = f"vocabulary head of shard {place.shard.index} of {place.shard.size}"
+        head = _prepared(replace(request, is_tree=False), platform, stored, progress, part=part)
+    return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads, head=head), config
 
 
 def _rank_draft(

@@ -204,11 +204,10 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
 
 def _refused_beside(size: str, flags: Capabilities) -> Iterator[str]:
     """Folders that an engine of several ranks may not have, divided by this size."""
-    drafts = flags.rank_drafts if size == "tensor_parallel_size" else flags.stage_drafts
-    if not drafts:
+    are_shards = size == "tensor_parallel_size"
+    if not (flags.rank_drafts if are_shards else flags.stage_drafts):
         yield "draft_model"
-    # The last stage has the hidden states that heads read, and the first one would wait for their guesses.
-    if not flags.rank_drafts or size == "pipeline_parallel_size":
+    if not (flags.rank_drafts if are_shards else flags.stage_heads):
         yield "draft_heads"
     if not flags.rank_slots:
         yield "kv_disk_dir"

@@ -12,6 +12,7 @@ from ..config import EngineConfig
 from ..executor import Executor
 from ..heads.medusa import Medusa
 from ..heads.registry import chain_heads, load_heads
+from ..heads.served import Served
 from ..heads_config import HeadsConfig
 from ..layers import kinds
 from ..layers.group import Alone
@@ -167,7 +168,7 @@ def add_guesser(
     runner: Runner,
     request: BuildRequest,
     config: EngineConfig,
-    served: Model,
+    served: Served,
     *,
     draft: tuple[Platform, Weights] | None,
     heads: tuple[Platform, Weights] | None,
@@ -187,18 +188,19 @@ def add_guesser(
 def _head_guesser(
     heads: HeadsConfig,
     config: EngineConfig,
-    served: Model,
+    served: Served,
     platform: Platform,
     weights: Weights,
     tables: tuple[torch.Tensor, torch.Tensor],
     new_cache: NewCache,
     shard: Shard,
 ) -> OwnGuesser:
+    dtype = served.embedding.dtype
     if heads.layer is None:
         medusa = Medusa(heads, weights, platform, served, config.max_model_len)
-        return ParallelHeads(medusa, config, served.dtype, tables[0])
+        return ParallelHeads(medusa, config, dtype, tables[0])
     chained = chain_heads(heads, weights, platform, served, config.max_model_len, shard)
-    return ChainedHeads(chained, config, served.dtype, platform.device, *tables, new_cache)
+    return ChainedHeads(chained, config, dtype, platform.device, *tables, new_cache)
 
 
 def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:

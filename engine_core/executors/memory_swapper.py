@@ -3,7 +3,7 @@ what reads or writes a copy beside the steps does not meet a step that writes to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -27,11 +27,13 @@ class MemorySwapper:
         slots: UInt8Array,
         direct_copies: DirectCopies | None = None,
         num_saved: int | None = None,
+        settle: Callable[[], None] | None = None,
     ) -> None:
         """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots, planes, bytes] of each,
-        which are views of `slots`. `num_saved`: caches, from the first on, that are written to slots; None: all."""
+        which are views of `slots`. `num_saved`: caches, from the first on, that are written to slots; None: all.
+        `settle`: writes what the caches lack of retired steps."""
         self._loaded, self.slots = list(zip(planes, parts, strict=True)), slots
-        self._saved = self._loaded[:num_saved]
+        self._saved, self._settle = self._loaded[:num_saved], settle
         self.direct_copies = direct_copies
         self.num_saved = self.num_loaded = 0
 
@@ -51,18 +53,26 @@ class MemorySwapper:
 
     @classmethod
     def of_part(
-        cls, kv_caches: Sequence[torch.Tensor], slots: UInt8Array, part: BlockPart, *, saves_whole_planes: bool
+        cls,
+        kv_caches: Sequence[torch.Tensor],
+        slots: UInt8Array,
+        part: BlockPart,
+        *,
+        saves_whole_planes: bool,
+        settle: Callable[[], None] | None = None,
     ) -> Self:
         """Over slots that all ranks share, whose blocks are as those of one process. The first cache has this rank's
-        part of its planes; the others are whole on every rank, one of which saves them."""
+        part of its planes; the others are whole on every rank, one of which saves them. `settle`: see `__init__`."""
         divided, *others = (_as_planes(each) for each in kv_caches)
         sizes, rows = [each.shape[0] * each.shape[2] for each in others], torch.from_numpy(slots)
         first, *rest = torch.split(rows, [rows.shape[1] - sum(sizes), *sizes], dim=1)
         whole = [own.view(len(rows), len(each), -1) for own, each in zip(rest, others, strict=True)]
         num_saved = None if saves_whole_planes else 1
-        return cls([divided, *others], [part.of(first), *whole], slots, num_saved=num_saved)
+        return cls([divided, *others], [part.of(first), *whole], slots, num_saved=num_saved, settle=settle)
 
     def swap(self, plan: SwapPlan) -> None:
+        if self._settle is not None and plan.out_blocks.size:
+            self._settle()
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
             for planes, parts in self._saved:
                 parts[slot].copy_(planes[:, block])

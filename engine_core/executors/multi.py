@@ -172,8 +172,11 @@ def _stage_hosts(request: BuildRequest, loaded: LoadedDevice) -> StageHosts:
     if options.stage_secret_file is None:
         raise ConfigError("stage_secret_file", None, "a file with the secret of the stages on other hosts")
     secret = read_secret(options.stage_secret_file)
-    # The draft model's folder is on this host alone, where the first stage drafts.
-    offer = make_offer(replace(options, draft_block_bytes=draft_bytes_of(request)), loaded)
+    # The folder of what drafts is on this host alone, as the first stage is.
+    drafts = request.stage_drafts
+    told = "" if drafts is None else drafts.to_json()
+    offered = replace(options, first_stage_drafts=told, draft_block_bytes=draft_bytes_of(request))
+    offer = make_offer(offered, loaded)
     return StageHosts(listen("stage_listen", options.stage_listen), secret, options.layout, options.stage_hosts, offer)
 
 

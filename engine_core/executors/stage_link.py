@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +15,37 @@ import torch
 from ..executor import Int32Array
 from ..layers.embedding import Embedding
 from ..models.model import LastNorm
-from ..ring import RingReader, RingWriter
+from ..ring import PeerGone, RingReader, RingWriter
+
+
+class Writer(Protocol):
+    """Sends messages to another rank, in their order."""
+
+    def write(self, message: bytes) -> None:
+        """Raises `PeerGone`."""
+
+
+class LaterWriter:
+    """Writes messages in a thread, so that nothing waits for room in the ring. The last stage answers long streams with
+    long messages: where each stage waited until the other reads, both would wait for ever."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer, self.is_gone = writer, False
+        self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        threading.Thread(target=self._write_all, daemon=True).start()
+
+    def write(self, message: bytes) -> None:
+        """Raises `PeerGone` once the thread has found that."""
+        if self.is_gone:
+            raise PeerGone
+        self._messages.put(message)
+
+    def _write_all(self) -> None:
+        try:
+            while True:
+                self._writer.write(self._messages.get())
+        except PeerGone:
+            self.is_gone = True
 
 
 class Receiver:
@@ -47,11 +79,13 @@ class ReceivedStream(Embedding):
 
     def __init__(self, receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> None:
         self._receiver, self._hidden_size, self.dtype = receiver, hidden_size, dtype
+        self.carried: list[torch.Tensor] = []
+        """Inputs [T, H] of layers of stages before, which came with the last stream."""
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        memory = bytearray(self._receiver.receive())
-        stream = torch.frombuffer(memory, dtype=self.dtype).view(-1, self._hidden_size)
-        assert len(stream) == len(token_ids)
+        states = received_states(self._receiver, self._hidden_size, self.dtype)
+        stream, *self.carried = torch.split(states, len(token_ids))
+        assert all(len(each) == len(token_ids) for each in (stream, *self.carried))
         return stream
 
 
@@ -103,12 +137,21 @@ class StageLinks:
         return [given[at : at + len(own)] for at in range(0, len(given), len(own))]
 
 
-def send_stream(writer: RingWriter, stream: torch.Tensor) -> None:
-    """Waits while the next stage has no room. Raises `PeerGone`."""
-    writer.write(stream.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+def send_states(writer: Writer, *states: torch.Tensor) -> None:
+    """Sends tensors [N, H] of one dtype, one behind the other. A ring waits while the other stage has no room. Raises
+    `PeerGone`."""
+    writer.write(b"".join(each.contiguous().view(-1).view(torch.uint8).numpy().tobytes() for each in states))
 
 
-def send_tokens(writers: Sequence[RingWriter], token_ids: Int32Array, num_tokens: Int32Array) -> None:
+def received_states(receiver: Receiver, hidden_size: int, dtype: torch.dtype) -> torch.Tensor:
+    """All rows [N, H] of a message. Raises `PeerGone`."""
+    message = bytearray(receiver.receive())
+    # Of no bytes torch makes nothing.
+    states = torch.frombuffer(message, dtype=dtype) if message else torch.empty(0, dtype=dtype)
+    return states.view(-1, hidden_size)
+
+
+def send_tokens(writers: Sequence[Writer], token_ids: Int32Array, num_tokens: Int32Array) -> None:
     """token_ids [S, n] of which the first num_tokens[j] of row j count."""
     message = np.concatenate([num_tokens, token_ids.ravel()]).astype(np.int32).tobytes()
     for writer in writers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,41 +12,15 @@ import torch
 from ..config import EngineConfig
 from ..executor import BoolArray, DrawPlan, Int32Array, StepPlan, StepResult
 from ..layers.platform import Platform
-from ..models.model import Model
+from ..models.model import LayerInputs, Model
 from ..ragged import places
-from ..ring import RingWriter
 from ..sampling.sampler import Sampler
+from ..stage_drafts import StageDrafts
 from .batch import make_batch, num_sampled
-from .own_drafts import at_known_positions
+from .own_drafts import at_known_positions, with_at_most
 from .runner import NOTHING, Runner
-from .stage_link import Receiver, received_tokens, send_stream, send_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class GuessLinks:
-    """How guesses of the first stage's draft model reach the others: before the stream of the step that verifies
-    them."""
-
-    stream_in: Receiver | None
-    """None: this is the first stage, which guesses."""
-    stream_out: RingWriter | None
-    """None: this is the last stage."""
-
-    def receive(self) -> Int32Array:
-        """Waits for the stage before. Raises `PeerGone`."""
-        assert self.stream_in is not None
-        message = self.stream_in.receive()
-        self.send(message)
-        return np.frombuffer(message, np.int32)
-
-    def send(self, message: bytes) -> None:
-        if self.stream_out is not None:
-            self.stream_out.write(message)
-
-
-def leaves_drafts(plan: StepPlan) -> bool:
-    """Whether the executor guesses for any row."""
-    return plan.num_drafts is not None and plan.draft_ids is None and bool(plan.num_drafts.any())
+from .stage_guesses import ReceivedGuesses, ShownStep, guess_places, leaves_drafts
+from .stage_link import Receiver, Writer, received_states, received_tokens, send_states, send_tokens
 
 
 class LastStageRunner(Runner):
@@ -58,25 +32,14 @@ class LastStageRunner(Runner):
         config: EngineConfig,
         kv_dtype: torch.dtype,
         platform: Platform,
-        writers: Sequence[RingWriter],
+        writers: Sequence[Writer],
         sampler: Sampler | None = None,
-        guesses: GuessLinks | None = None,
     ) -> None:
-        """`guesses`: how those of the first stage come; None: nothing drafts there."""
         super().__init__(decoder, config, kv_dtype, platform, sampler)
-        self._writers, self._guesses = writers, guesses
-
-    @property
-    def can_draft(self) -> bool:
-        return self._guesses is not None
+        self._writers = writers
 
     def run(self, plan: StepPlan) -> StepResult:
-        if self._guesses is not None and leaves_drafts(plan):
-            assert plan.num_drafts is not None
-            result = super().run(replace(plan, draft_ids=self._guesses.receive()))
-            result = replace(result, num_drafts=plan.num_drafts[plan.samples])
-        else:
-            result = super().run(plan)
+        result = super().run(plan)
         if plan.samples.any():
             send_tokens(self._writers, result.token_ids, result.num_tokens)
         return result
@@ -88,15 +51,17 @@ class LastStageRunner(Runner):
 
 
 @dataclass(slots=True)
-class AwaitedTokens:
-    """Tokens that the last stage samples for a plan."""
+class Awaited:
+    """A message of the last stage: tokens that it samples for a plan, or hidden states that it shows of a step."""
 
     rows: Int32Array
     """[S] of the table."""
-    first: Int32Array
-    """[S] position of each row's first token."""
     is_wanted: BoolArray
     """[S] false of rows that have left since."""
+    first: Int32Array | None = None
+    """[S] position of each row's first token; None: of states."""
+    shown: ShownStep | None = None
+    """None: of tokens."""
 
 
 class StageRunner(Runner):
@@ -110,73 +75,67 @@ class StageRunner(Runner):
         config: EngineConfig,
         kv_dtype: torch.dtype,
         platform: Platform,
-        writer: RingWriter,
+        writer: Writer,
         tokens: Receiver,
         sampler: Sampler | None = None,
-        guesses: GuessLinks | None = None,
     ) -> None:
-        """`guesses`: how those of the first stage go on; None: nothing drafts there. `sampler` draws them."""
         super().__init__(decoder, config, kv_dtype, platform, sampler)
-        self._writer, self._tokens, self._guesses = writer, tokens, guesses
-        self._awaited: deque[AwaitedTokens] = deque()
-
-    @property
-    def can_draft(self) -> bool:
-        return self._guesses is not None
+        self._writer, self._tokens = writer, tokens
+        self._awaited: deque[Awaited] = deque()
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         self._settle(plan)
         plan = at_known_positions(plan, self._num_known)
         self._prepare_rows(plan)
-        self._exchange_guesses(plan)
-        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
-        send_stream(self._writer, self._decoder.forward(batch, self._kv_cache))
+        if self._guesser is not None:
+            plan = with_at_most(plan, self._guesser.most)
+            self._guess(plan, self._guesser)
+        self._compute(plan)
         if plan.samples.any():
             num_positions = num_sampled(plan)[plan.samples]
             first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
-            self._await(plan.rows[plan.samples], first)
+            self._await_tokens(plan.rows[plan.samples], first)
         return NOTHING
 
     def draw(self, plan: DrawPlan) -> StepResult:
-        self._await(plan.rows, plan.positions)
+        self._await_tokens(plan.rows, plan.positions)
         return NOTHING
 
-    def _exchange_guesses(self, plan: StepPlan) -> None:
-        """The first stage guesses, and what it guessed goes to the last one."""
-        if self._guesser is not None:
-            self._guess(plan, self._guesser)
-        if self._guesses is None or not leaves_drafts(plan):
-            return
-        if self._guesser is None:
-            self._guesses.receive()
-        else:
-            self._guesses.send(self._guessed(plan).tobytes())
+    def _compute(self, plan: StepPlan) -> None:
+        guesser = self._guesser
+        inputs = LayerInputs(() if guesser is None else guesser.layers)
+        stream = self._stream(plan, inputs)
+        shown = guesser.shown(inputs.states) if isinstance(guesser, ReceivedGuesses) else []
+        send_states(self._writer, stream, *shown)
 
-    def _guessed(self, plan: StepPlan) -> Int32Array:
-        """Token ids in the table behind the known tokens of the plan, int32 [sum of num_drafts]."""
-        assert plan.num_drafts is not None
-        counts, ends = plan.num_drafts, plan.starts + plan.counts
-        rows, at = np.repeat(plan.rows, counts), np.repeat(ends - counts, counts) + places(counts)
-        token_ids: Int32Array = self._token_ids[torch.from_numpy(rows).long(), torch.from_numpy(at).long()].numpy()
-        return token_ids
+    def _stream(self, plan: StepPlan, inputs: LayerInputs) -> torch.Tensor:
+        """The residual stream [T, H] behind this stage's layers."""
+        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
+        return self._decoder.forward(batch, self._kv_cache, inputs=inputs if inputs.layers else None)
 
-    def _await(self, rows: Int32Array, first: Int32Array) -> None:
-        self._awaited.append(AwaitedTokens(rows, first, np.ones(len(rows), np.bool_)))
+    def _await_tokens(self, rows: Int32Array, first: Int32Array) -> None:
+        self._awaited.append(Awaited(rows, np.ones(len(rows), np.bool_), first=first))
 
     def _settle(self, plan: StepPlan) -> None:
         """Waits for the tokens that the plan reads, and takes what has come of others."""
+        num_needed = self._num_needed(plan)
+        while self._awaited and (num_needed > 0 or self._tokens.has_message()):
+            self._take(self._awaited.popleft())
+            num_needed -= 1
+
+    def _num_needed(self, plan: StepPlan) -> int:
+        """Messages of rows that the plan computes, and all before these. Notes rows that leave."""
         left = np.array([*plan.released, *(admitted.row for admitted in plan.admitted)], np.int32)
         num_needed = 0
         for i, awaited in enumerate(self._awaited):
             awaited.is_wanted &= ~np.isin(awaited.rows, left)
             if np.isin(awaited.rows[awaited.is_wanted], plan.rows).any():
                 num_needed = i + 1
-        while self._awaited and (num_needed > 0 or self._tokens.has_message()):
-            self._take(self._awaited.popleft())
-            num_needed -= 1
+        return num_needed
 
-    def _take(self, awaited: AwaitedTokens) -> None:
+    def _take(self, awaited: Awaited) -> None:
+        assert awaited.first is not None
         token_ids, num_tokens = received_tokens(self._tokens.receive())
         counts = num_tokens * awaited.is_wanted
         rows, columns = np.repeat(np.arange(len(counts)), counts), places(counts)
@@ -184,3 +143,66 @@ class StageRunner(Runner):
         self._token_ids[where] = torch.from_numpy(token_ids[rows, columns])
         kept = awaited.is_wanted
         self._num_known[awaited.rows[kept]] = (awaited.first + num_tokens)[kept]
+
+
+class FirstStageRunner(StageRunner):
+    """A `StageRunner` that guesses, from its own tables. It hands its guesses on before the stream of the step that
+    verifies them, and shows heads the hidden states that come back from the last stage."""
+
+    def __init__(
+        self,
+        decoder: Model,
+        config: EngineConfig,
+        kv_dtype: torch.dtype,
+        platform: Platform,
+        writer: Writer,
+        tokens: Receiver,
+        drafts: StageDrafts,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """`sampler` draws guesses."""
+        super().__init__(decoder, config, kv_dtype, platform, writer, tokens, sampler)
+        self._drafts, self._most_awaited = drafts, 3 * config.async_depth
+        first_elsewhere = decoder.config.num_layers
+        self._own_layers = tuple(layer for layer in drafts.layers if layer < first_elsewhere)
+
+    @torch.inference_mode()
+    def settle_all(self) -> None:
+        """Waits until the last stage has shown all that it was told to compute."""
+        while self._awaited:
+            self._take(self._awaited.popleft())
+
+    def _prepare_rows(self, plan: StepPlan) -> None:
+        # A copied block has what heads have read of it.
+        if len(plan.copied_blocks) and self._drafts.reads_states:
+            self.settle_all()
+        super()._prepare_rows(plan)
+
+    def _compute(self, plan: StepPlan) -> None:
+        if leaves_drafts(plan):
+            assert plan.num_drafts is not None
+            ends = plan.starts + plan.counts - plan.num_drafts
+            guesses = self._token_ids[guess_places(plan.rows, ends, plan.num_drafts)]
+            self._writer.write(guesses.numpy().tobytes())
+        inputs = LayerInputs(self._own_layers)
+        send_states(self._writer, self._stream(plan, inputs))
+        if self._drafts.reads_states:
+            shown = ShownStep(plan, inputs.states)
+            self._awaited.append(Awaited(plan.rows, np.ones(len(plan.rows), np.bool_), shown=shown))
+
+    def _settle(self, plan: StepPlan) -> None:
+        if not self._drafts.reads_states:
+            return super()._settle(plan)
+        # Heads read a row's part of the embedding together with other ranks: all take a message at the same time,
+        # whether it has come or not. Those that are left over are of steps that have retired.
+        num_needed = max(self._num_needed(plan), len(self._awaited) - self._most_awaited)
+        for _ in range(num_needed):
+            self._take(self._awaited.popleft())
+
+    def _take(self, awaited: Awaited) -> None:
+        if awaited.shown is None:
+            return super()._take(awaited)
+        states = received_states(self._tokens, self._decoder.config.hidden_size, self._decoder.dtype)
+        if awaited.is_wanted.any():
+            assert self._guesser is not None
+            self._guesser.see(awaited.shown.computed(self._drafts, states, awaited.is_wanted))

@@ -56,6 +56,9 @@ class Capabilities:
     """Ranks may be pipeline stages (`--pipeline-parallel-size`)."""
     stage_drafts: bool = False
     """The first stage drafts by a model and hands its guesses on: `--draft-model` needs it beside stages."""
+    stage_heads: bool = False
+    """The first stage drafts by heads, to which later stages show hidden states: `--draft-heads` needs it beside
+    stages."""
     stage_hosts: bool = False
     """Stages may be on other hosts (`--stage-hosts`)."""
     tree_numerics: bool = False

@@ -177,6 +177,45 @@ def test_a_draft_model_of_another_kind_beside_stages_changes_no_token(
         check_drafts(engine, plain)
 
 
+HEADED = [(kind, sizes) for sizes in STAGES for kind in CONFIGS]
+
+
+@pytest.mark.parametrize("headed", long_but(HEADED, ("eagle", (1, 2)), ("eagle3", (1, 3))))
+def test_heads_beside_stages_guess_as_in_one_process_and_change_no_bit(
+    headed: tuple[str, tuple[int, int]], folder: Path, tmp_path: Path
+) -> None:
+    kind, sizes = headed
+    asked, heads = [replace(each, num_logprobs=2) for each in ASKED], heads_of(kind, tmp_path)
+    layout = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True))
+    told, counted = list[Any](), list[tuple[int, int]]()
+    # Sums of several ranks are rounded in another order than those of one: guesses are those of as many.
+    for options in (DRAFTED | {"tensor_parallel_size": sizes[0]}, DRAFTED | layout):
+        with engine_of(folder, draft_heads=heads, **options) as engine:
+            for is_ahead in (False, True):
+                speculator = WholeDrafts(is_ahead=is_ahead).beside(engine.config)
+                answers, load = answers_of_a_new_engine(engine, PROMPTS, asked, speculator, num_rounds=2)
+                told.append((token_ids(answers), [each.logprobs for each in answers]))
+                counted.append((load.num_draft_tokens, load.num_accepted_tokens))
+    assert told[0] == told[1] == told[2] == told[3]
+    assert counted[0] == counted[2]
+    assert min(counted)[0] > 50
+
+
+@pytest.mark.parametrize("headed", long_but(HEADED, *((kind, (1, 3)) for kind in ("medusa", "eagle", "eagle3"))))
+def test_the_first_stage_guesses_what_the_published_definition_guesses(
+    headed: tuple[str, tuple[int, int]], served: tuple[Any, Path], tmp_path: Path
+) -> None:
+    kind, sizes = headed
+    twin, prompts = HeadsTwin(served[0], CONFIGS[kind], random_heads(kind)), PROMPTS[1:4]
+    layout = dict(zip(("tensor_parallel_size", "pipeline_parallel_size"), sizes, strict=True))
+    with threads_of(served[1], draft_heads=heads_of(kind, tmp_path), **layout) as engine:
+        recorder = Recorder(engine.ranks.ranks[0])
+        answers_of_a_new_engine(engine, prompts, [greedy(12)], WholeDrafts().beside(engine.config))
+    assert len(recorder.noted) > 10
+    for known, guesses in recorder.noted:
+        assert guesses == twin.guesses(known, len(guesses))
+
+
 def test_the_death_of_the_stage_that_drafts_ends_the_executor(folder: Path) -> None:
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
     with engine_of(folder, draft_model=folder, **DRAFTED | sizes) as engine:
@@ -306,18 +345,13 @@ def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(fo
         assert drafting.config.num_blocks == plain.config.num_blocks // 3
 
 
-def test_what_drafts_is_refused_where_a_platform_does_not_build_it_and_heads_beside_stages(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_what_drafts_is_refused_where_a_platform_does_not_build_it(folder: Path, tmp_path: Path) -> None:
     heads = heads_of("eagle", tmp_path)
     for name, value in (("draft_model", folder), ("draft_heads", heads)):
         options = ExecutorOptions(model_folder=folder, max_draft_tokens=3, **{name: value})
         staged = replace(options, tensor_parallel_size=2, pipeline_parallel_size=2)
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with pipeline_parallel_size 2"):
-            checked(staged, "cpu", replace(cpu.capabilities, stage_drafts=False))
-        if name == "draft_heads":
-            with pytest.raises(ConfigError, match=r"draft_heads is .*; allowed: none with pipeline_parallel_size 2"):
-                checked(staged, "cpu", cpu.capabilities)
+            checked(staged, "cpu", replace(cpu.capabilities, stage_drafts=False, stage_heads=False))
         with pytest.raises(ConfigError, match=f"{name} is .*; allowed: none with tensor_parallel_size 2"):
             checked(replace(options, tensor_parallel_size=2), "cpu", replace(cpu.capabilities, rank_drafts=False))
 

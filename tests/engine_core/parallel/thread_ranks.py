@@ -17,39 +17,43 @@ from headwater.engine_core.executors.build import checked
 from headwater.engine_core.executors.rank_place import RankPlace, stages_of
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
-from headwater.engine_core.executors.stage_link import StageLinks
+from headwater.engine_core.executors.stage_link import Receiver, StageLinks
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel.memory_group import MemoryGroup, create_group
-from headwater.engine_core.ring import anonymous_memory
+from headwater.engine_core.parallel.stage_rings import StageRings, create_stage_rings
+from headwater.engine_core.ring import RingEnd, RingReader, RingWriter, anonymous_memory
 from tests.engine_core.small_models import SmallEngine
 
 
 class ThreadExecutor:
-    """See `Executor`. All ranks have the same results and the same tokens in their tables, or a step raises."""
+    """See `Executor`. All ranks of a stage have the same results and the same tokens in their tables, or a step raises.
+    Stages compute a step one after another."""
 
     swapper = None
     copies_blocks = True
     prefill_seconds = 0.0
 
     def __init__(self, options: ExecutorOptions) -> None:
-        request = checked(options, "cpu", cpu.capabilities)
-        ends, slots = create_group(options.tensor_parallel_size), anonymous_memory("slots", 0)
-        self._groups = [MemoryGroup(rank, end) for rank, end in enumerate(ends)]
+        request, layout = checked(options, "cpu", cpu.capabilities), options.layout
+        slots, stages = anonymous_memory("slots", 0), stages_of(request)
+        ends = [end for _ in stages for end in create_group(layout.tensor)]
+        self._groups = [MemoryGroup(rank % layout.tensor, end) for rank, end in enumerate(ends)]
+        self._speaker, self._size = layout.speaker, layout.tensor
         # A thread begins with as many threads of its own as there are cores, for which weights are packed otherwise.
         own = {"initializer": torch.set_num_threads, "initargs": (1,)}
         self._threads = [ThreadPoolExecutor(1, **own) for _ in ends]
         places = [
             RankPlace(
-                shard=options.layout.shard(group.index),
-                stage_index=0,
-                stage=stages_of(request)[0],
+                shard=layout.shard(rank),
+                stage_index=layout.stage_index(rank),
+                stage=stages[layout.stage_index(rank)],
                 group=group,
-                links=StageLinks(),
+                links=links_of(rings),
                 slots=slots,
                 exchange=-1,
                 warn=print,
             )
-            for group in self._groups
+            for rank, (group, rings) in enumerate(zip(self._groups, create_stage_rings(layout), strict=True))
         ]
         built = self._each(lambda rank: cpu.build_rank(request, places[rank], lambda phase, done, total: None))
         os.close(slots)
@@ -91,12 +95,26 @@ class ThreadExecutor:
         return [each.result(60) for each in waiting]
 
     def _note(self, results: list[StepResult]) -> None:
-        first, *others = results
-        for rank, other in enumerate(others, start=1):
-            assert other.token_ids.tolist() == first.token_ids.tolist(), rank
-            assert other.num_tokens.tolist() == first.num_tokens.tolist(), rank
-            assert torch.equal(self.ranks[rank].tables[0], self.ranks[0].tables[0]), "guesses differ"
-        self._done.append(first)
+        for rank, other in enumerate(results):
+            first = rank // self._size * self._size
+            assert other.token_ids.tolist() == results[first].token_ids.tolist(), rank
+            assert other.num_tokens.tolist() == results[first].num_tokens.tolist(), rank
+            assert torch.equal(self.ranks[rank].tables[0], self.ranks[first].tables[0]), "guesses differ"
+        self._done.append(results[self._speaker])
+
+
+def links_of(rings: StageRings) -> StageLinks:
+    """The links of a rank, as its process makes them."""
+
+    def receiver(end: RingEnd | None) -> Receiver | None:
+        return None if end is None else Receiver(RingReader(end), lambda waits: None)
+
+    return StageLinks(
+        stream_in=receiver(rings.stream_in),
+        stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
+        tokens_in=receiver(rings.tokens_in),
+        tokens_out=[RingWriter(end) for end in rings.tokens_out],
+    )
 
 
 class ThreadEngine(SmallEngine):
