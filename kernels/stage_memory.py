@@ -1,5 +1,5 @@
 """Memory through which pipeline stages on several GPUs reach one another: a stage writes its residual stream into that
-of the next one, and the last stage the sampled tokens into those of the others.
+of the next one, the last stage the sampled tokens into those of the others, and the first one its guesses.
 
 Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their CUDA IPC handles.
 Where GPUs do not reach one another's memory, the pieces lie in host memory that all stages have mapped; a count is
@@ -7,8 +7,8 @@ stored then by the one stage that counts it, without atomic operations.
 
 A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and those that the next
 stage has taken (which other stages add to); streams that were sent and received (this stage's own). Then come two
-slots for streams, which take turns, and slots for messages of tokens. Counts are kept in the memory, so that a graph
-which is replayed goes on where the last launch ended.
+slots for streams, which take turns, slots for messages of tokens, and slots for messages of guesses. Counts are kept in
+the memory, so that a graph which is replayed goes on where the last launch ended.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class StageSizes:
     """Positions that it may tell of."""
     num_messages: int
     """Slots for messages."""
+    num_guesses: int
+    """Slots for messages of guesses, which tell of `most_rows` rows; 0: nothing guesses."""
 
     @property
     def message_len(self) -> int:
@@ -53,8 +55,18 @@ class StageSizes:
         return 1 + max((2 + LAST_TOKENS) * self.most_rows, 3 * self.most_positions)
 
     @property
-    def num_bytes(self) -> int:
+    def guesses_len(self) -> int:
+        """As `message_len`, of a message of guesses."""
+        return 1 + LAST_TOKENS * self.most_rows
+
+    @property
+    def first_guesses(self) -> int:
+        """Bytes from the beginning of a piece to its slots for guesses."""
         return int(HEADER.value + NUM_SLOTS.value * self.stream_bytes + 4 * self.num_messages * self.message_len)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.first_guesses + 4 * self.num_guesses * self.guesses_len
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +80,7 @@ class StageMemory:
     behind: int
     """0: this is the last stage."""
     others: torch.Tensor
-    """int64 [stages − 1]: of the last stage, the addresses of all others, in their order; else empty."""
+    """int64 [stages − 1]: of the first and the last stage, the addresses of all others, in their order; else empty."""
     sizes: StageSizes
     host: object | None = None
     """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
@@ -82,6 +94,10 @@ class StageMemory:
         """Bytes from the beginning of a piece to the slot of that message."""
         first = HEADER.value + NUM_SLOTS.value * self.sizes.stream_bytes
         return int(first + number % self.sizes.num_messages * 4 * self.sizes.message_len)
+
+    def guesses_at(self, number: int) -> int:
+        """As `message_at`, of a message of guesses."""
+        return self.sizes.first_guesses + number % self.sizes.num_guesses * 4 * self.sizes.guesses_len
 
 
 def allocate_piece(num_bytes: int) -> int:
@@ -103,7 +119,7 @@ def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) ->
     addresses = {
         stage: open_address(handles[stage])
         for stage in range(len(handles))
-        if stage != index and (index == last or stage in (index - 1, index + 1))
+        if stage != index and (index in (0, last) or stage in (index - 1, index + 1))
     }
     return _stage_memory(index, last, addresses | {index: own}, sizes)
 
@@ -121,7 +137,7 @@ def _stage_memory(
     host: object | None = None,
     max_polls: int = MAX_POLLS,
 ) -> StageMemory:
-    others = [addresses[stage] for stage in range(last)] if index == last else []
+    others = [addresses[stage] for stage in range(last + 1) if stage != index] if index in (0, last) else []
     return StageMemory(
         own=addresses[index],
         before=addresses.get(index - 1, 0),

@@ -242,7 +242,7 @@ def _send_tokens(
     written(p_message + 1 + o_s, tl.load(p_row + o_s, mask=inside, other=-1), inside, HOST)
     written(p_message + 1 + count + o_s, tl.load(p_position + o_s, mask=inside, other=0), inside, HOST)
     written(p_message + 1 + 2 * count + o_s, tl.load(p_token + o_s, mask=inside, other=0), inside, HOST)
-    _say_number(p_message, number, HOST, ON_GPU)
+    say_number(p_message, number, HOST, ON_GPU)
 
 
 @triton.jit(do_not_specialize=["message", "number", "count"])
@@ -258,7 +258,7 @@ def _receive_tokens(
     ON_GPU: tl.constexpr,
 ):
     p_message = message.to(tl.pointer_type(tl.int32))
-    _await_message(p_message, number, max_polls, HOST, ON_GPU)
+    await_message(p_message, number, max_polls, HOST, ON_GPU)
     o_s = tl.arange(0, BLOCK)
     inside = o_s < count
     b_row = tl.where(inside, fetched(p_message + 1 + o_s, inside, HOST), -1)
@@ -294,7 +294,7 @@ def _send_ends(
         is_there = (b_row >= 0) & (b_at >= 0)
         b_token = tl.load(p_table + b_row.to(tl.int64) * stride_table + b_at, mask=is_there, other=0)
         written(p_message + 1 + (2 + i) * count + o_r, b_token, inside, HOST)
-    _say_number(p_message, number, HOST, ON_GPU)
+    say_number(p_message, number, HOST, ON_GPU)
 
 
 @triton.jit(do_not_specialize=["message", "number", "count"])
@@ -312,7 +312,7 @@ def _receive_ends(
     ON_GPU: tl.constexpr,
 ):
     p_message = message.to(tl.pointer_type(tl.int32))
-    _await_message(p_message, number, max_polls, HOST, ON_GPU)
+    await_message(p_message, number, max_polls, HOST, ON_GPU)
     o_r = tl.arange(0, BLOCK)
     inside = o_r < count
     b_row = tl.where(inside, fetched(p_message + 1 + o_r, inside, HOST), -1)
@@ -337,7 +337,7 @@ def _say(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
 
 
 @triton.jit
-def _say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
+def say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
     """As `_say`, of the number of a message."""
     if HOST:
         settle(ON_GPU)
@@ -348,7 +348,7 @@ def _say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
 
 
 @triton.jit
-def _await_message(p_message, number, max_polls, HOST: tl.constexpr, ON_GPU: tl.constexpr):
+def await_message(p_message, number, max_polls, HOST: tl.constexpr, ON_GPU: tl.constexpr):
     """Returns when the message with that number lies there whole."""
     if HOST:
         await_number(p_message, number, max_polls, ON_GPU)

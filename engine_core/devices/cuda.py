@@ -48,6 +48,7 @@ capabilities = Capabilities(
     stages=True,
     tree_numerics=True,
     rank_drafts=True,
+    stage_drafts=True,
 )
 
 
@@ -169,11 +170,11 @@ def _check_drafting_ranks(request: BuildRequest) -> None:
     options = request.options
     if request.draft is None and request.heads is None:
         return
-    where = f"beside {'draft_model' if request.heads is None else 'draft_heads'} with tensor_parallel_size"
+    of_ranks = "tensor_parallel_size" if options.tensor_parallel_size > 1 else "pipeline_parallel_size"
+    where = f"beside {'draft_model' if request.heads is None else 'draft_heads'} with {of_ranks}"
     for tier, none in (("kv_swap_memory", "0"), ("kv_peer_memory", "0"), ("kv_disk_dir", "none")):
         if value := getattr(options, tier):
-            size = options.tensor_parallel_size
-            raise ConfigError(tier, str(value), f"{none} {where} {size} on the platform {name}")
+            raise ConfigError(tier, str(value), f"{none} {where} {getattr(options, of_ranks)} on the platform {name}")
 
 
 def max_ranks(options: ExecutorOptions) -> int:

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from headwater.kernels.compile_ahead import CompileAhead
+from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
 from ..layers.kinds import Weights
@@ -26,6 +27,7 @@ from .cuda_drafting import (
     LoadedModel,
     ModelDrafting,
 )
+from .cuda_guessers import by_first_stage
 from .cuda_prompt_scores import SCORED_AT_ONCE
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper, staged_blocks
@@ -42,12 +44,13 @@ def build_cuda_executor(
     *,
     draft: LoadedModel | None,
     heads: LoadedHeads | None,
+    stages: StageMemory | None = None,
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
-    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
-    would fit."""
+    """`stages`: how guesses come from the first stage; None: they are this one's, if there are any. With `is_sized` the
+    config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what would fit."""
     block_size, weights, platform = config.block_size, served.weights, served.platform(config)
     decoder, planes = served.on(platform, config.max_model_len), [served.planes]
     drafting = _drafting(served, draft, heads, decoder, platform, config)
@@ -78,8 +81,9 @@ def build_cuda_executor(
         looks_at_all = drafting is not None and drafting.looks_at_all
         executor = served.executor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
         if drafting is not None:
-            assert isinstance(executor, CudaExecutor)
             executor.draft_by(drafting.make(config, kv_caches[1:]))
+        elif stages is not None:
+            executor.draft_by(partial(by_first_stage, stages))
         ahead.note(executor.launch_likely)
     _choose_products(platform, weights, config, device)
     # From here on a rank's launches wait for those of the others, which have compiled theirs by now.

@@ -83,8 +83,7 @@ class LoadedRank(LoadedModel):
         looks_at_all: bool,
     ) -> CudaExecutor | CudaStageExecutor:
         if self.stages is not None and not self.has_head:
-            [kv_cache] = kv_caches
-            return CudaStageExecutor(decoder, platform, config, kv_cache, self.stages, swapper=swapper)
+            return CudaStageExecutor(decoder, platform, config, kv_caches, self.stages, swapper=swapper)
         return CudaExecutor(
             decoder,
             platform,
@@ -176,24 +175,23 @@ def build_cuda_rank(
         served,
         config,
         device,
-        draft=_draft_of(request, place.shard, group, progress),
+        draft=_draft_of(request, place.shard, group, progress) if place.stage.is_first else None,
         heads=_heads_of(request, place.shard),
+        stages=stages if request.draft is not None and not place.stage.is_first else None,
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
     )
 
 
-def _draft_of(
-    request: BuildRequest, shard: Shard, group: PeerGroup | None, progress: Progress
-) -> LoadedRankDraft | None:
+def _draft_of(request: BuildRequest, shard: Shard, group: PeerGroup | None, progress: Progress) -> LoadedModel | None:
     """Loads the draft model, if there is one. Raises `ConfigError`."""
     if (draft := request.draft) is None:
         return None
-    assert group is not None, "drafting is refused beside stages"
     in_planes = DTYPES[draft.dtype] in int4_gemm.DTYPES
     weights = load_draft_weights(draft, shard, torch.device("cuda"), progress, in_planes=in_planes)
-    return LoadedRankDraft(draft.model, with_look_up(weights), KV_DTYPES[draft.kv_format], False, draft, shard, group)
+    what = draft.model, with_look_up(weights), KV_DTYPES[draft.kv_format], False
+    return LoadedModel(*what) if group is None else LoadedRankDraft(*what, draft, shard, group)
 
 
 def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.kernels.stage_memory import StageMemory
+
 from ..config import EngineConfig
 from ..heads.medusa import Medusa
 from ..heads.registry import ChainHeads
@@ -18,6 +20,7 @@ from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
 from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
+from .gpu_stage import FirstStageGuesses
 from .head_part import HeadPart
 from .step_buffers import StepBuffers
 from .step_shapes import StepShapes
@@ -85,3 +88,8 @@ def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: Engi
         return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
 
     return make
+
+
+def by_first_stage(stages: StageMemory, drafted: Drafted) -> CudaGuesser:
+    """Takes guesses from the first stage."""
+    return FirstStageGuesses(stages, drafted.table, drafted.served)

@@ -4,7 +4,7 @@ stream goes to the next stage, and what is sampled comes from the last one, into
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,19 +17,23 @@ from headwater.kernels.stage_memory import StageMemory
 from headwater.kernels.stage_stream import receive_ends, receive_tokens
 
 from ..config import EngineConfig
-from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
+from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from ..models.model import Model
 from ..platforms.cuda import CudaPlatform
+from .cuda_guesser import CudaGuesser
+from .cuda_guessers import Drafted, Make
 from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
+from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
-from .gpu_stage import MessageNumbers, parts_of
+from .gpu_stage import GuessTeller, MessageNumbers, parts_of
+from .own_drafts import leaves_drafts
 from .own_rows import OwnRows, knows_alone
 from .runner import NOTHING
 from .spread import spread_drafts, spread_draw
 from .step_buffers import StepBuffers
 from .step_sender import StepSender
-from .step_shapes import StepShapes
+from .step_shapes import StepShape, StepShapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,12 @@ class CudaStageExecutor:
         decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
-        kv_cache: torch.Tensor,
+        kv_caches: Sequence[torch.Tensor],
         memory: StageMemory,
         *,
         swapper: CudaSwapper | None = None,
     ) -> None:
-        """kv_cache [layers, 2, num_blocks, Hk, block_size, D]."""
+        """kv_caches: see `CudaExecutor`."""
         self.swapper = swapper
         self._config, self._device = config, platform.device
         self.can_draft = config.max_draft_tokens > 0
@@ -71,20 +75,35 @@ class CudaStageExecutor:
         self._shapes = StepShapes(config, platform, looks_at_all=True)
         self._buffers = StepBuffers(config, self._shapes.max_tiles, self._device, parts)
         self._sender = StepSender(self._table, self._buffers, self._shapes, self._device)
-        self._planes = as_planes(kv_cache)
-        self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._buffers, self._shapes)
+        self._planes = [as_planes(each) for each in kv_caches]
+        self._model = DeviceModel(decoder, platform, config, kv_caches[0], self._table, self._buffers, self._shapes)
         self._own_rows = OwnRows(config, self._table, self._buffers, parts)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._done = [torch.cuda.Event(blocking=True) for _ in range(parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         self._memory, self._numbers, self._most_awaited = memory, MessageNumbers(), parts
         self._awaited: deque[AwaitedTokens] = deque()
+        self._decoder = decoder
+        self._guesser: CudaGuesser | None = None
+        self._sampler: DeviceSampler | None = None
+        """Of what guesses on the first stage."""
+        self._teller: GuessTeller | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._unprepared: deque[Callable[[], object]] = deque(
-            partial(self._model.prepare, shape) for shape in self._shapes.likely()
+            partial(self._prepare, shape) for shape in self._shapes.likely()
         )
         # Where the last stage rehearses its draws.
         self._unprepared.insert(self._shapes.num_first, _nothing)
+
+    def draft_by(self, make: Make) -> None:
+        """See `CudaExecutor`. What the first stage guesses it tells the others."""
+        sizes, served = (self._config.num_rows, self._config.max_positions), self._decoder
+        sampler = DeviceSampler(served.lm_head, *sizes, served.dtype, self._device, len(self._done))
+        self._guesser = make(Drafted(self._model, sampler, self._table, len(self._done)))
+        self._own_rows.are_guessed = True
+        if not self._memory.before:
+            self._sampler, self._teller = sampler, GuessTeller(self._memory, self._table, self._model)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     @torch.inference_mode()
     def launch_likely(self) -> None:
@@ -96,6 +115,10 @@ class CudaStageExecutor:
         self._copy_blocks(np.zeros((1, 2), np.int32))
         for are_ends in (False, True):
             self._receive(AwaitedTokens(1, np.zeros(0, np.int32), 1, are_ends))
+        if self._guesser is not None:
+            self._guesser.launch_likely()
+        if self._teller is not None:
+            self._teller.rehearse()
         if self.swapper is not None:
             self.swapper.rehearse()
 
@@ -112,23 +135,48 @@ class CudaStageExecutor:
             self._settle(plan)
             if plan.copied_blocks.size:
                 self._copy_blocks(plan.copied_blocks)
-            spread = spread_drafts(plan)
-            own = None
-            if knows_alone(plan):
-                own = self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
-            shape, num_draws = self._sender.send(plan, spread, own)
-            num_own = 0 if own is None else own.shape[1]
-            if num_own:
-                launch = partial(self._own_rows.draft, shape, num_own)
-                self._model.graphs.run_once((shape, "drafts", num_own), launch)
-            self._model.hidden(shape)
+            num_own, num_draws = self._compute(plan)
             self._done[self._part(plan.step)].record(self._stream)
             self._model.graphs.capture_due()
+            if self._guesser is not None:
+                self._guesser.capture_due()
         if num_own and num_draws:
             self._await(plan.rows, num_own, are_ends=True)
         elif num_draws:
             self._await(plan.rows[plan.samples], num_draws, are_ends=False)
         return plan.step
+
+    def _compute(self, plan: StepPlan) -> tuple[int, int]:
+        """Launches what is guessed for the step, and the step. Returns the rows whose positions the device alone knows,
+        and its draws, both padded."""
+        guesser, own = self._guesser, None
+        for admitted in plan.admitted if guesser is not None else ():
+            self._seat(admitted)
+        if knows_alone(plan):
+            own = self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+        shape, num_draws = self._sender.send(plan, spread_drafts(plan), own)
+        num_own = 0 if own is None else own.shape[1]
+        if guesser is not None:
+            words = self._buffers.steps[:, :num_own], self._buffers.words(shape).positions
+            guesser.follow(plan, *words)
+            if self._teller is not None and leaves_drafts(plan):
+                self._teller.tell(*words)
+        if num_own:
+            launch = partial(self._own_rows.draft, shape, num_own)
+            self._model.graphs.run_once((shape, "drafts", num_own), launch)
+        self._model.hidden(shape)
+        return num_own, num_draws
+
+    def _seat(self, admitted: AdmittedRow) -> None:
+        assert self._guesser is not None
+        self._guesser.seat(admitted.row)
+        if self._sampler is not None:
+            self._sampler.admit(admitted)
+
+    def _prepare(self, shape: StepShape) -> None:
+        self._model.prepare(shape)
+        if self._guesser is not None and shape.is_decode and not shape.shares:
+            self._guesser.prepare(shape)
 
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
@@ -188,7 +236,8 @@ class CudaStageExecutor:
     def _copy_blocks(self, pairs: Int32Array) -> None:
         """pairs [C, 2]: from, to."""
         sources, targets = (upload(np.ascontiguousarray(each), self._device) for each in pairs.T)
-        copy_blocks(self._planes, self._planes, sources, targets)
+        for planes in self._planes:
+            copy_blocks(planes, planes, sources, targets)
 
 
 def _nothing() -> None:

@@ -7,14 +7,19 @@ from collections.abc import Callable
 import torch
 
 from headwater.kernels.peer_memory import handle_of
+from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import StageMemory, StageSizes, allocate_piece, beside
 from headwater.kernels.stage_stream import MOST_NUMBERS, receive_stream, send_ends, send_stream, send_tokens
 
 from ..config import EngineConfig
+from ..executor import StepPlan
 from ..layers.embedding import Embedding
 from ..layers.group import Group
 from ..models.model import LastNorm
+from .device_model import DeviceModel, Shown
 from .device_table import DeviceTable
+from .own_drafts import leaves_drafts
+from .step_shapes import StepShape
 
 
 class GpuStageEnds:
@@ -87,6 +92,63 @@ class TokenTeller:
         self._numbers = MessageNumbers()
 
 
+class FirstStageGuesses:
+    """See `CudaGuesser`: in the place of what drafts, on a stage that is not the first."""
+
+    shown: Shown | None = None
+
+    def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
+        self._memory, self._table, self._served = memory, table, served
+        self._numbers = MessageNumbers()
+
+    def seat(self, row: int) -> None:
+        """Does nothing."""
+
+    def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
+        if leaves_drafts(plan):
+            self._receive(self._numbers.next(), steps, positions)
+
+    def see(self, shape: StepShape, steps: torch.Tensor) -> None:
+        """Does nothing."""
+
+    def launch_likely(self) -> None:
+        self._receive(1, *padded_step(self._served))
+
+    def prepare(self, shape: StepShape) -> None:
+        """Does nothing."""
+
+    def capture_due(self) -> None:
+        """Does nothing."""
+
+    def _receive(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
+        receive_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
+
+
+class GuessTeller:
+    """Tells later stages what the first one has guessed."""
+
+    def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
+        self._memory, self._table, self._served = memory, table, served
+        self._numbers = MessageNumbers()
+
+    def tell(self, steps: torch.Tensor, positions: torch.Tensor) -> None:
+        """Guesses of a step, whose words for `draft_rows` these are."""
+        self._send(self._numbers.next(), steps, positions)
+
+    def rehearse(self) -> None:
+        """Launches it for padding; for where nothing is really launched."""
+        self._send(1, *padded_step(self._served))
+
+    def _send(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
+        send_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
+
+
+def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Words of `draft_rows` of a row of padding, in the buffers: kernels are compiled for how these are aligned."""
+    shape = next(iter(served.shapes.for_each_kernel()))
+    return served.buffers.steps[:, :1], served.buffers.words(shape).positions
+
+
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
     """The sizes of a piece for steps of this config. The last stage sends a message only behind the step before it,
     which has left every other stage; those stages had received all but the messages of plans in flight by then."""
@@ -96,6 +158,8 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
         most_rows=config.max_num_seqs,
         most_positions=config.max_positions,
         num_messages=2 * parts_of(config) + 2,
+        # A plan in flight may have one, which its result depends on.
+        num_guesses=parts_of(config) if config.max_draft_tokens else 0,
     )
 
 

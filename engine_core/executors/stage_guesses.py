@@ -18,11 +18,6 @@ from .own_guesser import Computed, Draw
 from .stage_link import ReceivedStream, Receiver, Writer, send_states
 
 
-def leaves_drafts(plan: StepPlan) -> bool:
-    """Whether the executor guesses for any row."""
-    return plan.num_drafts is not None and plan.draft_ids is None and bool(plan.num_drafts.any())
-
-
 def guess_places(rows: Int32Array, ends: Int32Array, num_drafts: Int32Array) -> tuple[torch.Tensor, torch.Tensor]:
     """Row and column, in the token table, of num_drafts[i] guesses of rows[i] from position ends[i] on."""
     at = np.repeat(ends, num_drafts) + places(num_drafts)

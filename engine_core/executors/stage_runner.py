@@ -17,9 +17,9 @@ from ..ragged import places
 from ..sampling.sampler import Sampler
 from ..stage_drafts import StageDrafts
 from .batch import make_batch, num_sampled
-from .own_drafts import at_known_positions, with_at_most
+from .own_drafts import at_known_positions, leaves_drafts, with_at_most
 from .runner import NOTHING, Runner
-from .stage_guesses import ReceivedGuesses, ShownStep, guess_places, leaves_drafts
+from .stage_guesses import ReceivedGuesses, ShownStep, guess_places
 from .stage_link import Receiver, Writer, received_states, received_tokens, send_states, send_tokens
 
 

@@ -278,9 +278,6 @@ DRAFT_MODEL = Capability(
         "beams": Aside(because="a search asks for one token at a time"),
         "grammar": Aside(because=BY_LOOK_UP),
         "tools": Aside(because=BY_LOOK_UP),
-        "pipeline parallel": Refused(
-            field="draft_model", says="allowed: none with pipeline_parallel_size 2", is_on_gpu=True
-        ),
     },
 )
 DRAFT_HEADS = Capability(

@@ -356,11 +356,14 @@ def test_what_drafts_is_refused_where_a_platform_does_not_build_it(folder: Path,
             checked(replace(options, tensor_parallel_size=2), "cpu", replace(cpu.capabilities, rank_drafts=False))
 
 
+@pytest.mark.parametrize("size", ["tensor_parallel_size", "pipeline_parallel_size"])
 @pytest.mark.parametrize("name", ["kv_swap_memory", "kv_peer_memory", "kv_disk_dir"])
-def test_ranks_on_gpus_that_draft_keep_blocks_in_their_cache(name: str, folder: Path, tmp_path: Path) -> None:
+def test_ranks_on_gpus_that_draft_keep_blocks_in_their_cache(
+    name: str, size: str, folder: Path, tmp_path: Path
+) -> None:
     value: Any = tmp_path if name == "kv_disk_dir" else 64 << 20
-    options = ExecutorOptions(model_folder=folder, block_size=64, tensor_parallel_size=2, **{name: value})
+    options = ExecutorOptions(model_folder=folder, block_size=64, **{size: 2, name: value})
     drafting = checked(replace(options, draft_model=folder, max_draft_tokens=3), "cuda", cuda.capabilities)
     place: Any = None
-    with pytest.raises(ConfigError, match=f"{name} is .*; allowed: .* beside draft_model with tensor_parallel_size 2"):
+    with pytest.raises(ConfigError, match=f"{name} is .*; allowed: .* beside draft_model with {size} 2"):
         cuda.build_rank(drafting, place, lambda phase, done, total: None)

@@ -22,7 +22,7 @@ from headwater.kernels.peer_memory import memory_bytes
 from headwater.kernels.stage_memory import StageSizes
 from tests.engine_core.test_compiled_ahead import MODEL
 
-STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messages=2)
+STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messages=2, num_guesses=2)
 
 
 class Unlocked:
