@@ -339,6 +339,26 @@ def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
     assert accepted - accepted_before > 0.9 * (drafted - drafted_before) > 20
 
 
+@pytest.mark.parametrize("kind", long_but(("eagle", "eagle3"), "eagle"))
+def test_planes_of_heads_beside_stages_come_back_from_the_disk_as_those_of_one_process(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    few = {"num_blocks": 18, "max_model_len": 160, "draft_heads": heads_of(kind, tmp_path), "tensor_parallel_size": 1}
+    prompts = [PROMPTS[-1], *([i + 3] * 100 for i in range(4)), PROMPTS[-1]]
+    found = []
+    for size in (1, 2):
+        options = DRAFTED | few | {"pipeline_parallel_size": size, "kv_disk_dir": tmp_path / str(size)}
+        with engine_of(folder, speculate=lambda config: WholeDrafts().beside(config), **options) as engine:
+            for prompt in prompts:
+                [answer] = engine.answer([prompt], greedy(40))
+                engine.settle()
+                load = engine.engine.load()
+                drafts = load.num_draft_tokens, load.num_accepted_tokens
+                found.append((answer.token_ids, answer.cached_tokens, drafts))
+            assert engine.engine.load().hits_by_tier == {"disk": 96}
+    assert found[: len(prompts)] == found[len(prompts) :]
+
+
 def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(folder: Path) -> None:
     sized = {"num_blocks": 0, "kv_cache_memory": 64 << 20, "tensor_parallel_size": 2}
     with engine_of(folder, **sized) as plain, engine_of(folder, **DRAFTED | sized, draft_model=folder) as drafting:
