@@ -339,6 +339,23 @@ def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
     assert accepted - accepted_before > 0.9 * (drafted - drafted_before) > 20
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("numerics", ["default", "tree"])
+@pytest.mark.parametrize("family", ["smollm2", "qwen3"])
+def test_heads_beside_stages_guess_by_tied_heads_and_beside_tree_numerics(
+    family: str, numerics: str, tmp_path: Path
+) -> None:
+    _, folder = folder_of(family, tmp_path)
+    found, options = [], DRAFTED | {"draft_heads": heads_of("eagle", tmp_path), "numerics": numerics}
+    for size in (1, 2):
+        with engine_of(folder, **options | {"tensor_parallel_size": 1, "pipeline_parallel_size": size}) as engine:
+            speculator = WholeDrafts().beside(engine.config)
+            answers, load = answers_of_a_new_engine(engine, PROMPTS, ASKED, speculator)
+            found.append((token_ids(answers), load.num_draft_tokens, load.num_accepted_tokens))
+    assert found[0] == found[1]
+    assert found[0][1] > 50
+
+
 @pytest.mark.parametrize("kind", long_but(("eagle", "eagle3"), "eagle"))
 def test_planes_of_heads_beside_stages_come_back_from_the_disk_as_those_of_one_process(
     kind: str, folder: Path, tmp_path: Path
