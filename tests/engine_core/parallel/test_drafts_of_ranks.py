@@ -216,13 +216,21 @@ def test_the_first_stage_guesses_what_the_published_definition_guesses(
         assert guesses == twin.guesses(known, len(guesses))
 
 
-def test_the_death_of_the_stage_that_drafts_ends_the_executor(folder: Path) -> None:
+LOST = ("draft_model", 0), ("draft_heads", 0), ("draft_heads", 1)
+
+
+@pytest.mark.parametrize("lost", long_but(LOST, LOST[0]))
+def test_the_death_of_a_stage_ends_the_executor_that_drafts(
+    lost: tuple[str, int], folder: Path, tmp_path: Path
+) -> None:
+    what, rank = lost
+    drafting = {what: folder if what == "draft_model" else heads_of("eagle3", tmp_path)}
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-    with engine_of(folder, draft_model=folder, **DRAFTED | sizes) as engine:
+    with engine_of(folder, **DRAFTED | sizes | drafting) as engine:
         answers_of_a_new_engine(engine, PROMPTS[:2], [greedy(4)], WholeDrafts().beside(engine.config))
         assert isinstance(engine.executor, MultiExecutor)
-        os.kill(engine.executor.ranks.pids[0], signal.SIGKILL)
-        with pytest.raises(RankLost, match="rank 0 was ended by SIGKILL"):
+        os.kill(engine.executor.ranks.pids[rank], signal.SIGKILL)
+        with pytest.raises(RankLost, match=f"rank {rank} was ended by SIGKILL"):
             answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
 
 

@@ -38,7 +38,7 @@ def test_guesses_of_the_first_stage_change_no_bit(access: str, folder: Path, mon
         assert isinstance(engine.executor, MultiExecutor)
         # The draft model is the served one.
         for load in check_drafts(engine):
-            assert load.num_accepted_tokens > 0.9 * load.num_draft_tokens
+            assert load.num_accepted_tokens > 0.6 * load.num_draft_tokens
         answers, _ = answers_of_a_new_engine(engine, PROMPTS, ASKED)
     assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in expected]
     assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in expected]
