@@ -348,7 +348,7 @@ def main() -> None:
     with in_one_line("gateway", SettingError, OSError):
         settings = read_settings(GatewaySettings, sys.argv[1:], prog="headwater serve gateway")
         configure_logging("gateway", settings.log_level)
-        # What is imported lives as long as the process: the collector need not look at it again.
+        # Imported modules live as long as the process: the collector need not look at them again.
         gc.freeze()
         sys.setswitchinterval(SWITCH_SECONDS)
         with stages_secured(settings):

@@ -34,7 +34,7 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     max_replicas: Number | None = None
     escape_special_tokens: bool = False
     numerics: Literal["default", "tree"] | None = None
-    """What every engine of the model computes with; None: as the cluster."""
+    """Numerics of every engine of the model; None: those of the cluster."""
 
 
 class NewBounds(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -56,7 +56,7 @@ class ModelAdmin:
         await exchange.reply_json({"object": "list", "data": await self.cards()})
 
     async def cards(self) -> list[dict[str, Any]]:
-        """What the supervisors say of their models. Raises `Unavailable` for one that does not answer."""
+        """The supervisors' cards of their models. Raises `Unavailable` for a supervisor that does not answer."""
         return [card for each in self._catalogues.supervisors() for card in await self._ask(each, {"do": "list"})]
 
     async def load_model(self, exchange: Exchange) -> None:

@@ -254,7 +254,7 @@ class TenantAdmin:
 
 
 async def make_audit_stream(bus: Bus) -> JetStreamContext:
-    """Unless it is there. Raises `Unavailable`, and what NATS raises."""
+    """Makes the stream of audit records where it is missing. Raises `Unavailable`, and what NATS raises."""
     js = bus.jetstream()
     if js is None:
         raise errors.Unavailable("tenants need NATS with JetStream", code="storage_unavailable")

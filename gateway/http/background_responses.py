@@ -80,7 +80,7 @@ class BackgroundResponses:
         await self._stream(exchange, caller, response_id, after=int(after))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
-        """Whoever computes it finds that out."""
+        """Marks the response as cancelled; the gateway that computes it reads that, and ends it."""
         tenant, response_id = caller.tenant.key, exchange.path_params["id"]
         with or_unavailable():
             try:
@@ -148,7 +148,7 @@ class BackgroundResponses:
                 return
 
     async def _stream(self, exchange: Exchange, caller: Caller, response_id: str, *, after: int) -> None:
-        """Until the last event, or until the client leaves: the response goes on either way."""
+        """Sends events until the last one, or until the client leaves: the response goes on either way."""
         out = exchange.open_stream(lambda: None)
 
         def check() -> None:

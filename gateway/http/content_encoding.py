@@ -45,7 +45,7 @@ class BodyDecoder:
         self._zlib = None if encoding == "deflate" else zlib.decompressobj(_WITH_GZIP_HEADER)
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """What more of the body becomes. Raises `BadRequest` for what is not in its encoding."""
+        """Decodes the next chunk of the body. Raises `BadRequest` where the chunk is not in the body's encoding."""
         data = self._head + chunk
         if self._zlib is None and len(data) < 2:
             self._head = data

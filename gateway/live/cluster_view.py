@@ -143,8 +143,8 @@ class ClusterView:
         return rows
 
     def _own_model_rows(self, demand: Mapping[str, Counts]) -> list[dict[str, Any]]:
-        """What a tenant is told of the models: `demand` is of its own requests, and of engines it learns whether there
-        is any."""
+        """Rows of the models as a tenant may see them: `demand` counts its own requests alone, and of replicas it
+        learns only whether there is one."""
         rows = self._model_rows([], demand)
         for row in rows:
             is_served = row["replicas"] > 0

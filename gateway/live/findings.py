@@ -1,4 +1,4 @@
-"""What is missing or degraded, in sentences, and what to do about it. Looks at rows that were made before."""
+"""Findings: sentences that say what is missing or degraded, and what to do about it. Reads rows made elsewhere."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def service_findings(missing: Sequence[str], awaited: Sequence[str], outages: Se
 
 
 def process_findings(rows: Iterable[Mapping[str, Any]]) -> Iterator[Finding]:
-    """What other processes than this gateway go without."""
+    """Servers that processes other than this gateway cannot reach, and tiers that they lost."""
     for row in rows:
         for what in row["without"]:
             yield Finding("warning", f"{row['id']} is without {what}", OUTAGES.get(what, "see its log"))

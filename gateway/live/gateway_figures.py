@@ -1,4 +1,4 @@
-"""What one gateway knows of requests and replicas: plain data that travels between gateways. No prompt, no answer."""
+"""One gateway's figures of requests and replicas: plain data that travels between gateways. No prompt, no answer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Counts = tuple[int, int]
 
 
 class TenantFigures(msgspec.Struct):
-    """What a tenant has running and waiting, and its tokens since the gateway started."""
+    """A tenant's running and waiting requests, and its tokens since the gateway started."""
 
     id: str
     """Name of the tenant."""

@@ -39,7 +39,7 @@ class GatewayPrefixes(msgspec.Struct):
 
 
 def read_prefixes(cluster: Cluster, blocks: Sequence[Block]) -> GatewayPrefixes:
-    """What this gateway has sent, and who holds `blocks` by what engines have told it."""
+    """Prompts that this gateway has sent, and the replicas that hold `blocks` by its index."""
     router = cluster.router
     held = [(*block, router.holders(*block)) for block in blocks]
     return GatewayPrefixes(list(packed(router.recent_prompts())), held)

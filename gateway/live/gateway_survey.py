@@ -49,7 +49,7 @@ class _Answer(msgspec.Struct):
 
 @dataclass(slots=True)
 class _Told(Generic[A]):
-    """What other gateways have said about one topic."""
+    """Answers of other gateways about one topic."""
 
     asked_at: float
     answers: dict[str, tuple[A, float]] = field(default_factory=dict)

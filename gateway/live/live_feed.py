@@ -52,8 +52,8 @@ class LiveFeed:
         await exchange.end_stream(b"")
 
     async def _tell(self, stream: SseStream, scope: Scope) -> None:
-        """Until the gateway drains. Raises `KeyRevoked` when the watcher's key is gone, `SlowReader` for one that reads
-        nothing."""
+        """Sends snapshots until the gateway drains. Raises `KeyRevoked` when the watcher's key is gone, `SlowReader`
+        when the watcher reads nothing."""
         blocked_for = 0.0
         while not self._cluster.draining:
             if scope.tenant is not None:

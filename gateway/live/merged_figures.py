@@ -44,7 +44,7 @@ def _sums_by_place(counts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _by_gateway(found: Iterable[Mapping[str, Mapping[str, Standing]]]) -> dict[str, dict[str, Standing]]:
-    """What all gateways think of each replica."""
+    """Standing of each replica at each gateway: by `life_of` the replica, then by gateway."""
     merged: dict[str, dict[str, Standing]] = {}
     for each in found:
         for life, standings in each.items():

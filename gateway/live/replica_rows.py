@@ -19,7 +19,7 @@ RoutedByReplica = Mapping[str, tuple[int, int, int]]
 
 
 class Standing(msgspec.Struct):
-    """What one gateway thinks of a replica."""
+    """A replica's standing at one gateway: how far it is trusted, and whether it fails."""
 
     trust: float
     """How far its index is believed for this replica: tokens found cached over tokens predicted, 0 to 1."""
@@ -40,13 +40,13 @@ def life_of(member: Member) -> str:
 
 
 def routed_by_replica(router: Router) -> dict[str, tuple[int, int, int]]:
-    """What this gateway has sent where."""
+    """Tokens of the prompts that this gateway has sent to each replica, by `life_of` it."""
     counts = ((each.member, each.routed) for each, _ in router.replicas())
     return {life_of(member): (routed.num_prompt, routed.num_predicted, routed.num_cached) for member, routed in counts}
 
 
 def standings(router: Router, now: float) -> dict[str, Standing]:
-    """What this gateway thinks of each replica, by `life_of` it; `now` on the monotonic clock."""
+    """Standing of each replica at this gateway, by `life_of` it; `now` on the monotonic clock."""
     return {
         life_of(replica.member): Standing(
             trust=round(replica.trust.value, 3),

@@ -17,7 +17,7 @@ MAX_RECENT = 20
 
 
 class _Prompt(msgspec.Struct):
-    """What a row shows of an ended prompt's timeline."""
+    """Part of an ended prompt's timeline that a row shows."""
 
     outcome: str
     prompt_tokens: int

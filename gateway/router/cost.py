@@ -14,7 +14,7 @@ class Parts(NamedTuple):
     """One candidate's cost."""
 
     drain: float
-    """Until what is already sent there is prefilled."""
+    """Time until the prompts that were sent there before are prefilled."""
     own: float
     """This request's prefill, and the time until its cached tokens are on the device."""
     pressure: float
@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     """Time from the first token until another replica has the prompt's last blocks and has computed a step, where this
     one computes prompts for others."""
     stall: float = 0.0
-    """What this prefill costs the requests that decode meanwhile, where others compute prompts for this one."""
+    """Time that this prefill costs the requests that decode meanwhile, where others compute prompts for this one."""
 
 
 def pressure(filled: float) -> float:

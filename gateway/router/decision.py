@@ -58,7 +58,7 @@ class Decision:
     block_size: int
     predicted_cached_tokens: int
     predicted_seconds: float
-    """Until the prompt is computed."""
+    """Predicted time until the prompt is computed."""
     holder: Holder | None = None
     """Another replica that may have more of the prompt cached than the chosen one."""
     successor: Member | None = None

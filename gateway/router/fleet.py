@@ -56,12 +56,12 @@ class Fleet:
         return known if known is not None and known.member.epoch == member.epoch else Replica(member)
 
     def expect(self, member: Member | None, change: int) -> None:
-        """So many more requests, or fewer, will probably go on there, if anywhere."""
+        """Adds to the number of requests that are expected to go on at that replica; None: at no replica."""
         if member is not None:
             self.replica(member).num_expected += change
 
     def has(self, member: Member) -> bool:
-        """This very incarnation."""
+        """Whether this incarnation of the replica is known."""
         known = self.of(member.model_key).get(member.replica_id)
         return known is not None and known.member.epoch == member.epoch
 

@@ -34,7 +34,7 @@ class Load:
         self.reported = ReplicaLoad()
         self.reported_at: float | None = None
         self.num_requests = 0
-        """On their way or running, as far as gateways told."""
+        """Requests of all gateways that are on their way there or run there, as far as gateways reported them."""
         self._unstarted: dict[InFlight, None] = {}
         self._own_tokens = 0
         self._own_blocks = 0
@@ -65,7 +65,7 @@ class Load:
             self._head_since = now
 
     def ended(self, request: InFlight, now: float) -> None:
-        """It is over, well or not. Call once."""
+        """Takes the end of a request, whether it succeeded or not. Call once."""
         self.started(request, now)
         self.num_requests -= 1
 

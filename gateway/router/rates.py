@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from headwater.services.runtime.member import ReplicaLoad
 
 DEFAULT_PREFILL_TPS = 2000.0
-"""Until anyone of the model has said; only its relation to the other parts of the cost matters, for a moment."""
+"""Prompt tokens a second before a replica of the model has reported any. It is used for a moment, so that only its
+relation to the other parts of the cost matters."""
 
 
 @dataclass(frozen=True, slots=True)

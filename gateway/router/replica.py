@@ -74,7 +74,7 @@ class Replica:
         )
 
     def _prefill_seconds(self, num_tokens: int, num_cached: int, num_lent: int, rates: Rates) -> float:
-        """What is not cached here is computed, or pulled where that is sooner."""
+        """Seconds of a prefill. Tokens that are not cached here are computed, or pulled where that is sooner."""
         num_pulled = max(0, min(num_lent, num_tokens - 1) - num_cached)
         num_computed = num_tokens - num_cached - num_pulled
         seconds = num_computed / rates.prefill_tps + num_pulled * self.seconds_per_pulled_token(rates)
@@ -85,7 +85,7 @@ class Replica:
         return min(self.load.reported.seconds_per_pulled_token or math.inf, 1 / rates.prefill_tps)
 
     def _seconds_per_hit_token(self, rates: Rates) -> float:
-        """What is cached beyond the device has to come from there; an engine computes what it has sooner so."""
+        """Seconds to bring a token from a tier behind the device; those of computing it, where that is sooner."""
         return min(self.load.reported.seconds_per_hit_token, 1 / rates.prefill_tps)
 
     def standing(self, column: Column | None) -> tuple[bool, int]:

@@ -40,7 +40,7 @@ from .splitting import MISPLACED, Splitting
 
 HASH_LEN = 16
 EXPECT_SECONDS = 2.0
-"""At least so long a request on its way counts as cached where it went."""
+"""Least time for which the prompt of a request on its way counts as cached at its replica."""
 _MAX_PREFIXES = 20_000
 """Number of prefixes whose last replicas are remembered."""
 _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
@@ -59,7 +59,7 @@ class Dispatch:
     number: int
     """Number under which the other gateways know it."""
     is_first: bool
-    """It carries the first of its request's prompts."""
+    """Whether it carries the first of its request's prompts."""
     is_over: bool = False
 
 

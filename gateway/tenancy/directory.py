@@ -86,7 +86,7 @@ class TenantDirectory:
     async def read(self) -> bool:
         """Reads the records. False where they cannot be read."""
         try:
-            # These first: a record of theirs that was put back is known by them.
+            # Removals before records: a tenant that is put back between the two reads is among the records then.
             removed = await self.tenant_store.removed()
             records = await self.tenant_store.all()
         except (errors.Unavailable, msgspec.MsgspecError) as failure:
