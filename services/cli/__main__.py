@@ -62,7 +62,7 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
     ),
     *(httpx.HTTPError, OSError),
 )
-"""What a person can do something about, files among it; anything else is a fault of ours and shows its trace."""
+"""Errors that a person can do something about, those of files among them; any other is a bug and shows its trace."""
 
 STAGES = {
     "gateway": ("headwater.gateway", "The front door: REST and public gRPC, routing."),
@@ -282,7 +282,7 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 
 def main() -> None:
-    # What libraries of ours log is for stages; a person gets sentences.
+    # Our libraries log for stages; a person gets sentences.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         app()

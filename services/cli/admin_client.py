@@ -1,4 +1,4 @@
-"""What the commands over a gateway's /admin share: which gateway, which key, an answer or a sentence."""
+"""Client of a gateway's /admin for commands: finds the gateway and the key, returns an answer or says why not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")
 
 
 class AdminError(Exception):
-    """What the gateway answered instead, or why it was not asked, in a sentence."""
+    """The gateway refused, or was not asked; the message says why, in a sentence."""
 
 
 @contextlib.contextmanager

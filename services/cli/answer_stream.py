@@ -29,7 +29,7 @@ class ChatError(Exception):
 
 
 class _AskAgain(ChatError):
-    """Somebody else may go on with it, or the same one later."""
+    """Another gateway, or the same one later, may go on with the answer."""
 
 
 class AnswerStream:
@@ -90,7 +90,7 @@ class AnswerStream:
 
 
 def sentence_of(reply: httpx.Response) -> str:
-    """What an error reply says of itself, and where a key goes that it asks for."""
+    """Message of an error reply, with a hint where the key goes that it asks for."""
     try:
         message = str(reply.json()["error"]["message"])
         is_without_key = reply.status_code == httpx.codes.UNAUTHORIZED

@@ -26,7 +26,7 @@ class Chat:
         self.usage: dict[str, Any] = {}
         """Usage of the last answer."""
         self.engine: dict[str, Any] = {}
-        """What the engine did for it; empty where the server does not say."""
+        """The engine's part of the last answer's receipt; empty where the server sends none."""
         self._client, self._options = client, options
         self._is_resumable = True
         """As far as the server has not said otherwise."""

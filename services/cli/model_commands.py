@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
 
 
 class ModelError(Exception):
-    """What became of a model instead, or why it was not asked for, in a sentence."""
+    """A model was not loaded, or was not asked for; the message says why, in a sentence."""
 
 
 class ModelClient:
@@ -67,7 +67,7 @@ def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any
         if card["state"] == "failed":
             raise ModelError(f"the model {name!r} could not be loaded: {card['problem']}")
         progress = card["progress"]
-        # What is told of next, and that it serves, says that what came before is done.
+        # A new phase, or that the model serves, says that the phase before is done.
         if last is not None and (progress is None or progress["what"] != last["what"]):
             report(last["what"], last["total"], last["total"])
         if progress is not None:

@@ -54,7 +54,7 @@ async def listen(nats_url: str) -> list[Member]:
 
 
 async def ask_gateway(rest: str) -> str:
-    """What the gateway at a base address says of itself: the cluster goes on without NATS. Empty: no answer."""
+    """State of the gateway at a base address, over REST: the cluster goes on without NATS. Empty: no answer."""
     # Nothing is told that a certificate would have to protect.
     async with httpx.AsyncClient(base_url=rest, timeout=ASK_SECONDS, verify=False) as client:
         try:

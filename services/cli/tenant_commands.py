@@ -167,7 +167,7 @@ def warn_of_unknown(model: str, served: list[str]) -> None:
 
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
-    """What was named, in the words of /admin."""
+    """Settings that the command line gave, as fields of /admin."""
     limits = {name: given[name] for name in LIMITS if given[name] is not None}
     limits = {name: None if value == -1 else value for name, value in limits.items()}
     plain = ("weight", "tier", "shared_cache", "escape_special_tokens")

@@ -29,7 +29,7 @@ from .kernel_cache import with_kernel_cache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 READ_ONLY = 0o444
-"""Whoever runs a stage may read a model, nobody writes it again."""
+"""Mode of a model's files: every stage may read them, and none writes them again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

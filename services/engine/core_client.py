@@ -49,7 +49,7 @@ from .settings import EngineSettings
 MAX_BACKLOG_BYTES = 16 << 20
 """Bytes of commands that wait for room in the ring; beyond them new requests are refused."""
 EXIT_SECONDS = 1.0
-"""What the core is given to end by itself."""
+"""Time that the core has to end by itself."""
 
 
 MAX_JITTER = 1.5
@@ -115,7 +115,7 @@ class CoreClient:
         self.gone = asyncio.Event()
         """The core has ended by itself."""
         self.rank_figures: list[RankFigures] = []
-        """What each rank of the core has done; empty where it has none."""
+        """Figures of each rank of the core; empty where it has none."""
         self.load = EngineLoad()
         """Load that the core reported last. Kept before `connect` too: a core that has just started is idle, and
         reports nothing more until it gets a request."""
@@ -138,7 +138,7 @@ class CoreClient:
             os.close(held)
 
     async def ready(self) -> Ready:
-        """What the core serves, once it does. Raises `CoreFailed`."""
+        """Waits until the core serves, and returns its model and sizes. Raises `CoreFailed`."""
         await self.settled.wait()
         if not isinstance(self._start_result, Ready):
             assert self._start_result is not None

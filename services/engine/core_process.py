@@ -116,7 +116,7 @@ def run(
 
 
 def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:
-    """Until there is a command or nothing left to prepare. Whether nothing is left."""
+    """Prepares later steps until there is a command or nothing left to prepare. Returns whether nothing is left."""
     commands.wait(QUIET_SECONDS)
     while not commands.is_readable():
         if not executor.prepare():
@@ -196,7 +196,7 @@ def main() -> None:
             link = open_peer_link(ends.records, reports, key_of(options, config, facts, executor), config, executor)
         engine = Engine(config, measured, masks=masks, speculator=speculator, disk_files=disk_files, peer_link=link)
         with contextlib.closing(engine):
-            # What stands now stands for good: a collection in a step need not look at it.
+            # Objects that exist now live as long as the process: a collection in a step need not look at them.
             gc.collect()
             gc.freeze()
             reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link)))
@@ -292,13 +292,13 @@ def _ready(
 
 
 def _end_with_the_rank(lost: RankLost) -> None:
-    """At once, also while nothing is computed: the server and the supervisor see this end as they see any other."""
+    """Ends the process at once, also while nothing is computed: server and supervisor see it as any other end."""
     logging.getLogger(__name__).error("%s", lost)
     os._exit(1)
 
 
 def _die_with_the_server(lifeline: int) -> None:
-    """At once, also while the model loads or a step computes."""
+    """Ends the process when the server dies: at once, also while the model loads or a step computes."""
     os.read(lifeline, 1)
     os._exit(1)
 

@@ -32,7 +32,7 @@ class CoreWatch:
         return max(self._limit, PATIENCE * self._longest_step, DOUBT * self._expected_step)
 
     def started(self, longest_step: float) -> None:
-        """It serves; a step may be expected to take so many seconds."""
+        """The core serves; `longest_step`: seconds that a step is expected to take at most."""
         self._has_started, self._expected_step = True, longest_step
 
     def commanded(self) -> None:
@@ -54,7 +54,7 @@ class CoreWatch:
                 return
 
     def is_hung_after(self, seconds: float) -> bool:
-        """So much later, if nothing was said meanwhile."""
+        """Whether the core hangs, after so many more seconds in which it reported nothing."""
         if self._owes:
             self.silence += seconds
         return self._limit > 0 and self.silence > self.allowed

@@ -40,7 +40,7 @@ PROMPT_SECONDS = 0.01
 readers would notice a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
-"""What the core is given to end what a drain cancels."""
+"""Time that the core has to end requests that a drain cancels."""
 
 
 class EngineServer:
@@ -167,18 +167,18 @@ class EngineServer:
 
     @property
     def without(self) -> tuple[str, ...]:
-        """What the engine has to go without."""
+        """Tiers that the engine has lost, by name."""
         disk = self.totals.disk
         return ("kv disk",) if disk is not None and disk.failure else ()
 
     @property
     def totals(self) -> EngineLoad:
-        """What the core said last of itself."""
+        """Load that the core reported last."""
         return self._core.load
 
     @property
     def cache_config(self) -> dict[str, str]:
-        """What the KV cache is, as metrics say it."""
+        """Labels of the metric that describes the KV cache."""
         ready = self._ready
         return {
             "cache_dtype": ready.kv_format,

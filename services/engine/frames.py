@@ -75,7 +75,7 @@ class Rows:
 
 
 def step_frames(step: int, rows: Rows, starts: Sequence[Start], finishes: Sequence[Finish]) -> list[EngineFrame]:
-    """What a session hears of a step: one frame, or more when it would be too large; none when there is nothing."""
+    """Frames of a step for one session: one, or several where it would be too large; none when there is nothing."""
     frames = [_token_frame(step, part) for part in rows.within(MAX_FRAME_BYTES // 2)] if rows.stream_ids else []
     if not frames and (starts or finishes):
         frames.append(EngineFrame(step=step))

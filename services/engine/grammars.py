@@ -27,7 +27,7 @@ MAX_KEPT = 256
 MAX_MEMBERS = 4
 """Members of a family, before it gets another one beside it."""
 PATIENCE_SECONDS = 0.05
-"""That a request waits for another family at most, and that compiling the first one may have taken for that."""
+"""Longest time that a request waits for another family; where the first one took longer to compile, none waits."""
 COMPILE_SECONDS = 10.0
 """The processor has seen it compile in less."""
 
@@ -43,7 +43,7 @@ class Compiled:
     first: asyncio.Future[Family]
     families: list[Family] = field(default_factory=list)
     next: asyncio.Future[Family] | None = None
-    """That is under way."""
+    """Family that is being compiled."""
 
 
 class GrammarCompiler:

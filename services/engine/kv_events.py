@@ -113,7 +113,7 @@ class KvEventLog:
 
 
 def checksum_of(block_hash: bytes) -> int:
-    """What a block adds to `index_xor`."""
+    """A block's term in `index_xor`: the first 64 bits of its hash."""
     return int.from_bytes(block_hash[:8], "little")
 
 

@@ -42,7 +42,7 @@ EVERYTHING = -1
 
 
 def num_mask_threads() -> int:
-    """That write masks at the same time."""
+    """Threads that write masks at the same time."""
     return max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
 
 
@@ -52,7 +52,7 @@ class Family:
 
     root: LLMatcher
     seconds: float
-    """That it took to compile."""
+    """Time that it took to compile."""
     num_members: int = 0
 
 
@@ -93,7 +93,7 @@ class MaskWriter:
 
     def __init__(self, table: Int32Array, send: Callable[[Command], None], observe: Callable[[float], None]) -> None:
         self._table, self._send, self._observe = table, send, observe
-        # What the next step drafts, and where that is under way, what the step behind it does.
+        # Drafts of the next step, and where that step is in flight, of the step behind it.
         self._most_forced = 2 * len(table) - 1 if len(table) > 1 else 0
         self._followers: dict[int, Follower] = {}
         self._holders: dict[int, Follower] = {}
@@ -123,8 +123,8 @@ class MaskWriter:
             follower.family.num_members -= 1
 
     async def run(self, reports: RingReader) -> None:
-        """Until writing fails, which is for whoever waits here; else for ever. The thread ends with the core, which
-        does not wait for it either way."""
+        """Writes masks for ever; raises what writing raises. The thread ends with the core, which does not wait for it
+        either way."""
         before = sys.getswitchinterval()
         # The thread shall not wait for the loop to be done with a step's other news: the device waits for the thread.
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -155,7 +155,7 @@ class MaskWriter:
             for finished in output.finishes:
                 due.pop(finished.key, None)
         if due:
-            # Of the crew each thread takes a stretch of them: those who would wait for one another shall be in one.
+            # Each thread takes a stretch of the list. Matchers of a family wait for one another: they stand together.
             followers = sorted(due.values(), key=lambda follower: id(follower.family))
             self._consume(followers)
             faults = self._fill([each for each in followers if not each.has_mask])
@@ -268,7 +268,7 @@ def _allows(masks: Int32Array, follower: Follower, place: int) -> bool:
 
 
 def _read_away(reports: RingReader) -> None:
-    """What nobody hears any more, to the end of the core."""
+    """Reads the core's messages to its end and drops them, so that the core never waits for room."""
     with contextlib.closing(reports), contextlib.suppress(PeerGone):
         while True:
             reports.wait()

@@ -1,4 +1,4 @@
-"""What the server and the core say to each other, as they cross the ring."""
+"""Messages between server and core, as they cross the ring."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Fail(msgspec.Struct, tag="fail", array_like=True):
 
 
 class Ask(msgspec.Struct, tag="ask", array_like=True):
-    """Whoever of these the core does not have ends."""
+    """Choices that the server still has: one that the core does not have ends."""
 
     keys: list[int]
 
@@ -158,7 +158,7 @@ class Failed(msgspec.Struct, tag="failed", array_like=True):
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):
-    """What a step said, and what it cost."""
+    """Output of a step, and its cost."""
 
     output: StepOutput
     prefill_tokens: int
@@ -172,7 +172,7 @@ class Idle(msgspec.Struct, tag="idle", array_like=True):
 
     load: EngineLoad
     num_commands: int
-    """That it has heard of so far: others may be on their way to it."""
+    """Commands that the core has read so far: others may be on their way to it."""
 
 
 class Prepared(msgspec.Struct, tag="prepared", array_like=True):
@@ -180,7 +180,7 @@ class Prepared(msgspec.Struct, tag="prepared", array_like=True):
 
 
 class Ranks(msgspec.Struct, tag="ranks", array_like=True):
-    """What each rank has done so far."""
+    """Figures of each rank so far."""
 
     figures: list[RankFigures]
 

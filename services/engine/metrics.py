@@ -1,4 +1,4 @@
-"""What an engine tells Prometheus; names and meanings follow vLLM's. Read from the server when somebody scrapes."""
+"""Metrics of an engine; names and meanings follow vLLM's. The collector reads the server at each scrape."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STEP_TOKENS = Histogram(
 
 
 class Measured(Protocol):
-    """What is read of the server."""
+    """Attributes of the server that the collector reads."""
 
     num_prompt_tokens: int
 

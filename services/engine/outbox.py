@@ -1,4 +1,4 @@
-"""What a session has still to send: token frames in order, prompt chunks between them. Knows no stream's state.
+"""Frames that a session has still to send: tokens in order, prompt chunks between them. Knows no stream's state.
 
 Bounded by the credit of the streams and the length of the prompts, not by a number of frames: a slow connection makes
 frames wait here, then credits run out, then the engine skips the streams.

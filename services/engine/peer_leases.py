@@ -57,7 +57,7 @@ class LeaseSession:
         return len(self._leases)
 
     async def run(self, incoming: AsyncIterator[pb.PullFrame]) -> AsyncIterator[pb.BlockFrame]:
-        """What the other engine gets, until it leaves or is lost."""
+        """Yields frames for the other engine, until it leaves or is lost."""
         try:
             async with contextlib.aclosing(self._end.run(incoming)) as frames:
                 async for frame in frames:
@@ -66,7 +66,7 @@ class LeaseSession:
             self.end()
 
     def end(self) -> None:
-        """Nobody is there any more: nothing is lent, from now on."""
+        """The other engine is gone: ends its leases, and grants none any more."""
         self._has_ended = True
         self._queue.clear()
         for pull_id in list(self._leases):

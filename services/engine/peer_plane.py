@@ -67,7 +67,7 @@ class PeerPlane:
                 await self.pulls.close()
 
     def on_report(self, report: ToPeers) -> None:
-        """What the core says to other engines."""
+        """Takes a message of the core to other engines."""
         match report:
             case PullBlocks(message):
                 self.pulls.pull(message)

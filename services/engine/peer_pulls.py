@@ -83,7 +83,7 @@ class PullSession:
             self._end.wake()
 
     def end_pull(self, number: int, num_copied: int = 0) -> None:
-        """Nobody waits for it: it is answered at once, and what still comes of it is dropped."""
+        """Ends a pull that is no longer wanted: answers it at once, and drops blocks of it that still come."""
         if self._pulls.pop(number, None) is not None:
             self._ended[number] = num_copied
             self._end.wake()

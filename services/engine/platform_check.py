@@ -38,7 +38,7 @@ TEXTS = (
     '{"name": "river", "length_km":',
     "Water flows downhill because of gravity. Rivers carry sediment to the sea. " * 3,
 )
-"""What the demo model goes on with."""
+"""Prompts that the demo model continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

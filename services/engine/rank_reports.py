@@ -1,4 +1,4 @@
-"""What the ranks of a core have done, told to the server now and then. Knows no metrics."""
+"""Figures of a core's ranks, reported to the server at intervals. Knows no metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the steps of this engine cost, learned as they pass: prompt tokens a second, time of a decode step.
+"""Rates of this engine, learned from its steps: prompt tokens a second, time of a decode step.
 
 Knows nothing of where the figures go.
 """
@@ -127,7 +127,7 @@ class Rates:
 
     def observe(self, prefill_tokens: int, decode_rows: int, seconds: float) -> None:
         if prefill_tokens > 0:
-            # What the decode rows of a mixed step cost alone is not the prompt's, down to a tenth.
+            # The time of the decode rows of a mixed step is subtracted; a tenth of the step stays the prompt's.
             alone = self.itl(decode_rows) if decode_rows else 0.0
             self._prefill.observe(prefill_tokens, max(seconds - alone, seconds / 10))
         elif decode_rows > 0:

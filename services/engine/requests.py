@@ -30,12 +30,12 @@ POOLINGS = {
 
 
 MAX_GRAMMAR_BYTES = 1 << 20
-"""What the processor makes of the most that a client may ask for is far smaller."""
+"""Far more than the processor makes of the largest grammar that a client may send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a request of this replica must keep."""
+    """Limits of this replica's requests."""
 
     vocab_size: int
     max_model_len: int

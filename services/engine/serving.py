@@ -27,7 +27,7 @@ from .servicer import EngineServicer
 from .settings import EngineSettings
 
 LAST_WORDS_SECONDS = 2.0
-"""What ended sessions are given to reach their clients."""
+"""Time that last frames of ended sessions have to reach their clients."""
 
 
 async def serve_core(settings: EngineSettings, core: CoreClient, life: Lifetime) -> None:

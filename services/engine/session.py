@@ -30,7 +30,7 @@ from .stream import CAUSES, DRAINING, LIVE, MISSING, PREFILLED, SLOW_READER_SECO
 
 
 class Host(Protocol):
-    """What a session needs of the server."""
+    """The server, as a session uses it."""
 
     limits: Limits
     tracing: Tracing
@@ -70,7 +70,7 @@ class EngineSession:
         self._fault: Unavailable | None = None
 
     async def run(self, incoming: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[pb.EngineFrame]:
-        """What the client hears, until it or the engine leaves. Its streams do not outlive it."""
+        """Yields frames for the client, until it or the engine leaves; then cancels its streams."""
         try:
             async with contextlib.aclosing(self._end.run(incoming)) as frames:
                 async for frame in frames:
@@ -323,7 +323,7 @@ class EngineSession:
         return stream
 
     def abandon(self) -> None:
-        """Nobody listens any more: the core drops what is left."""
+        """The client is gone: forgets its streams, and tells the core to drop them."""
         self._pending.clear()
         streams = [self._forget(stream_id) for stream_id in list(self._streams)]
         for stream in streams:

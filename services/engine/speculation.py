@@ -48,7 +48,7 @@ def build_speculator(
     facts: ModelFacts,
     kept: KeptCosts = NOTHING_KEPT,
 ) -> Speculator | None:
-    """What drafts for the scheduler: `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
+    """Builds the scheduler's speculator: `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
     nothing is drafted. Measures steps of the executor, with nothing in flight, unless their costs are kept."""
     if not settings.speculates:
         return None

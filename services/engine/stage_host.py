@@ -58,7 +58,7 @@ def serve(settings: StageSettings) -> None:
 
 
 class StageLog(logging.Handler):
-    """What the engine core logs, as lines of this stage's log."""
+    """Writes the engine core's log records into this stage's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, record.getMessage())

@@ -51,7 +51,7 @@ REASONS = {
 class Stream:
     stream_id: int
     key: int
-    """What the core calls it."""
+    """Name of the choice between server and core."""
     prompt: Prompt
     max_tokens: int
     num_resumed: int

@@ -96,7 +96,7 @@ class EngineLink:
             self._give(number, self._pace.granted(number, tokens))
 
     def on_delivered(self, number: int, tokens: int) -> None:
-        """So many more of a stream's tokens have left for the gateway."""
+        """Takes the number of a stream's tokens that have just left for the gateway."""
         if given := self._pace.on_delivered(number, tokens):
             self._give(number, given)
 
@@ -240,7 +240,7 @@ class EngineLink:
         for number, request in list(self._requests.items()):
             stream = request.streams[number]
             self._forget(number)
-            # What never reached it cannot be why it died.
+            # A request that never reached the engine cannot be why it died.
             cause = cause_if_sent if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
             state = "silent" if cause == common_pb2.LOSS_CAUSE_SILENT else "gone"
             stream.fail(f"engine {request.engine} is {state}", cause=cause)

@@ -45,7 +45,7 @@ class GatewaySession:
         self._logs, self.gateway = logs if logs is not None else StreamLogs(), gateway
         self._usage = self._logs.usage
         self._contexts: dict[int, bytes] = {}
-        """What gateways need to go on with requests that are about to be opened, by first stream id."""
+        """Resume contexts of requests that are about to be opened, by first stream id."""
         self._choices: dict[int, RunningChoice] = {}
         """By stream id."""
         self._incomplete: dict[int, RunningRequest] = {}

@@ -33,7 +33,7 @@ class PrepareSession:
         self._end = AnsweringEnd(self._next_frame, self._take, lambda _: self.end())
 
     async def run(self, incoming: AsyncIterator[PrepareFrame]) -> AsyncIterator[PreparedFrame]:
-        """What the gateway hears, until it leaves or `end`; what it no longer waits for is given up."""
+        """Yields frames for the gateway, until it leaves or `end`; then cancels the calls that still run."""
         try:
             async with contextlib.aclosing(self._end.run(incoming)) as frames:
                 async for frame in frames:
@@ -77,7 +77,7 @@ class PrepareSession:
         self._close_if_done()
 
     def _next_frame(self) -> PreparedFrame | None:
-        """What is ready, as much as fits; an answer that is longer than that goes alone."""
+        """Answers that are ready, as many as fit a frame; one longer than that goes alone. None: none is ready."""
         if not self._ready:
             return None
         count = num_joined(self._ready, MAX_FRAME_BYTES)

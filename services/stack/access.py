@@ -69,7 +69,7 @@ class Passwords:
         return json.dumps({"authorization": {"users": users}}, indent=2) + "\n"
 
     def valkey_acl(self) -> str:
-        """Nobody without a password; of the others digests, no passwords."""
+        """Access list of Valkey: no user without a password, and digests in place of passwords."""
         lines = ["user default off resetpass resetkeys resetchannels -@all"]
         for role, rights in VALKEY_RIGHTS.items():
             digest = hashlib.sha256(self.by_role[role].encode()).hexdigest()

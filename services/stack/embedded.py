@@ -21,7 +21,7 @@ from ..runtime.pip_line import pip_line
 
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3
-"""What an embedded Valkey may hold: some millions of cached blocks, and responses and conversations beside them."""
+"""Memory of an embedded Valkey: some millions of cached blocks, and responses and conversations beside them."""
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 _PORT_TRIES = 5

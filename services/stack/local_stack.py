@@ -178,7 +178,7 @@ class LocalStack:
             passwords if settings.nats_url is None else None,
             passwords if settings.redis_url is None else None,
         )
-        # For stages that somebody starts by hand.
+        # Stages that somebody starts by hand read this file.
         servers.write_stages(folder, {name: self._env[name] for name in (TOKEN, TOKEN_PATH) if self._env.get(name)})
         return servers
 

@@ -41,9 +41,9 @@ BEAT_SECONDS = 1.0
 DEMAND_SECONDS = 2.0
 """A gateway's word of who waits there is believed so long."""
 SETTLE_SECONDS = 1.5
-"""Until a request that was let in before an unload shows in its replica's heartbeat."""
+"""Time until a request that was admitted before an unload shows in its replica's heartbeat."""
 UNLOAD_SECONDS = 120.0
-"""What running requests of a model are given when it is unloaded, before its replicas are told to leave."""
+"""Time that running requests of a model have when it is unloaded, before its replicas are told to leave."""
 STOP_SECONDS = 10.0
 
 
@@ -201,7 +201,7 @@ class ModelManager:
             self._changed.set()
 
     async def _tell(self, bus: Bus) -> None:
-        """What is served, each second and when that changes."""
+        """Publishes the catalogue of models each second, and whenever it changes."""
         last, told_at = b"", 0.0
         while True:
             catalogue = self._catalogue()
@@ -228,7 +228,7 @@ class ModelManager:
             await bus.publish(call.reply, msgspec.json.encode(answer))
 
     def _asked(self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup) -> list[ModelStages]:
-        """What a request is about, begun and not ended. Raises `Refused`."""
+        """Begins what a request asks for, and returns the models that it concerns. Raises `Refused`."""
         match request.do:
             case "list":
                 return self.lines()
@@ -290,7 +290,7 @@ class ModelManager:
         try:
             folder = await pull_model(request.model, self._settings, self._supervisor, line.report)
             taken = {each.plan.prefix for each in self.lines() if each.plan is not None}
-            # What was said of the first model's own files and lengths counts for it alone.
+            # Flags about the first model's own files and lengths count for it alone.
             plan = replace(
                 self._plan,
                 settings=replace(

@@ -1,4 +1,4 @@
-"""What is asked of a line about its models, over the bus and in the file of those that were loaded."""
+"""Requests to a cluster's supervisor about its models, over the bus and in the file of those that were loaded."""
 
 from __future__ import annotations
 
@@ -19,4 +19,4 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether special tokens in conversations of a loaded model are text, also where the cluster's default is
     otherwise."""
     numerics: Literal["default", "tree"] | None = None
-    """What every engine of a loaded model computes with; None: as the cluster."""
+    """Numerics of every engine of a loaded model; None: those of the cluster."""

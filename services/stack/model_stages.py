@@ -166,14 +166,14 @@ class ModelStages:
         return bool(self.problem)
 
     def entry(self, now: float) -> CatalogueEntry | None:
-        """What gateways are told; None of one that failed."""
+        """The model's entry in the catalogue for gateways; None for a model that failed."""
         if self.state is State.FAILED:
             return None
         retry = max(1.0, self.retry_at - now) if self.problem else 0.0
         return CatalogueEntry(model=self.name, state=STATE_TO_PB[self.state], problem=self.problem, retry_seconds=retry)
 
     def card(self) -> Mapping[str, Any]:
-        """What people are told."""
+        """The model's card for people: state, replicas, bounds, progress, problem."""
         what, done, total = self.progress or ("", 0, 0)
         return {
             "id": self.name,
@@ -188,7 +188,7 @@ class ModelStages:
 
 
 def prefix_of(name: str, taken: set[str]) -> str:
-    """What the names of a model's stages begin with: readable, fit for a file's name, and nobody else's."""
+    """Prefix of the names of a model's stages: readable, fit for a file's name, and not in `taken`."""
     word = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
     numbered = [f"{word}-", *(f"{word}.{i}-" for i in range(2, len(taken) + 3))]
     return next(prefix for prefix in numbered if prefix not in taken)

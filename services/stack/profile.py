@@ -22,7 +22,7 @@ class EngineProfile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unk
 
 
 class Profile(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, frozen=True):
-    """What a line takes from it. A flag or a variable that says otherwise wins."""
+    """Settings of a cluster that a tuned profile brings. A flag or a variable that says otherwise wins."""
 
     replicas: Positive | None = None
     engine: EngineProfile = EngineProfile()

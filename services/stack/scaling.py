@@ -26,7 +26,7 @@ class ScaleRules:
     idle_seconds: float = IDLE_SECONDS
     """After which a replica that is not needed is stopped."""
     target_requests: int = TARGET_REQUESTS
-    """At once on a replica, before another one is started."""
+    """Requests at once on a replica, before another one is started."""
 
     def __post_init__(self) -> None:
         if self.min_replicas < 0:
@@ -52,14 +52,14 @@ class ScaleRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What is seen of a model at one moment."""
+    """A model's replicas and requests at one moment."""
 
     num_replicas: int
     """Started, whether or not they are ready."""
     num_without_replica: int = 0
     """Requests at gateways that wait for the first one."""
     num_requests: int = 0
-    """On the replicas, running or waiting there."""
+    """Requests on the replicas, running or waiting there."""
     was_busy: bool = False
     """A replica has worked since the last look."""
     is_starting: bool = False

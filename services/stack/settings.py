@@ -1,4 +1,4 @@
-"""What `headwater up` is told: each flag is declared here, with its default, its help and the stages it goes to."""
+"""Settings of `headwater up`: each flag is declared here, with its default, its help and the stages it goes to."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ..runtime.tasks import end
 from .embedded import EmbeddedServer, EmbeddedServerError
 
 Addresses = Mapping[str, str]
-"""What a stage announced: kind of address → host:port."""
+"""Addresses that a stage announced: kind of address → host:port."""
 
 
 LAST_WORDS_BYTES = 64 * 1024
@@ -93,7 +93,7 @@ class StageProcess:
         return self._process.pid
 
     async def ready(self) -> Addresses:
-        """What the process announces. Raises `StageDied` when it ends instead."""
+        """Waits for the addresses that the process announces. Raises `StageDied` when it ends instead."""
         line = await self._word.readline()
         if not line:
             raise StageDied(self.name, await self.ended(), self.log)
@@ -121,7 +121,7 @@ class StageProcess:
 
 
 class Child(Protocol):
-    """What `KeptStage` needs of a running process: `StageProcess` and `ServerProcess` have it."""
+    """A running process as `KeptStage` uses it: `StageProcess` or `ServerProcess`."""
 
     @property
     def pid(self) -> int: ...
