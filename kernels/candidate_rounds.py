@@ -64,7 +64,7 @@ def _best(logits: torch.Tensor, draws: Draws, part: JoinedSlice) -> tuple[torch.
     chosen = logits.gather(1, own[:, None].long())[:, 0]
     said = torch.stack((scores, chosen, (own + part.first_token).view(torch.float32)), dim=1)
     of_ranks = part.join(said).view(len(said), -1, 3)
-    # Of equal scores the first counts, which has the smaller token.
+    # The first of equal scores counts, which has the smaller token.
     best = of_ranks[:, :, 0].argmax(1)
     rows = of_ranks[torch.arange(len(said)), best]
     return rows[:, 2].contiguous().view(torch.int32), rows[:, 1].contiguous()
@@ -83,7 +83,7 @@ def _cuts(logits: torch.Tensor, highests: torch.Tensor, top_ks: torch.Tensor, pa
         bounds = torch.minimum(low[:, None] + step[:, None] * at, high[:, None])
         below = torch.searchsorted(own, float_of(bounds), out_int32=True)
         reached = part.total(logits.shape[1] - below) >= top_ks[:, None]
-        # Of ascending bounds those that k logits reach come first.
+        # Bounds ascend: those that k logits reach come first.
         count = reached.sum(1)
         beyond = torch.cat((bounds, high[:, None] + 1), dim=1).gather(1, count[:, None])[:, 0]
         low = torch.where(count > 0, torch.cat((low[:, None], bounds), dim=1).gather(1, count[:, None])[:, 0], low)

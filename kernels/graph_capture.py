@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# What another thread gives back to CUDA meanwhile is no part of the graph.
+# Memory that another thread frees during a capture is no part of the graph.
 _MODE = "relaxed"
 
 

@@ -95,7 +95,7 @@ class OwnMemory:
         self.address = address.value
 
     def handle(self) -> bytes:
-        """What another process opens the piece by, `HANDLE_BYTES` of them."""
+        """Handle by which another process opens the piece, of `HANDLE_BYTES`."""
         handle, _ = handle_of(self.address)
         return handle
 
@@ -139,8 +139,8 @@ def host_address(pointer: int) -> int:
 
 
 def handle_of(address: int) -> tuple[bytes, int]:
-    """What another process opens the allocation by that an address of this GPU lies in, and how far behind its
-    beginning that is. Raises `PeerError` where the driver does not share it."""
+    """Handle by which another process opens the allocation that an address of this GPU lies in, and the address's
+    distance in bytes from its beginning. Raises `PeerError` where the driver does not share it."""
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
     call_driver("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(address))
     call_driver("cuIpcGetMemHandle", ctypes.byref(handle), base)

@@ -36,7 +36,7 @@ LAST_TOKENS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSizes:
-    """What a stage's piece has room for."""
+    """Sizes that a stage's piece of memory has room for."""
 
     stream_bytes: int
     """Bytes of a slot for a stream."""

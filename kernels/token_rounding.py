@@ -51,7 +51,7 @@ class RoundedTokens(NamedTuple):
 
 
 Tokens = torch.Tensor | RoundedTokens
-"""What a product reads, [T, K]."""
+"""Input of a product, [T, K]."""
 
 
 def round_tokens(x: torch.Tensor, rounding: Rounding, *, dependent: bool = False) -> RoundedTokens:
