@@ -119,7 +119,7 @@ class WholeModel:
 
 
 def _activations(request: BuildRequest, weights: Weights) -> str:
-    """What products round activations to: that of the request, or of layers that round tokens."""
+    """Number format that products round activations to: that of layers that round tokens, else the request's."""
     rounded = {each.rounds_to.dtype for each in weights.linears.values() if each.rounds_to is not None}
     return " and ".join(sorted(ROUNDED_NAMES[dtype] for dtype in rounded)) or request.activations
 

@@ -35,7 +35,7 @@ def random_weight(rounding: Rounding, n: int, k: int) -> W8A8Weight:
 
 @dataclass(slots=True)
 class Step:
-    """What all layers of a decode step share: rows that have `num_keys` keys each."""
+    """Inputs that all layers of a decode step share: rows that have `num_keys` keys each."""
 
     residual: torch.Tensor
     x: torch.Tensor

@@ -136,7 +136,7 @@ def measure(
 
 
 def _resumed(before: EngineLoad, after: EngineLoad, num_runs: int) -> dict[str, Any]:
-    """What `Measurement` says of preemptions between two loads."""
+    """Fields of `Measurement` about preemptions: means a run between two loads."""
 
     def of_a_run(name: str) -> float:
         difference: int = getattr(after, name) - getattr(before, name)

@@ -42,7 +42,7 @@ def render(topics: dict[str, list[Row]], results: Path = RESULTS) -> dict[str, s
 
 
 def shares_of(rows: list[Row]) -> Shares:
-    """What a topic's plot shows: each series that is a claim, beside its target and each of its peers."""
+    """Ratios that a topic's plot shows: each series that is a claim, beside its target and each of its peers."""
     found: Shares = {}
     for section in claims_of(rows).values():
         for name, series in zip(names_of([each[-1] for each in section]), section, strict=True):
@@ -58,7 +58,7 @@ def shares_of(rows: list[Row]) -> Shares:
 
 
 def digest_of(shares: Shares) -> str:
-    """What a plot's file names, so that it is drawn again only when it would be another one."""
+    """Digest of a plot's data; its file carries it, so that a plot is drawn again only when its data changed."""
     return f"rows {hashlib.sha256(json.dumps(shares).encode()).hexdigest()[:16]}"
 
 

@@ -45,7 +45,7 @@ def claims_of(rows: Iterable[Row]) -> dict[str, list[list[Row]]]:
 
 
 def names_of(rows: Sequence[Row]) -> list[str]:
-    """What tells the rows of a claim apart: subject, metric or both."""
+    """Names that tell the rows of a claim apart: subject, metric or both."""
     subjects, metrics = len({row.what for row in rows}) > 1, len({row.metric for row in rows}) > 1
     return [", ".join([row.what] * subjects + [row.metric] * metrics) for row in rows]
 

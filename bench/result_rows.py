@@ -33,7 +33,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
     """Heading on the topic's page; a line of the newest claims if a series of it is a claim."""
     what: Text
     command: Text
-    """What repeats the measurement, as one would type it."""
+    """Command that repeats the measurement, as one would type it."""
     metric: Text
     unit: str
     """Empty of counts and shares."""

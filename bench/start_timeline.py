@@ -25,7 +25,7 @@ LIBRARIES = "interpreter and first imports"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """What a process did for a while; times in seconds from the command."""
+    """One phase of a process; times in seconds from the command."""
 
     process: str
     phase: str

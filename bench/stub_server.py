@@ -44,7 +44,7 @@ class StubConnection(asyncio.Protocol):
         body, self._body = self._body, b""
         self._parser = httptools.HttpRequestParser(self)
         if not body:
-            # What is asked without a body is the list of models.
+            # A request without a body asks for the list of models.
             self._transport.write(LISTED)
             return
         request = json.loads(body)
