@@ -1,4 +1,4 @@
-"""What a checkpoint of compressed-tensors says of its packing: groups of layers, each with a scheme and a format."""
+"""Reads the packing of a compressed-tensors checkpoint: groups of layers, each with a scheme and a format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIXED = "mixed-precision"
 """Each group names a format of its own."""
 STRATEGIES = ("tensor", "channel", "group", "block")
 MODIFIERS = ("sparsity_config", "transform_config")
-"""What changes weights or activations beyond packing them."""
+"""Fields that change weights or activations beyond packing them."""
 
 
 def read(given: Config) -> Quantization:

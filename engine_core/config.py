@@ -1,4 +1,4 @@
-"""What an engine is told at start, validated once. Knows nothing about how it is told."""
+"""Configuration of an engine, validated once. Knows nothing about where it is read from."""
 
 from __future__ import annotations
 

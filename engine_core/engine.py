@@ -174,7 +174,7 @@ class Engine:
         self._scheduler.prefill_budget.max_seconds = seconds or math.inf
 
     def take(self, message: FromLink) -> None:
-        """What the link to other engines says."""
+        """Takes a message of the link to other engines."""
         leases, peers = self._tiers.leases, self._tiers.peers
         assert leases is not None
         assert peers is not None
@@ -237,7 +237,7 @@ class Engine:
     def _foresee(
         self, rows: Rows, tickets: Int64Array, output_indices: Int32Array, forced_ids: Sequence[Sequence[int]]
     ) -> None:
-        """What grammars force from these outputs on. It counts where none of them is known yet."""
+        """Takes tokens that grammars force from these outputs on. They count where none of the outputs is known yet."""
         table, speculator = self._scheduler.table, self._scheduler.speculator
         positions = table.num_prompt[rows] + output_indices
         is_next = (table.held.tickets[rows] == tickets) & (positions == table.num_known[rows])
@@ -321,7 +321,7 @@ class Engine:
         self._scheduler.loads.close()
 
     def cached_block_hashes(self) -> list[bytes]:
-        """What the events said so far add up to: blocks that wait for their step are not in it."""
+        """Hashes of cached blocks by the events so far: without blocks whose step has not retired."""
         unsaid = {block_hash for planned in self._in_flight for chain in planned.stored for block_hash in chain.hashes}
         return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
 
@@ -348,7 +348,7 @@ class Engine:
         if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
             return None
         planned = self._scheduler.schedule()
-        # What the step writes to may have to be copied first.
+        # Blocks that the step overwrites may have to be copied first.
         self._scheduler.loads.launch()
         if planned is not None:
             self._output.masks_wanted = planned.masks_wanted

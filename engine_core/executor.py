@@ -131,7 +131,7 @@ class DrawPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step sampled: entry j belongs to the j-th plan row with samples set, or to row j of a draw."""
+    """Sampled tokens of a step: entry j belongs to the j-th plan row with samples set, or to row j of a draw."""
 
     token_ids: Int32Array
     """[S, n]; of entry j the first num_tokens[j] count, what stands behind them is arbitrary."""
@@ -205,7 +205,7 @@ class DirectCopies(Protocol):
 
     @property
     def handle(self) -> bytes:
-        """What another engine opens this one's KV cache by."""
+        """Handle by which another engine opens this one's KV cache."""
 
     @property
     def seconds_per_block(self) -> float:

@@ -1,4 +1,4 @@
-"""What draft heads are made of, read from the `config.json` beside them. Knows nothing about weights or devices.
+"""Configuration of draft heads, read from the `config.json` beside them. Knows nothing about weights or devices.
 
 Sources: Cai et al., "Medusa", 2024; Li et al., "EAGLE", 2024, and "EAGLE-3", 2025; their published code.
 """

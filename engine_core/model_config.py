@@ -1,4 +1,4 @@
-"""What a model is made of, read from a Hugging Face `config.json`. Knows nothing about weights or devices.
+"""Architecture and sizes of a model, read from a Hugging Face `config.json`. Knows nothing about weights or devices.
 
 Which architectures there are, and which of these facts each has, is said in `models.registry`.
 """

@@ -1,4 +1,4 @@
-"""What an executor is built from and what is found on the way. Knows no tensors: whoever only asks imports little."""
+"""Options of an executor, and facts that its build finds. Imports no tensors, so that stages may read it cheaply."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorOptions:
-    """What an executor is told at start; zeros mean: decide."""
+    """Options of an executor; 0 leaves the choice to the executor."""
 
     model_folder: Path | None
     """A converted model; None only for the simulated executor."""
@@ -80,7 +80,7 @@ class ExecutorOptions:
     kv_cache_dtype: str = "auto"
     """`auto`: that of the weights; `fp8`, on a GPU."""
     activation_dtype: str = "auto"
-    """What a CPU multiplies packed integers with: `int8` numbers, or activations in the dtype of the `model`, for which
+    """Numbers that a CPU multiplies packed integers with: `int8`, or activations in the dtype of the `model`, for which
     the weights are expanded; `model` expands weights in e4m3, too. `auto`: int8 where there are packed integers. On a
     Hopper GPU weights that were made for activations in 8 bits are multiplied with such, but with `model`."""
     quantization: str = "auto"
@@ -105,7 +105,7 @@ class ExecutorOptions:
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
-    """What each prompt token adds to it."""
+    """Time that each prompt token adds to it."""
     simulated_draft_acceptance: float = 0.0
     """Share of the simulated executor's own guesses that are right; 0: it guesses nothing itself."""
 
@@ -147,7 +147,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What is served, as it was found."""
+    """Facts of the served model, as its build found them."""
 
     dtype: str
     kv_format: str

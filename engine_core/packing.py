@@ -41,7 +41,7 @@ class Packing:
     has_order: bool = False
     """Whether inputs name their groups, where formats leave it open."""
     activations: str = ""
-    """What the checkpoint's tool rounds activations to: `int8` or `fp8`; empty: nothing."""
+    """Number format that the checkpoint's tool rounds activations to: `int8` or `fp8`; empty: none."""
 
     @property
     def inputs_by_scale(self) -> int:
@@ -90,7 +90,7 @@ class Quantization:
 
     @property
     def rounded_activations(self) -> set[str]:
-        """What the checkpoint's tool rounds activations to."""
+        """Number formats that the checkpoint's tool rounds activations to."""
         return {rule.packing.activations for rule in self.rules} - {""}
 
     @property

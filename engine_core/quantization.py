@@ -20,7 +20,7 @@ KINDS = {
     "int8": Packing(format="pack_quantized", bits=8, group_size=32),
     "int4": Packing(format="pack_quantized", bits=4, group_size=32),
 }
-"""What a model can be rounded to, as random weights have it; groups of rounded ones are as large as layers allow."""
+"""Kinds that a model can be rounded to, as random weights have them; rounding makes groups as large as layers allow."""
 AUTO, GGUF, NONE = "auto", "gguf", "none"
 """Values of `--quantization`: what the checkpoint has; names of GGUF's block formats, and of weights that are not
 packed."""
@@ -122,7 +122,7 @@ METHODS: dict[str, Callable[[Config], Quantization]] = {
 }
 """Readers by `quant_method`."""
 QUANTIZATIONS = (AUTO, *dict.fromkeys((*KINDS, *METHODS, GGUF)))
-"""What `--quantization` takes: a kind that weights are rounded to at conversion, or the name that a checkpoint's method
+"""Values of `--quantization`: a kind that weights are rounded to at conversion, or the name that a checkpoint's method
 must have."""
 
 

@@ -1,4 +1,4 @@
-"""What an executor with several ranks says of them. Imports no torch: whoever asks may have none."""
+"""Figures of an executor's ranks. Imports no torch: a process that reads them may have none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RankLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RankFigures:
-    """What one rank has done so far."""
+    """Figures of one rank so far."""
 
     num_plans: int
     busy_seconds: float

@@ -18,7 +18,7 @@ class FinishReason(Enum):
     UNFOLLOWABLE = "unfollowable"
     """Its grammar cannot be followed any further."""
     MISSING = "missing"
-    """It was asked for and is not here."""
+    """The server asked for the request, and the core does not have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ class RingWriter:
                 _wait_readable(self._end.release)
 
     def pieces(self, message: bytes) -> Iterator[tuple[bytes, int]]:
-        """What `try_write` takes, in order. A piece is at most a quarter of the ring, so it fits when all was read."""
+        """Pieces for `try_write`, in order. One is at most a quarter of the ring, so it fits when all was read."""
         size = self._capacity // 4
         for start in range(0, max(len(message), 1), size):
             yield message[start : start + size], MORE if start + size < len(message) else 0
@@ -231,7 +231,7 @@ class RingReader:
         return piece
 
     def _release(self) -> None:
-        # What a dead writer left is still read; its end shows on the other pipe.
+        # Pieces of a dead writer are still read; its end shows on the other pipe.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._end.release, _LENGTH.pack(self._unreleased))
         self._unreleased = self._unreleased_pieces = 0

@@ -1,4 +1,4 @@
-"""What the engine says after a step, in columns. Crosses from the core to the server, so it holds plain data only."""
+"""Output of the engine after a step, in columns. Crosses from the core to the server, so it holds plain data only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Started:
 
 @dataclass(slots=True, kw_only=True)
 class Work:
-    """What a request took, over all the times it held a row. Overshoot that was planned past its end is in it."""
+    """Work for a request, over all the times it held a row. Overshoot that was planned past its end is in it."""
 
     num_preemptions: int
     num_steps: int
@@ -90,7 +90,7 @@ class MasksWanted:
 
 @dataclass(slots=True, kw_only=True)
 class DiskUse:
-    """What the engine's blocks on a disk take and did."""
+    """Figures of the engine's blocks on a disk."""
 
     num_blocks: int = 0
     num_bytes: int = 0
@@ -107,7 +107,7 @@ class DiskUse:
 
 @dataclass(slots=True, kw_only=True)
 class PeerUse:
-    """What went between this engine and others, so far."""
+    """Blocks that went between this engine and others, so far."""
 
     num_pulled: int = 0
     """Tokens whose keys and values other engines sent."""
@@ -124,7 +124,7 @@ class PeerUse:
     num_leases: int = 0
     """Leases that other engines have here, now."""
     seconds_per_token: float = 0.0
-    """In which a token comes from another engine, lately."""
+    """Time in which a token comes from another engine, lately."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class EngineLoad:
     num_wasted_slots: int = 0
     """KV slots of used blocks that stand for no known token: behind the last one of a sequence."""
     num_preemptions: int = 0
-    """So far, as all below."""
+    """Preemptions so far; all below counts so far, too."""
     num_copied_blocks: int = 0
     """Partly filled blocks that were copied for sequences that begin alike."""
     prefix_queries: int = 0

@@ -249,7 +249,7 @@ def _check_numerics(
 
 
 def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabilities) -> str:
-    """What a checkpoint made for tokens of 8 bits has them rounded to, where the platform does so."""
+    """Number formats that a checkpoint made for tokens of 8 bits has them rounded to, where the platform does so."""
     if not flags.rounded_tokens or options.activation_dtype == MODEL or model.quantization is None:
         return ""
     quantization = model.quantization

@@ -100,7 +100,7 @@ def _drafting(
     platform: CudaPlatform,
     config: EngineConfig,
 ) -> Drafting | None:
-    """What drafts beside the served model, of which `decoder` is the part here."""
+    """The draft model or the heads beside the served model, of which `decoder` is the part here; None: neither."""
     if draft is not None:
         return ModelDrafting(draft, config)
     if heads is not None:

@@ -149,8 +149,8 @@ def _head_part(model: LoadedModel, platform: CudaPlatform, shard: Shard, group: 
 def build_cuda_rank(
     request: BuildRequest, place: RankPlace, progress: Progress, keeps_bytes: Keeps
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
-    """On the GPU that is this process's first. `keeps_bytes`: of weights of eight bits, or parts of such, the GPU
-    multiplies these as they are. Raises `ConfigError`."""
+    """Builds a rank's executor on this process's first GPU. `keeps_bytes`: weights of eight bits, or parts of such,
+    that the GPU multiplies as they are. Raises `ConfigError`."""
     device, options, host = torch.device("cuda"), request.options, place.group
     config, dtype = engine_config_of(request, 0), DTYPES[request.dtype]
     in_planes = dtype in int4_gemm.DTYPES

@@ -12,7 +12,7 @@ from .simulated import SimulatedExecutor, SimulatedTiming
 from .simulated_model import SimulatedModel
 
 ENTRY_BYTES = 8
-"""That stand for a token's keys and values."""
+"""Bytes that stand for a token's keys and values."""
 
 
 def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
@@ -40,5 +40,5 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
 
 
 def simulated_model(vocab_size: int) -> SimulatedModel:
-    """What such an engine says: the lowest ids, where special tokens lie, left out."""
+    """Model of such an engine: it samples no id of the lowest ones, where special tokens lie."""
     return SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))

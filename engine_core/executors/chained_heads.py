@@ -44,7 +44,7 @@ class ChainedHeads:
         shape = (1, 2, config.num_blocks, layer.num_kv_heads, config.block_size, layer.head_dim)
         self._kv_cache = new_cache(shape, dtype, device)
         self.kv_caches = (self._kv_cache,)
-        # Those that wait to be caught up, and those of the last step.
+        # States that wait to be caught up, and states of the last step.
         width = CATCH_UP + config.max_draft_tokens + 1
         self._states = RowStates(num_rows, width, layer.hidden_size, dtype, device)
         self._num_kept: Int32Array = np.full(num_rows, UNKNOWN, np.int32)
@@ -75,7 +75,7 @@ class ChainedHeads:
             hidden = hidden[torch.from_numpy(goes_on).to(self._device)]
             rows, at, num_left = rows[goes_on], at[goes_on] + 1, num_left[goes_on] - 1
             if rows.size:
-                # What was guessed last stands behind the position before it.
+                # The token guessed last stands behind the position before it.
                 ones = np.ones_like(rows)
                 hidden = self._read(rows, at - 2, ones, hidden, ones)
 

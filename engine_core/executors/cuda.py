@@ -94,10 +94,10 @@ class CudaExecutor:
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
         self._chosen = torch.zeros(num_positions, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
-        # Those that wait for a mask: see `held_at`.
+        # Hidden states that wait for a mask: see `held_at`.
         most_held = num_rows * (config.max_draft_tokens + 1)
         self._held = torch.zeros(most_held, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
-        # Of each table row, in the places of the tokens that are drawn from these; behind the last there is none.
+        # Drafts of each table row, in the places of the tokens drawn from these states; NO_TOKEN behind the last.
         self._held_drafts = np.full((num_rows, config.max_draft_tokens + 1), NO_TOKEN, np.int32)
         self._guesser: CudaGuesser | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
@@ -233,7 +233,7 @@ class CudaExecutor:
         return bool(self._in_flight[0].done.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
     def warm_up(self) -> float:
-        """What is captured has run."""
+        """Nothing is left to do: captured graphs have run once."""
         return 0.0
 
     @torch.inference_mode()
@@ -270,8 +270,8 @@ class CudaExecutor:
             copy_blocks(planes, planes, sources, targets)
 
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
-        """What the device is told of a plan's rows where it drafts, or knows alone where they are, or tells what drafts
-        how far they came."""
+        """Columns of a plan's rows for the device where it drafts, alone knows the rows' positions, or tells a guesser
+        how far they came; else None."""
         is_told = knows_alone(plan) if self._model.shown is None else plan.row_steps is None
         return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
 
@@ -290,7 +290,7 @@ class CudaExecutor:
     def _take(
         self, plan: StepPlan, in_flight: InFlightStep, shape: StepShape, hidden: torch.Tensor, *, num_own_rows: int
     ) -> None:
-        """What the plan wants of its hidden states: scores, vectors, rows to hold, tokens."""
+        """Launches what the plan asks of its hidden states: scores, vectors, rows to hold, tokens."""
         for row in plan.prompt_logprob_rows:
             in_flight.prompt_scores[row] = self._prompt_scores.score(plan, hidden, row)
         if plan.pooled_rows:

@@ -1,4 +1,4 @@
-"""What is to draft on a GPU, before there is an executor: a smaller model, or heads."""
+"""Draft model or draft heads on a GPU, before there is an executor."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LoadedModel:
         swapper: CudaSwapper | None,
         looks_at_all: bool,
     ) -> CudaExecutor | CudaStageExecutor:
-        """What computes plans with the model."""
+        """Builds the executor that computes plans with the model."""
         return CudaExecutor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
 
     def swapper(self, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:
@@ -74,11 +74,11 @@ class LoadedModel:
         return CudaSwapper(kv_caches, config.num_swap_slots)
 
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
-        """What draft heads read of the model."""
+        """The model's embedding and head, as draft heads read them."""
         return decoder
 
     def head_part(self, platform: CudaPlatform) -> HeadPart | None:
-        """What there is of the vocabulary head, if ranks divide it."""
+        """This rank's part of the vocabulary head; None: ranks do not divide it."""
         return None
 
     def agreed(self, number: int) -> int:
@@ -97,7 +97,7 @@ class LoadedHeads:
 
 
 class Drafting(Protocol):
-    """What is to draft, before there is an executor."""
+    """Draft model or draft heads, before there is an executor."""
 
     planes: list[Planes]
     looks_at_all: bool

@@ -1,4 +1,4 @@
-"""What guesses on a GPU before the served model verifies: the steps that it sends, and how tokens are drawn."""
+"""Guessers on a GPU, which draft before the served model verifies: the steps they send, and how tokens are drawn."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CudaGuesser(Protocol):
     """Launches on the current stream, beside each step of the served model."""
 
     shown: Shown | None
-    """What is to be shown the served model's hidden states."""
+    """Reader of the served model's hidden states; None: the guesser reads none."""
 
     def seat(self, row: int) -> None:
         """A request takes the row."""
@@ -85,7 +85,7 @@ class GuessingSteps:
         shift_words(self._shifts, StepWords(words.rows, words.positions, words.seq_lens, None, draws))
 
     def needs(self, rows: Int32Array) -> Needs:
-        """What draws of these rows want, log probabilities left out."""
+        """Needs of draws of these rows, without log probabilities."""
         return replace(self._sampler.needs(rows), scores=False)
 
 

@@ -1,4 +1,4 @@
-"""What drafts on a GPU, made for an executor: a smaller model, or heads of one of the published kinds."""
+"""Builds an executor's guesser on a GPU: a smaller model, or heads of one of the published kinds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .step_shapes import StepShapes
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What an executor lends to what drafts for it."""
+    """Parts of an executor that its guesser uses."""
 
     served: DeviceModel
     sampler: DeviceSampler

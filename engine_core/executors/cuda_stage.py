@@ -192,7 +192,7 @@ class CudaStageExecutor:
         return bool(self._done[self._part(handle)].query())  # type: ignore[no-untyped-call]  # torch ships it so
 
     def warm_up(self) -> float:
-        """What is captured has run."""
+        """Nothing is left to do: captured graphs have run once."""
         return 0.0
 
     @torch.inference_mode()

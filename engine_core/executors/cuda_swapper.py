@@ -85,7 +85,7 @@ class CudaSwapper:
         return self._num_saved
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
-        """What is launched on `stream` from now on may write to these blocks."""
+        """Lets `stream` wait until copies have read these blocks: later launches on it may write to them."""
         self._read.let_wait(stream, blocks)
 
     def close(self) -> None:

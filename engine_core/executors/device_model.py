@@ -23,11 +23,11 @@ from .step_buffers import StepBuffers
 from .step_shapes import StepShape, StepShapes
 
 _UNUSED: Int32Array = np.empty(0, np.int32)
-"""What only a CPU reads of a batch."""
+"""Stands for arrays of a batch that only a CPU reads."""
 
 
 class Shown(Protocol):
-    """What looks at a model's hidden states."""
+    """Reader of a model's hidden states."""
 
     layers: tuple[int, ...]
     """Layers whose inputs it is shown."""

@@ -35,7 +35,7 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What some row of a draw wants beside a token of its logits as they are."""
+    """Whether some row of a draw needs more than a token of its logits as they are."""
 
     edits: bool = False
     filters: bool = False

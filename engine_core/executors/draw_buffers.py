@@ -1,4 +1,4 @@
-"""What a draw under masks tells the GPU: a few staged words, and masks from the table of the engine."""
+"""Inputs of a draw under masks on a GPU: a few staged words, and masks from the table of the engine."""
 
 from __future__ import annotations
 

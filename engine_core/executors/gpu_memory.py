@@ -1,4 +1,4 @@
-"""What a model takes of a GPU's memory: planes of keys and values, and the activations of its largest step."""
+"""A model's share of a GPU's memory: planes of keys and values, and the activations of its largest step."""
 
 from __future__ import annotations
 

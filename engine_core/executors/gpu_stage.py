@@ -1,4 +1,4 @@
-"""What stands at the ends of a pipeline stage on a GPU, and what its last stage tells the others: launches only."""
+"""Ends of a pipeline stage on a GPU, and the last stage's tokens on their way to the others: launches only."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSizes:
-    """What ranks exchange, the same on all of them."""
+    """Sizes of the messages between ranks, the same on all of them."""
 
     layout: ParallelLayout
     row_bytes: int

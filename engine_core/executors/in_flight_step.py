@@ -32,7 +32,7 @@ class InFlightStep:
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
     own: OwnGains | None = None
-    """What rows gain where the device drafts; S counts positions then, too."""
+    """Gains of rows where the device drafts; S counts positions then, too."""
     done: torch.cuda.Event
     scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
@@ -57,8 +57,8 @@ class InFlightStep:
         )
 
     def _gained(self) -> tuple[Gained, Int32Array, Int32Array | None]:
-        """What the step's rows gained, of how many positions each, and how many drafts each had where the device
-        drafted."""
+        """Tokens that the step's rows gained, the number of positions of each, and the number of its drafts where the
+        device drafted."""
         if self.own is not None:
             token_ids, num_tokens, num_drafts = self.own.read(self.tokens.numpy()[0, : len(self.steps)])
             return Gained(token_ids, num_tokens), self.own.num_positions, num_drafts

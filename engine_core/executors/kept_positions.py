@@ -19,7 +19,7 @@ UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """What the model computes before it guesses: counts[i] positions of a row from starts[i] on."""
+    """Positions that the model computes before it guesses: counts[i] of a row from starts[i] on."""
 
     index: Int32Array
     """[N] which rows of the step."""

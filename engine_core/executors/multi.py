@@ -207,7 +207,7 @@ def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
 
 
 def _refusal_of(ranks: Ranks, rank: int) -> ConfigError | None:
-    """What a rank has refused before it ended, while another one was heard."""
+    """The refusal that a rank sent before it ended, while the executor waited for another rank; None: it sent none."""
     told = [decode_told(message) for message in ranks.last_words(rank)] if rank >= 0 else []
     return next((_refusal(each) for each in told if isinstance(each, Refusal)), None)
 

@@ -50,7 +50,7 @@ def with_at_most(plan: StepPlan, most: int) -> StepPlan:
 
 
 def repeated(known: Int32Array, most: int) -> Int32Array:
-    """What followed the last token when it stood before, up to `most` tokens."""
+    """Tokens that followed an earlier occurrence of the last token, up to `most` of them."""
     places = np.flatnonzero(known[:-1] == known[-1])
     return known[places[-1] + 1 :][:most] if places.size else NOTHING
 

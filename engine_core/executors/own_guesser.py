@@ -1,4 +1,4 @@
-"""What guesses tokens inside an executor, from what the served model has computed. Knows neither plans nor sampling."""
+"""Contract of guessers in an executor, which draft from the served model's states. Knows neither plans nor sampling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Draw = Callable[[torch.Tensor, Int32Array, Int32Array], Int32Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Computed:
-    """What one pass of the served model leaves to a guesser: T tokens of R rows, rows one after another."""
+    """Hidden states of one pass of the served model, for a guesser: T tokens of R rows, rows one after another."""
 
     rows: Int32Array
     """[R] table rows."""

@@ -21,7 +21,7 @@ from .step_shapes import StepShape
 
 @dataclass(frozen=True, slots=True)
 class OwnGains:
-    """What rows of a launched step gain, there when the step is done."""
+    """Tokens and drafts that rows of a launched step gain; readable when the step is done."""
 
     packed: torch.Tensor
     """[R] by row of the plan, pinned: tokens, and 256 times the number of drafts."""

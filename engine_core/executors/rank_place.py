@@ -77,7 +77,7 @@ class RankPlace:
 
 
 class ParallelDevice(Protocol):
-    """What a device with the flag `parallel` offers."""
+    """A device with the flag `parallel`."""
 
     def build_rank(self, request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
         """The executor of one rank. All ranks find the same config. Raises `ConfigError`."""

@@ -50,7 +50,7 @@ class RankProcess:
         self._is_counting = threading.Lock()
 
     def run(self) -> None:
-        """Until the executor closes the ring of plans, or another rank is gone."""
+        """Runs plans until the executor closes their ring, or another rank is gone."""
         executor, launches = self._built()
         later = LaterResults(executor, self._take) if launches else None
         if launches and executor.swapper is not None:
@@ -153,7 +153,7 @@ class RankProcess:
         return self._start.rank == self._start.options.layout.speaker
 
     def _say_loading(self, phase: str, done: int, total: int) -> None:
-        # Of each stage one: stages may load on other hosts.
+        # One rank of each stage reports: stages may load on other hosts.
         if self._shard.index == 0:
             self._reports.write(encode_told(Loading(phase=phase, done=done, total=total)))
 
@@ -189,7 +189,7 @@ def main() -> None:
 
 
 def run_rank(start: RankStart) -> None:
-    """What the process of a rank does. Returns only where it is not ended."""
+    """Runs the process of a rank. Returns only where it is not ended."""
     # The executor's process decides when to stop; a terminal's signal to the group reaches it too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -203,7 +203,7 @@ def run_rank(start: RankStart) -> None:
 
 
 def _die_with_the_executor(lifeline: int) -> None:
-    """At once, also while the model loads or another rank is awaited."""
+    """Ends the process when the executor dies: at once, also while the model loads or another rank is awaited."""
     os.read(lifeline, 1)
     os._exit(0)
 

@@ -1,4 +1,4 @@
-"""What rows of the request table ask of their logits: packed edits, and how many log probabilities."""
+"""Settings of rows of the request table for their logits: packed edits, and how many log probabilities."""
 
 from __future__ import annotations
 

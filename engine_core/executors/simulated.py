@@ -187,7 +187,7 @@ class SimulatedExecutor:
         return repeated(self._token_ids[row, :num_known], most)
 
     def _pretended(self, row: int, num_known: int, most: int) -> Int32Array:
-        """What a draft model would guess that finds the right token so often."""
+        """Guesses of a draft model that finds the right token with the probability `_draft_acceptance`."""
         rows, at = np.array([row], np.int32), np.array([num_known - 1], np.int32)
         before = self._kv[self._slots(rows, at - 1)] * (at > 0)
         entry, noise = before + hashes(self._token_ids[rows, at], at), self._noise[rows]

@@ -1,4 +1,4 @@
-"""What the simulated executor says instead of a model: tokens that follow from the KV entries before them.
+"""Tokens of the simulated executor: each follows from the KV entries before it.
 
 An entry is the entry before it plus a hash of token and position, so one entry stands for the whole sequence.
 """
@@ -26,7 +26,7 @@ NUM_SAID_UNDER_MASK = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedModel:
-    """What is said: ids drawn uniformly from a range, and now and then the end of sequence."""
+    """Draws ids uniformly from a range, and now and then the end of sequence."""
 
     vocab_size: int
     first_token_id: int = 0
@@ -37,7 +37,7 @@ class SimulatedModel:
     def tokens(
         self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, eos_from: Int32Array
     ) -> Int32Array:
-        """What follows these KV entries, [S] each; no end of sequence before output index `eos_from`."""
+        """Tokens that follow these KV entries, [S] each; no end of sequence before output index `eos_from`."""
         draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT)
         num_said = np.uint64(self.vocab_size - self.first_token_id)
         tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(self.first_token_id)
@@ -94,7 +94,7 @@ def expected_tokens(
 
 
 def noise_of(sampling: SamplingParams, choice_index: int) -> int:
-    """What sets apart equal prompts; nothing if the answer is greedy."""
+    """Noise that sets equal prompts apart; 0 if the answer is greedy."""
     if sampling.is_greedy:
         return 0
     return (sampling.seed * SEED_SALT + (choice_index + 1) * CHOICE_SALT) % 2**64

@@ -1,4 +1,4 @@
-"""What pipeline stages say to each other: hidden states to the next one, sampled tokens to those before."""
+"""Links between pipeline stages: hidden states to the next one, sampled tokens to earlier ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class StageEnd:
 
 
 class StageEnds(Protocol):
-    """What stands at the ends of a stage in the place of what other stages have."""
+    """Layers at the ends of a stage, in the place of layers that other stages have."""
 
     def beginning(self, hidden_size: int, dtype: torch.dtype) -> Embedding:
         """The layer that stands for the embedding in a stage that is not the first."""
@@ -125,7 +125,7 @@ class StageLinks:
         return StageEnd()
 
     def of_all_stages(self, own: bytes) -> list[bytes]:
-        """What each stage gives, in their order; all give as many bytes. Returns when the last stage has come here.
+        """Bytes of each stage, in their order; all give equally many. Returns when the last stage has come here.
         Before the first plan only: it takes the way of streams and tokens. Raises `PeerGone`."""
         given = own if self.stream_in is None else self.stream_in.receive() + own
         if self.stream_out is not None:

@@ -1,4 +1,4 @@
-"""What an engine says to a host that may compute one of its stages: its options, its model and all that bits depend on.
+"""Offer of an engine to a host that may compute one of its stages: its options, its model and all that bits depend on.
 The host compares them with its own."""
 
 from __future__ import annotations

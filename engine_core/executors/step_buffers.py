@@ -1,4 +1,4 @@
-"""What a step tells the GPU: words that are staged in pinned memory, copied at once, and read by all its launches."""
+"""Inputs of a step on a GPU: words staged in pinned memory, copied at once, and read by all launches of the step."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class StepBuffers:
         self.first_result, self.first_results = self._words[:1], self._words[:2]
         # A row of each: table rows, positions, output indices, and which hidden states of the step are sampled after.
         self.draws = self._words[_HEAD : self._first_row].view(4, -1)
-        # Of a step in which the device drafts, see `draft_rows`.
+        # Words of a step in which the device drafts: see `draft_rows`.
         self.steps = self._words[self._first_row : self._first_word].view(5, -1)
         self.steps.fill_(-1)
 

@@ -27,7 +27,7 @@ NO_TILES: Int32Array = np.empty((0, 2), np.int32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What launches are made for. A step fills part of it; the rest is padding: rows -1, lengths 0, tiles -1."""
+    """Shape that launches are made for. A step fills part of it; the rest is padding: rows -1, lengths 0, tiles -1."""
 
     num_tokens: int
     num_decodes: int
@@ -74,7 +74,7 @@ class StepShapes:
         self.num_first = len(first)
 
     def num_rows(self, count: int) -> int:
-        """So many rows, padded."""
+        """Number of rows of the shape that `count` rows are padded to."""
         return int(self._num_rows_for[count])
 
     def of(self, plan: StepPlan) -> tuple[StepShape, Int32Array]:
@@ -103,7 +103,7 @@ class StepShapes:
         return shape.is_decode or shape.num_tokens <= MOST_PADDED or shape.num_tokens == self.most_tokens
 
     def likely(self) -> Iterator[StepShape]:
-        """What steps will have, each once, `num_first` of them before the engine serves."""
+        """Shapes that steps are likely to have, each once; the first `num_first` are made before the engine serves."""
         return iter(dict.fromkeys(self._all_likely()))
 
     def for_each_kernel(self) -> Iterator[StepShape]:

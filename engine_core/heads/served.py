@@ -1,4 +1,4 @@
-"""What draft heads read of the served model beside its hidden states."""
+"""Parts of the served model that draft heads use beside its hidden states."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class FoundBlock(NamedTuple):
 
     block: BlockId
     num_bytes: int
-    """That the file takes."""
+    """Size of the file."""
 
 
 class BlockFiles:

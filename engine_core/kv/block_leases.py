@@ -74,7 +74,7 @@ class BlockLeases:
         """In the swapper's order."""
         self._num_saved = self._num_writing = 0
         self._results: deque[Callable[[], None]] = deque()
-        """What jobs did, to be taken note of in the step loop."""
+        """Results of jobs, which the step loop applies."""
         self._num_lent = self.num_lent_from_tiers = 0
         """Blocks that were copied for other engines, and those of them that were not in the KV cache."""
 
@@ -200,7 +200,7 @@ class BlockLeases:
         return has_released
 
     def _claim(self, lease: _Lease) -> Claim:
-        """What the lease's blocks are now. What a lender holds has no generation: it stays what it is."""
+        """The lease's blocks as they are now. A block behind the KV cache has no generation: it does not change."""
         pool, behind = self._pool, lease.hashes[len(lease.blocks) :]
         return Claim(
             key=self._link.key,
@@ -226,7 +226,7 @@ class BlockLeases:
         lease.is_copied = True
         self._link.send(Lent(lease=lease.request.lease, rows=lease.slots, before=lease.before, after=after))
 
-    # What follows runs beside the step loop.
+    # The methods below run beside the step loop.
 
     def _write(self, lease: _Lease, after: Claim) -> None:
         wanted, num_read = lease.request.wanted, self._read(lease)

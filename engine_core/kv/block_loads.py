@@ -22,7 +22,7 @@ PATIENCE = 10
 
 
 class Offer(NamedTuple):
-    """What a source has of a chain."""
+    """Blocks of a chain that a source has, and their cost in seconds."""
 
     source: Loader
     num_blocks: int

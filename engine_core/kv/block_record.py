@@ -23,7 +23,7 @@ class BlockId(NamedTuple):
     """Identity of a block. Equal ids, equal bits."""
 
     key: bytes
-    """What the bits depend on beside the tokens: see `kv_key`."""
+    """Everything that the bits depend on beside the tokens: see `kv_key`."""
     namespace: bytes
     block_hash: bytes
     parent: bytes

@@ -65,7 +65,7 @@ class _Pull:
 
     @property
     def has_ended(self) -> bool:
-        """Nobody writes to the ticket's blocks any more, and nothing more will be said."""
+        """Whether the pull is over: nothing writes to the ticket's blocks any more, and no message about it follows."""
         is_answered = self.answer is not None or self.num_unchanged is not None
         return is_answered and (self.copy is None or self.copy.is_done)
 
@@ -148,7 +148,7 @@ class DirectPulls:
     def pulled(self, answer: Pulled) -> None:
         """Takes the link's answer; a second one to the same pull does not count."""
         if (pull := self._pulls.get(answer.pull)) is not None and pull.answer is None:
-            # What was claimed before the copy had ended says nothing of what it read.
+            # A claim made before the copy ended says nothing of the bytes that the copy read.
             pull.answer = answer if pull.is_told else Pulled(pull=answer.pull, before=answer.before, after=Claim())
 
     def left(self, holder: Holder) -> None:

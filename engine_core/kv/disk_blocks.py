@@ -77,7 +77,7 @@ class DiskBlocks:
         self._reading = Counter[bytes]()
         """Loads and leases that read a hash, whose file stays."""
         self._results: deque[Callable[[], None]] = deque()
-        """What jobs found, to be taken note of in the step loop."""
+        """Results of jobs, which the step loop applies."""
         self._found: deque[FoundBlock] = deque()
         self._is_scanning = True
         self._num_written = self._num_read = self._num_damaged = 0
@@ -144,7 +144,7 @@ class DiskBlocks:
             save = _Save(owner, block_hash, parent, self._free_slots.popleft())
             self._saving[block_hash] = save
             fresh.append((save, block))
-        # What is written last is kept longest.
+        # The block written last is kept longest.
         self._asked += reversed(fresh)
 
     def launch(self) -> None:
@@ -173,7 +173,7 @@ class DiskBlocks:
         return ends
 
     def close(self) -> None:
-        """What is being written is whole or deleted at the next start."""
+        """A file that is being written is whole, or is deleted at the next start."""
         self._files.close()
 
     @property
@@ -269,7 +269,7 @@ class DiskBlocks:
             self._on_lost(block_hash)
         self._loads.cancel_all()
 
-    # What follows runs beside the step loop.
+    # The methods below run beside the step loop.
 
     def _scan_files(self) -> None:
         try:

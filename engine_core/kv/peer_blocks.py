@@ -74,7 +74,7 @@ class PeerBlocks:
         """Parts that are being copied from their rows."""
         self._numbers = count(1)
         self._results: deque[Callable[[], None]] = deque()
-        """What jobs found, to be taken note of in the step loop."""
+        """Results of jobs, which the step loop applies."""
         self._costs, self._direct_costs = ReadCosts(clock), ReadCosts(clock)
         self._costs.assume(swapper.slots.shape[1] / ASSUMED_BYTES_PER_SECOND)
         self._costs_of: dict[Ticket, ReadCosts] = {}
@@ -280,7 +280,7 @@ class PeerBlocks:
             self.num_discarded += len(part.slots) - num_read
         self._loads.note_read(part, num_read)
 
-    # What follows runs beside the step loop.
+    # The methods below run beside the step loop.
 
     def _take(self, part: Part, num_claimed: int, namespace: bytes) -> None:
         """Copies records to slots, as far as they are the blocks that were asked for."""

@@ -19,7 +19,7 @@ class Wanted:
     """Blocks that follow one another in a chain."""
 
     key: bytes
-    """What their bits depend on beside the tokens: see `kv_key`."""
+    """Everything that their bits depend on beside the tokens: see `kv_key`."""
     owner: Owner
     parent: bytes
     """The hash before the first of them; empty at the start of the chain."""
@@ -28,7 +28,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What an engine says it lends. It says so before and after the copy: only what is in both was not overwritten."""
+    """Blocks that an engine lends. It claims them before and after the copy: blocks in both were not overwritten."""
 
     key: bytes = b""
     hashes: list[bytes] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Places:
     """Where blocks lie in an engine's KV cache."""
 
     handle: bytes
-    """What the cache is opened by: see `DirectCopies`."""
+    """Handle by which the cache is opened: see `DirectCopies`."""
     blocks: list[int]
     published: bytes = b""
     """Handle of the memory in which the engine publishes its blocks: see `PublishedBlocks`. Empty: there is none."""

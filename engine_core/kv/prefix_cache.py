@@ -34,7 +34,7 @@ class HashChain:
 
     @property
     def tip(self) -> bytes:
-        """What the next block's hash continues."""
+        """Hash that the next block's hash continues."""
         return self.hashes[-1] if self.hashes else self.namespace
 
     def parent_of(self, idx: int) -> bytes:
@@ -139,7 +139,7 @@ class PrefixCache:
         return stored
 
     def take_events(self) -> CacheEvents | None:
-        """What changed since the last call; evictions come first, as they did."""
+        """Changes since the last call; evictions come first, as they did."""
         removed = self._pool.take_evicted()
         if not removed and not self._stored and not self._gained:
             return None

@@ -39,7 +39,7 @@ def next_block_hash(parent: bytes, data: bytes) -> bytes:
 
 
 def token_bytes(token_ids: Sequence[int] | TokenArray) -> bytes:
-    """What is hashed of token ids. Raises `OverflowError` for an id that is no int32."""
+    """Bytes that are hashed: ids as little-endian int32. Raises `OverflowError` for an id that is no int32."""
     ids = array("i", token_ids) if isinstance(token_ids, Sequence) else token_ids
     assert ids.itemsize == TOKEN_BYTES, "token ids are int32"
     if sys.byteorder == "little":

@@ -9,7 +9,7 @@ from .block_source import Ticket
 WEIGHT = 0.25
 """Weight of the newest load in the mean."""
 HALF_LIFE_SECONDS = 30.0
-"""In which a mean above the first measurement fades back half the way: what is slow once is tried again."""
+"""Time in which a mean above the first measurement fades half the way back: a source that was slow is tried again."""
 
 
 class ReadCosts:
@@ -30,7 +30,7 @@ class ReadCosts:
         return self._assumed + above * fading
 
     def assume(self, seconds_per_block: float) -> None:
-        """What a measurement at the start found."""
+        """Takes the time a block that a measurement at the start found."""
         self._assumed = self._mean = seconds_per_block
 
     def begin(self, ticket: Ticket) -> None:

@@ -1,4 +1,4 @@
-"""What one forward pass reads: token rows, their places in the KV cache, and which of them are sampled."""
+"""Input of one forward pass: token rows, their places in the KV cache, and which of them are sampled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensor-parallel ranks of one engine do together."""
+"""Operations of the tensor-parallel ranks of one engine."""
 
 from __future__ import annotations
 

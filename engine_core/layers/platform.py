@@ -1,4 +1,4 @@
-"""What a device must offer: each operation of a decoder, with the implementation chosen in one place a device."""
+"""Contract of a device: each operation of a decoder, with the implementation chosen in one place a device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Platform(Protocol):
     sampling: SamplingOperations
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> Any:
-        """What `attention` needs to know of a batch, made once for all layers; `of_ends`: for the last one alone, where
-        some tokens of a batch that has a plan already decode."""
+        """Plan of a batch for `attention`, made once for all layers; `of_ends`: for the last layer alone, where some
+        tokens of a batch that has a plan already decode."""
 
     def linear(self, linear: Linear) -> Product:
         """The product with one weight: the platform's own for the weight's kind, else the kind's."""

@@ -45,7 +45,7 @@ class ShardedSampling:
         # One message a rank: the bits of a token are carried as a float's.
         said = torch.stack((scores, (tokens + first).int().view(torch.float32)), dim=1)
         of_ranks = self._group.join(said).view(len(said), -1, 2)
-        # Of equal scores the first counts, which has the smaller token.
+        # The first of equal scores counts, which has the smaller token.
         best = of_ranks[:, :, 0].argmax(1, keepdim=True)
         return of_ranks[:, :, 1].gather(1, best)[:, 0].contiguous().view(torch.int32)
 

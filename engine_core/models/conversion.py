@@ -32,7 +32,7 @@ Published = Iterator[tuple[str, torch.Tensor | BlockWeight]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What became of a checkpoint."""
+    """Outcome of a checkpoint's conversion."""
 
     quantization: str
     """The method that its weights are packed by, the kind that they were rounded to, or `none`."""

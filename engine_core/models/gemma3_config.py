@@ -1,4 +1,4 @@
-"""What a Gemma 3 is made of, read from a Hugging Face `config.json`."""
+"""Sizes of a Gemma 3, read from a Hugging Face `config.json`."""
 
 from __future__ import annotations
 

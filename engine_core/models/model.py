@@ -1,4 +1,4 @@
-"""What executors need of a model."""
+"""Contract of a model: methods that executors call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class LayerInputs:
 
 
 class LastNorm(Protocol):
-    """What follows the last layer."""
+    """The norm behind the last layer."""
 
     def add(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """residual [T, H] += x, which may be in place; what is made of the sum."""

@@ -1,4 +1,4 @@
-"""What each rank of an engine is doing, in memory that the ranks write and the executor reads. Knows no plans."""
+"""Progress of each rank of an engine, in memory that the ranks write and the executor reads. Knows no plans."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Board:
         return self._rows[first_rank : first_rank + count].tobytes()
 
     def set_rows(self, first_rank: int, count: int, rows: bytes) -> bool:
-        """What another host says of its ranks. False: it has another size."""
+        """Takes the rows of another host's ranks. False: they have another size."""
         if len(rows) != 8 * count * _NUM_COLUMNS:
             return False
         self._rows[first_rank : first_rank + count] = np.frombuffer(rows, np.int64).reshape(count, _NUM_COLUMNS)

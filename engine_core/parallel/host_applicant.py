@@ -25,7 +25,7 @@ from .host_proof import (
 from .host_proof import ENGINE as ENGINE_ROLE
 
 CHECK_SECONDS = 60.0
-"""In which a host compares its model and its libraries with the offer."""
+"""Time that a host has to compare its model and its libraries with the offer."""
 RECEIVE_BYTES = 64 << 10
 
 

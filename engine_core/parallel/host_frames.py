@@ -33,7 +33,7 @@ def head(kind: int, length: int, channel: int = 0) -> bytes:
 
 
 def printable(text: str) -> str:
-    """What another host says, for a log."""
+    """Text of another host, made safe for a log."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

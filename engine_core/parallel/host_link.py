@@ -105,7 +105,7 @@ class HostLink:
                 yield incoming.fileno(), select.POLLIN, partial(self._on_room, incoming)
 
     def tick(self, elapsed: float) -> None:
-        """So many seconds have passed since the last time. To be called after each round of `interests`."""
+        """Takes the seconds since the last call. To be called after each round of `interests`. Raises `LinkLost`."""
         self._silent += min(elapsed, MOST_ELAPSED)
         if self._silent > max(LEAST_SILENCE, self.allowed_silence):
             raise LinkLost(f"has been silent for {self._silent:.1f} s")
@@ -242,7 +242,7 @@ def _lost_rank(payload: bytes) -> tuple[int, str]:
 
 
 def poll_once(interests: list[Interest], seconds: float) -> list[Callable[[], object]]:
-    """What is to be called, once some descriptor is ready or the time is over."""
+    """Waits until some descriptor is ready, or so many seconds; returns the callbacks of those that are ready."""
     poll = select.poll()
     for fd, events, _ in interests:
         poll.register(fd, events)

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..config import ConfigError
 
 MAGIC = b"hwstage1"
-"""What both sides begin with: the protocol and its version."""
+"""First bytes of both sides: the protocol and its version."""
 NONCE_BYTES = PROOF_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES
 REPLY_BYTES = 1 + PROOF_BYTES
@@ -21,7 +21,7 @@ REPLY_BYTES = 1 + PROOF_BYTES
 BELIEVED, REFUSED = b"\1", b"\0"
 ENGINE, STAGE = b"engine", b"stage"
 PROOF_SECONDS = 5.0
-"""In which a new connection has proved that it knows the secret."""
+"""Time that a new connection has to prove that it knows the secret."""
 MIN_SECRET_BYTES = 32
 SETTING = "stage_secret_file"
 _CONTEXT = b"headwater pipeline stage\0"

@@ -1,4 +1,4 @@
-"""What an executor with ranks tells all of them: plans, as columns of numbers. Nothing that is read can run code."""
+"""Messages of an executor to its ranks: plans, as columns of numbers. No message can run code."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from .rank_start import RankStart
 
 MODULE = "headwater.engine_core.executors.rank_process"
 EXIT_SECONDS = 1.0
-"""What ranks are given to end by themselves."""
+"""Time that ranks have to end by themselves."""
 
 
 class Process(Protocol):

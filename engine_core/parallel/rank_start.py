@@ -1,4 +1,4 @@
-"""What a rank's process is told at its start, as JSON in its first argument: options and inherited descriptors."""
+"""Argument of a rank's process, as JSON: options and inherited descriptors."""
 
 from __future__ import annotations
 

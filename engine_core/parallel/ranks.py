@@ -120,7 +120,7 @@ class Ranks:
         return waiting.pop(0)
 
     def last_words(self, rank: int) -> list[bytes]:
-        """What a rank that is lost has said and was not heard."""
+        """Messages of a lost rank that were not read."""
         waiting = self._waiting[rank]
         with contextlib.suppress(PeerGone):
             waiting += self._reports[rank].read()

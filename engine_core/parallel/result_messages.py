@@ -1,4 +1,4 @@
-"""What a rank tells the executor: results as columns of numbers, everything else as JSON."""
+"""Messages of a rank to the executor: results as columns of numbers, everything else as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Hello:
     copies_blocks: bool = True
     prefill_seconds: float = 0.0
     seconds_per_block: float = 0.0
-    """In which a block comes back from host memory, on the slowest rank."""
+    """Time in which a block comes back from host memory, on the slowest rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,14 +63,14 @@ class Warned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmedUp:
-    """What `Executor.warm_up` returned."""
+    """Result of `Executor.warm_up`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPrepared:
-    """What `Executor.prepare` returned."""
+    """Result of `Executor.prepare`."""
 
     is_more_left: bool
 

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class RankWatch(Protocol):
-    """What is told of the ranks of other hosts."""
+    """Watch over ranks, which learns of the progress and the loss of those on other hosts."""
 
     board: Board
     allowed_silence: float

@@ -1,5 +1,5 @@
-"""What a platform serves beyond the operations that every platform has. The flags are compared with an engine's options
-before any weight is read; a model or an option that they exclude is refused by name."""
+"""Flags of a platform for what it serves beyond the operations that every platform has. They are compared with an
+engine's options before any weight is read; a model or an option that they exclude is refused by name."""
 
 from __future__ import annotations
 

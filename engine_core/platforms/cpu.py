@@ -38,7 +38,7 @@ from ..sampling.operations import SamplingOperations
 from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES
-"""That a CPU serves."""
+"""Types of weights that a CPU serves."""
 GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
@@ -142,7 +142,7 @@ def with_cpu_look_up(weights: Weights) -> Weights:
 
 
 def packed_kernels(weights: Weights) -> list[Kernel]:
-    """What packed weights are multiplied and looked up with."""
+    """Kernels that multiply and look up these packed weights."""
     linears, tables = weights.linears.values(), weights.tables.values()
     of_blocks = [part.format for linear in linears if isinstance(linear, BlockLinear) for part in linear.parts]
     in_groups = [linear.tiles for linear in linears if isinstance(linear, TileLinear)]
@@ -158,7 +158,7 @@ def packed_kernels(weights: Weights) -> list[Kernel]:
 
 
 def _every_packed_kernel() -> list[Kernel]:
-    """What packed weights of any format are multiplied and looked up with."""
+    """Kernels that multiply and look up packed weights of any format."""
     of_blocks = [
         kernel_of(each) for each in FORMATS.values() for kernel_of in (tile_product.kernel_of, block_rows.kernel_of)
     ]

@@ -102,7 +102,7 @@ class CudaPlatform:
         self.device = device
         self.sampling: SamplingOperations = CudaSampling()
         self._block_size = block_size
-        # Of an fp8 cache, for each head: what is stored is value / scale. Keys and values of the models served lie well
+        # Scale of an fp8 cache for each head: it stores value / scale. Keys and values of the models served lie well
         # within the range of e4m3, whose precision is the same at every scale.
         self._kv_scale = torch.ones(model.num_kv_heads, device=device)
         self._tokens_per_tile = tokens_per_tile(model.num_heads // model.num_kv_heads, device)

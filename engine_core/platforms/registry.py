@@ -47,7 +47,7 @@ def registrations() -> dict[str, Registration]:
 
 
 def device_names() -> tuple[str, ...]:
-    """What `--device` may be."""
+    """Values that `--device` may have."""
     return (AUTO, *registrations())
 
 

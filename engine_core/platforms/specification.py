@@ -1,4 +1,4 @@
-"""What each operation of a platform computes: its twin in plain torch, on a CPU, in float64, one obvious line after
+"""Specification of each operation of a platform: a twin in plain torch, on a CPU, in float64, one obvious line after
 another. No twin rounds where a platform may not: keys and values are rounded to the cache's type and the residual to
 its own, everything else is compared within a tolerance.
 

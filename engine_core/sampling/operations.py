@@ -43,7 +43,7 @@ class PartSampling(Protocol):
     def draw_part(
         self, logits: torch.Tensor, draws: Draws, first_token: int, masks: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `draw` would choose of the tokens first_token … first_token + N − 1, whose logits [R, N] and masks are
+        """Tokens that `draw` would choose among first_token … first_token + N − 1, whose logits [R, N] and masks are
         given: int32 [R], from 0 on, and their scores float32 [R]; minus infinity where a mask leaves none of them."""
 
     def draw_filtered_part(

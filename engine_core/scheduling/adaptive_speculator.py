@@ -32,14 +32,14 @@ costs more than to wait once in vain."""
 MOST_PACE = 2.0
 """Gains count as this much at most: however good drafts were, a few steps without any are enough to stop waiting."""
 NO_DRAFTS = 0.95
-"""What a step counts for which the executor is asked for no drafts: without them nothing is learned about them."""
+"""Gain of a step for which the executor is asked for no drafts: without them nothing is learned about them."""
 REVIEWED_STEPS = 32
 """After which rows wait no more: whether it is better to run ahead is decided anew."""
 WATCHED_STEPS = 4
-"""While rows run ahead, what other drafters guess is looked at in every such step; while they do neither, what all of
-them guess, once nothing was worth it for long."""
+"""Interval in steps of looks at drafters that are not in use: at the other ones while rows run ahead; at all of them
+where none was worth it for long."""
 BARREN_STEPS = 16
-"""Looks after which it was."""
+"""Looks in vain that count as long."""
 
 
 class AdaptiveSpeculator:
@@ -71,7 +71,7 @@ class AdaptiveSpeculator:
         self._is_waiting, self._is_ahead = False, False
         self._pace, self._num_steps, self._num_barren = 1.0, 0, 0
         self._gain_ahead = self._gain_waiting = 1.0
-        """While rows run ahead, of late: what that gains, and what waiting for other drafters' guesses would."""
+        """Recent gains of a step while rows run ahead: of running ahead, and of waiting for other drafters."""
         self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that a request has: those that wait when rows wait."""
         self._may_run_ahead: BoolArray = np.zeros(num_rows, np.bool_)

@@ -24,9 +24,9 @@ WORTHWHILE = 1.05
 MEMORY = 0.75
 """Weight of the steps before in what a step gains. Steps differ, and to change costs a few of them."""
 REVIEWED_STEPS = 8
-"""While the model drafts nothing, whether it would pay is looked at in every such step."""
+"""Interval in steps of looks whether the draft model would pay, while it drafts nothing."""
 WATCHED_STEPS = 4
-"""While rows run ahead, what look-up guesses is looked at in every such step."""
+"""Interval in steps of looks at the guesses of look-up, while rows run ahead."""
 
 
 class AheadModelSpeculator(ModelSpeculator):

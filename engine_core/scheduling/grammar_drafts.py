@@ -115,8 +115,8 @@ class GrammarDrafts:
     def _drafts_of_others(
         self, table: RequestTable, rows: Rows, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
-        """What the other speculator drafts for rows that wait for its sake; [R] and [R, max_drafts], or None where it
-        leaves that to the executor."""
+        """Drafts of the other speculator for rows that wait for its sake: counts [R] and ids [R, max_drafts], or None
+        where it leaves that to the executor."""
         num_drafts, draft_ids = np.zeros(rows.size, np.int32), np.zeros((rows.size, self.max_drafts), np.int32)
         waits = self._speculator.needs_result[rows]
         if waits.any():

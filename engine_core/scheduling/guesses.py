@@ -1,4 +1,4 @@
-"""What drafters guess for the rows of the request table, and how much of it has turned out right."""
+"""Guesses of drafters for the rows of the request table, and how many of them turned out right."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Guesses:
             drafter.seat(row, namespace, num_prompt)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        # What was right so far is noted before the row is another request's.
+        # Right guesses are counted before the row is another request's.
         self.end(np.array([row]))
         for drafter in self._drafters:
             drafter.vacate(row, token_ids)

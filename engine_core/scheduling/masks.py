@@ -61,7 +61,7 @@ class HeldRows:
         self.num_held[rows], self.first_held[rows] = num_drafts + 1, first_outputs
 
     def drop(self, row: int) -> int:
-        """What the row holds is never drawn; returns how many positions that were."""
+        """Drops the row's held positions, which are never drawn; returns how many these were."""
         num_held, self.num_held[row] = int(self.num_held[row]), 0
         return num_held
 

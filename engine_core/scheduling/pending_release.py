@@ -38,7 +38,7 @@ class PendingRelease:
 
     @property
     def num_preempted(self) -> int:
-        """That are on their way back to the queue and before everyone in it."""
+        """Number of preempted requests on their way back to the queue, which stand before all others in it."""
         return sum(not (request.has_finished or request.has_yielded) for _, request in self._queue)
 
     def num_returning_blocks(self) -> int:

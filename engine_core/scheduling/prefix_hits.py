@@ -1,4 +1,4 @@
-"""What requests found cached when they took a row: at first admission, and after a preemption.
+"""Tokens that requests found cached when they took a row: at first admission, and after a preemption.
 
 Knows requests and counts; knows nothing about blocks or where they come from.
 """

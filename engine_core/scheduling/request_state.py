@@ -1,4 +1,4 @@
-"""What the engine remembers of a request while it lives, apart from the columns of the request table."""
+"""State of a live request in the engine, apart from the columns of the request table."""
 
 from __future__ import annotations
 

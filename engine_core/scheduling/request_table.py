@@ -143,7 +143,7 @@ class RequestTable:
             self.hash_due[row] = (request.chain.num_cached + 1) * self.block_size
 
     def stop_decoding(self, row: int) -> None:
-        """What is held is never drawn."""
+        """Ends the row's decoding; positions that it holds are never drawn."""
         self.compute_end[row] = 0
         self.credit[row] += self.held.drop(row)
 

@@ -130,7 +130,7 @@ class Scheduler:
         return step.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
 
     def draw(self) -> PlannedStep | None:
-        """What is held and has its masks, or none."""
+        """Plans a draw of the held rows that have their masks; None where no row has."""
         planned = compose_draw(self._planned_step + 1, self.table, self._config.max_positions)
         if planned is not None:
             self._planned_step += 1
@@ -229,7 +229,7 @@ class Scheduler:
         while full_rows.size > self.pool.num_free + self._pending_release.num_returning_blocks():
             self._preempt(self._preemption.last())
             rows, full_rows = self._decodable_rows()
-        # What is on its way back serves those of the lowest rank in a later step.
+        # Blocks that are being released serve the rows of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self.table.rank_of), np.intp)
         served, deferred = np.split(by_rank, [self.pool.num_free])
         return np.setdiff1d(rows, deferred, assume_unique=True), served, True

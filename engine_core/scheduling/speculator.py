@@ -1,4 +1,4 @@
-"""What decides over drafts: which rows wait for their results or run ahead of them, and which tokens are guessed."""
+"""Contract of speculators: which rows wait for their results or run ahead of them, and which tokens are guessed."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ class Speculator(Protocol):
     def draft(
         self, table: RequestTable, rows: Rows, most: Int32Array, total: int
     ) -> tuple[Int32Array, Int32Array | None]:
-        """What may follow the known tokens of `rows`, all that decode in a step: how many tokens for each, int32 [R],
-        up to most[i], which is 0 where the row does not wait for results; and which, int32 [R, K], or None where the
-        executor drafts them. What is more than `total` tokens in all is left away."""
+        """Drafts behind the known tokens of `rows`, all that decode in a step: how many for each, int32 [R], up to
+        most[i], which is 0 where the row does not wait for results; and which, int32 [R, K], or None where the
+        executor drafts them. There are at most `total` of them in all."""

@@ -20,7 +20,7 @@ from .step_builder import Chunk, PlannedStep
 
 
 class Sampled(NamedTuple):
-    """What a step brought the rows that are alive."""
+    """Tokens that a step brought the rows that are alive."""
 
     rows: Rows
     tokens: Int32Array
@@ -36,7 +36,7 @@ class Sampled(NamedTuple):
 
 
 class DraftCounts:
-    """What became of drafts so far."""
+    """Counts of drafts so far, and of those accepted."""
 
     def __init__(self) -> None:
         self.num_drafts = self.num_tokens = self.num_accepted = 0

@@ -55,7 +55,7 @@ class WaitingQueue:
 
     @property
     def num_ready(self) -> int:
-        """At least as many as are ready."""
+        """Number of ready requests; ended ones that are not removed yet are counted too."""
         return sum(map(len, self._ready.values()))
 
     @property
@@ -71,7 +71,7 @@ class WaitingQueue:
         return self._next
 
     def reorder(self) -> None:
-        """What some tenant has already is not what it was."""
+        """Some tenant's share has changed: the next request is chosen anew."""
         self._next = None
 
     def heads(self) -> list[RequestState]:

@@ -71,7 +71,7 @@ class GgufFile:
                 raise ConfigError(f"type of tensor {tensor.name}", tensor.tensor_type.name, ", ".join(sorted(served)))
 
     def hf_config(self) -> dict[str, Any]:
-        """What `config.json` would say."""
+        """Content of the `config.json` that the file's model would have."""
         num_heads = self._meta("attention.head_count")
         hidden_size = self._meta("embedding_length")
         config = {

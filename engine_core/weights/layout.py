@@ -1,4 +1,4 @@
-"""What a model's file holds: a name, a shape and a use for each weight, as the model declares them."""
+"""Layout of a model's file: a name, a shape and a use for each weight, as the model declares them."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ MIDDLE = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """What rounding a model's weights changed."""
+    """Effect of rounding a model's weights."""
 
     kind: str
     bytes_before: int
