@@ -328,6 +328,38 @@ def test_files_and_functions_are_short(room: str) -> None:
     assert long == set()
 
 
+WITHOUT_SUBJECT = ("What", "Of", "Those", "For", "These", "Whose", "Whom", "Whoever", "That", "Until", "In which")
+"""Beginnings of a docstring that leave its subject out; `That …` stands for `The time that …`, for example."""
+LEFT = {"kernels/unpacked_blocks.py", "kernels/unpacked_weights.py"}
+"""Files with a docstring that still begins so. No file is added; one that is mended is taken out."""
+
+
+def docstrings_of(path: Path) -> Iterator[ast.Constant]:
+    """Docstrings of a file: of the module, its classes and functions, and those behind an assignment."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        # A lambda's body is no list, and no statement is in it.
+        for each in body if isinstance(body := getattr(node, "body", None), list) else ():
+            if (
+                isinstance(each, ast.Expr)
+                and isinstance(each.value, ast.Constant)
+                and isinstance(each.value.value, str)
+            ):
+                yield each.value
+
+
+@pytest.mark.parametrize("room", THIRD_PARTY)
+def test_a_docstring_begins_with_its_subject(room: str) -> None:
+    """ "Number of steps in flight.", not "Of these, those that run."."""
+    riddles = {
+        f"{path.relative_to(ROOT)}:{docstring.lineno}: {docstring.value.splitlines()[0]}"
+        for path in files_of(room)
+        if str(path.relative_to(ROOT)) not in LEFT
+        for docstring in docstrings_of(path)
+        if docstring.value.startswith(tuple(f"{word} " for word in WITHOUT_SUBJECT))
+    }
+    assert riddles == set(), "name the subject: what the thing is, or what the function does"
+
+
 FRONT_STAGES = (
     "headwater.gateway.__main__",
     "headwater.services.processor.__main__",
