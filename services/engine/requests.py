@@ -7,7 +7,7 @@ instead of a crash of the core.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.engine_core.request import Holder, NewRequest, Speculation
@@ -27,6 +27,12 @@ POOLINGS = {
     common_pb2.POOLING_MEAN: "mean",
     common_pb2.POOLING_CLS: "cls",
 }
+SAME_FIELDS = tuple(
+    field.name
+    for field in fields(SamplingParams)
+    if (wire := Sampling.DESCRIPTOR.fields_by_name.get(field.name)) is not None and wire.has_presence
+)
+"""Fields of sampling that mean the same on the wire and in the core; the core's default stands for an absent one."""
 
 
 MAX_GRAMMAR_BYTES = 1 << 20
@@ -163,28 +169,21 @@ def _check_ids(name: str, ids: Sequence[int], limits: Limits) -> None:
 
 def _sampling_of(add: Add) -> SamplingParams:
     wire: Sampling = add.sampling
-    ends = tuple(add.eos_token_ids)
-    stops = tuple(wire.stop_token_ids)
-    default = SamplingParams()
+    ends, stops = tuple(add.eos_token_ids), tuple(wire.stop_token_ids)
+    same = {name: getattr(wire, name) for name in SAME_FIELDS if wire.HasField(name)}
     return SamplingParams(
-        temperature=wire.temperature if wire.HasField("temperature") else default.temperature,
-        top_p=wire.top_p if wire.HasField("top_p") else default.top_p,
-        top_k=max(wire.top_k, 0),
-        min_p=wire.min_p,
-        presence_penalty=wire.presence_penalty,
-        frequency_penalty=wire.frequency_penalty,
-        repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
-        seed=wire.seed,
-        max_tokens=wire.max_tokens,
-        min_tokens=wire.min_tokens,
-        stop_token_ids=stops if wire.ignore_eos else (*ends, *stops),
-        min_tokens_blocked_ids=(*ends, *stops) if wire.min_tokens else (),
-        bad_words=tuple(tuple(word.token_ids) for word in add.bad_word_ids),
-        allowed_token_ids=tuple(wire.allowed_token_ids),
-        logit_bias=dict(wire.logit_bias),
-        num_logprobs=wire.top_logprobs if wire.logprobs else None,
-        num_prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
-        pooling=POOLINGS[add.pooling],
+        **same
+        | {
+            "top_k": max(wire.top_k, 0),
+            "stop_token_ids": stops if wire.ignore_eos else (*ends, *stops),
+            "min_tokens_blocked_ids": (*ends, *stops) if wire.min_tokens else (),
+            "bad_words": tuple(tuple(word.token_ids) for word in add.bad_word_ids),
+            "allowed_token_ids": tuple(wire.allowed_token_ids),
+            "logit_bias": dict(wire.logit_bias),
+            "num_logprobs": wire.top_logprobs if wire.logprobs else None,
+            "num_prompt_logprobs": wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+            "pooling": POOLINGS[add.pooling],
+        }
     )
 
 

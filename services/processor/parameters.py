@@ -73,8 +73,13 @@ NEUTRAL: Mapping[str, Any] = {
     "use_beam_search": False,
     "length_penalty": 1.0,
 }
-BENDING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logprobs")
-"""Fields that beam search does not support."""
+BESIDE_BEAMS = {
+    *("n", "best_of", "use_beam_search", "length_penalty", "max_tokens", "ignore_eos", "stop", "stop_token_ids"),
+    *("truncate_prompt_tokens", "truncation_side", "echo", "skip_special_tokens", "include_stop_str_in_output"),
+    # These have no effect: beams are ranked, not drawn.
+    *("temperature", "top_p", "top_k", "min_p", "seed", "speculative"),
+}
+"""Fields that a request for beam search may have; any other is refused beside it."""
 
 
 def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:
@@ -137,11 +142,9 @@ def _check_beam_search(checked: common_pb2.Sampling) -> None:
     width = max(checked.n, checked.best_of)
     if width > MAX_BEAMS:
         raise BadRequest("use_beam_search", f"use_beam_search with {width} beams; allowed: at most {MAX_BEAMS}")
-    bent = [name for name in BENDING if getattr(checked, name) != NEUTRAL[name]]
-    bent += [name for name in ("bad_words", "allowed_token_ids", "logit_bias") if len(getattr(checked, name))]
-    bent += [name for name in ("structured_output", "prompt_logprobs", "thinking_token_budget") if _has(checked, name)]
-    if bent:
-        raise BadRequest(bent[0], f"{bent[0]} with use_beam_search; allowed: without")
+    for field, value in checked.ListFields():
+        if field.name not in BESIDE_BEAMS and value != NEUTRAL.get(field.name):
+            raise BadRequest(field.name, f"{field.name} with use_beam_search; allowed: without")
     if not checked.max_tokens and _has(checked, "max_tokens"):
         raise BadRequest.of("max_tokens", 0, "at least 1 with use_beam_search")
 

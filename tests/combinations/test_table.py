@@ -35,6 +35,8 @@ NO_CAPABILITY_SAMPLING = {
     "thinking_token_budget",
 }  # fmt: skip
 
+ROW = "belongs to the Capability of tests/combinations/capabilities.py that it changes, by name"
+
 
 def test_every_capability_meets_every_other_and_itself() -> None:
     names = [each.name for each in CAPABILITIES]
@@ -56,14 +58,14 @@ def test_make_test_runs_every_refusal_and_each_capability_beside_at_least_four_o
 def test_every_setting_of_an_executor_belongs_to_a_capability_or_to_none() -> None:
     claimed = {name for each in CAPABILITIES for name in (*each.options, *each.settings)}
     fields = {field.name for field in dataclasses.fields(ExecutorOptions)}
-    assert fields - claimed == NO_CAPABILITY_OPTIONS
+    assert fields - claimed == NO_CAPABILITY_OPTIONS, f"an option {ROW}; or name it in NO_CAPABILITY_OPTIONS here"
     assert not claimed & NO_CAPABILITY_OPTIONS
 
 
 def test_every_field_of_sampling_belongs_to_a_capability_or_to_none() -> None:
     claimed = {name for each in CAPABILITIES for name in each.sampling}
     fields = {field.name for field in common_pb2.Sampling.DESCRIPTOR.fields}
-    assert fields - claimed == NO_CAPABILITY_SAMPLING
+    assert fields - claimed == NO_CAPABILITY_SAMPLING, f"a field {ROW}; or name it in NO_CAPABILITY_SAMPLING here"
     assert claimed <= fields
 
 

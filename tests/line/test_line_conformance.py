@@ -266,7 +266,9 @@ def test_every_field_of_the_contract_has_a_row(surface: Surface) -> None:
         "thinking_token_budget": "tests/gateway/openai/test_tools.py",
     }
     fields = {each.name for each in common_pb2.Sampling.DESCRIPTOR.fields}
-    assert fields - set(FIELDS) == set(elsewhere)
+    assert fields - set(FIELDS) == set(elsewhere), (
+        "add a row to FIELDS, or say in `elsewhere` where the field is tested"
+    )
 
 
 @pytest.mark.slow

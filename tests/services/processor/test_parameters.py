@@ -6,9 +6,10 @@ import math
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 
-from headwater.proto.common_pb2 import Sampling, Speculative
-from headwater.services.processor.parameters import bad_word_sequences, check_sampling, fit_context
+from headwater.proto.common_pb2 import Sampling, Speculative, StructuredOutput
+from headwater.services.processor.parameters import RANGES, bad_word_sequences, check_sampling, fit_context
 from headwater.services.runtime.errors import BadRequest, ContextTooLong
 from headwater.services.text.model_limits import ModelLimits, model_defaults
 from headwater.services.text.tokenizer import Tokenizer
@@ -137,6 +138,30 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "speculative.max_tokens is 32; allowed: 1…31",
     ),
 ]
+
+
+NUMBERS_WITHOUT_RANGE = {
+    # Any of 64 bits.
+    "seed",
+    # Bounded by the context, or by another field.
+    *("max_tokens", "min_tokens", "truncate_prompt_tokens", "thinking_token_budget"),
+}
+NO_NUMBERS = (FieldDescriptor.TYPE_BOOL, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE)
+
+
+def test_every_number_of_the_contract_has_a_range() -> None:
+    fields = [field for field in Sampling.DESCRIPTOR.fields if field.has_presence and field.type not in NO_NUMBERS]
+    row = "give a field a range in RANGES of services/processor/parameters.py, or name it in NUMBERS_WITHOUT_RANGE here"
+    assert {field.name for field in fields} - RANGES.keys() == NUMBERS_WITHOUT_RANGE, row
+
+
+@pytest.mark.parametrize(
+    "name", ["presence_penalty", "min_tokens", "logit_bias", "prompt_logprobs", "structured_output"]
+)
+def test_a_field_that_changes_how_beams_rank_is_refused_beside_them(name: str) -> None:
+    values: dict[str, Any] = {"logit_bias": {5: 1.0}, "structured_output": StructuredOutput(regex="a")}
+    with pytest.raises(BadRequest, match=f"{name} with use_beam_search; allowed: without"):
+        check(use_beam_search=True, n=2, **{name: values.get(name, 1)})
 
 
 @pytest.mark.parametrize("asked", ACCEPTED, ids=str)
