@@ -35,6 +35,8 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
     num_requests: int
     filled: float
     guard: str
+    hand_over_seconds: float = 0.0
+    stall_seconds: float = 0.0
 
     @property
     def parts(self) -> Parts:
@@ -46,6 +48,8 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
             matched_tokens=self.matched_tokens,
             num_requests=self.num_requests,
             filled=self.filled,
+            hand_over=self.hand_over_seconds,
+            stall=self.stall_seconds,
         )
 
 

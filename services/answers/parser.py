@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from hashlib import blake2b
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from headwater.proto.common_pb2 import AnswerFormat
 
@@ -18,23 +18,23 @@ from .tool_parsers import HermesParser, LlamaJsonParser, MistralParser
 class ToolParser(PartsParser, Protocol):
     """Reads the calls of one answer."""
 
+    markers: ClassVar[tuple[str, ...]]
+    """Tokens that must become text for the parser, also where special tokens are skipped."""
+
+    def __init__(self, tool_names: Collection[str]) -> None: ...
+
     @property
     def num_done(self) -> int:
         """Number of calls that are complete."""
 
 
-TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolParser]] = {
+TOOL_PARSERS: Mapping[str, type[ToolParser]] = {
     "hermes": HermesParser,
     "llama3_json": LlamaJsonParser,
     "mistral": MistralParser,
     "pythonic": PythonicParser,
 }
-MARKERS: Mapping[str, tuple[str, ...]] = {
-    "hermes": HermesParser.markers,
-    "llama3_json": LlamaJsonParser.markers,
-    "mistral": MistralParser.markers,
-    "pythonic": PythonicParser.markers,
-}
+"""Parsers of the formats in `tool_formats`, under the same names."""
 
 
 class AnswerParser:
@@ -120,7 +120,8 @@ def unknown_parser(answer_format: AnswerFormat) -> str | None:
 
 def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
     """Tokens that must become text for the parsers, also where special tokens are skipped."""
-    tools = MARKERS.get(answer_format.tool_parser, ())
+    parser = TOOL_PARSERS.get(answer_format.tool_parser)
+    tools = () if parser is None else parser.markers
     if not answer_format.reasoning_parser:
         return tools
     marks = REASONING_FORMATS[answer_format.reasoning_parser]

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Collection
+from typing import ClassVar
 
 from .parts import CallDelta, Parts
 
@@ -20,7 +21,7 @@ _QUOTES, _OPENING, _CLOSING = "\"'", "([{", ")]}"
 class PythonicParser:
     """Reads a list of calls that is the whole answer. Only a list whose first call names an offered function counts."""
 
-    markers = ("<|python_start|>", "<|python_end|>")
+    markers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
     def __init__(self, tool_names: Collection[str]) -> None:
         self._tool_names = tool_names

@@ -6,6 +6,7 @@ Each parser passes on text outside of calls as content. Pythonic calls have a fi
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import ClassVar
 
 from .call_reader import CallReader, JsonValue
 from .parts import CallDelta, Margin, Parts, split_at
@@ -49,7 +50,7 @@ class Calls:
 class HermesParser:
     """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times, with text between them."""
 
-    markers = ("<tool_call>", "</tool_call>")
+    markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
     def __init__(self, tool_names: Collection[str]) -> None:
         self._calls, self._margin = Calls(), Margin()
@@ -113,7 +114,7 @@ class LlamaJsonParser:
     Calls have no mark, so an object counts as one only if it names an offered function.
     """
 
-    markers = ("<|python_tag|>",)
+    markers: ClassVar[tuple[str, ...]] = ("<|python_tag|>",)
     _BETWEEN = "; \t\r\n,"
 
     def __init__(self, tool_names: Collection[str]) -> None:
@@ -177,7 +178,7 @@ class LlamaJsonParser:
 class MistralParser:
     """Reads `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name and its arguments."""
 
-    markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    markers: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def __init__(self, tool_names: Collection[str]) -> None:
         self._calls, self._margin = Calls(), Margin()

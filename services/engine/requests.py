@@ -27,11 +27,9 @@ POOLINGS = {
     common_pb2.POOLING_MEAN: "mean",
     common_pb2.POOLING_CLS: "cls",
 }
-SAME_FIELDS = tuple(
-    field.name
-    for field in fields(SamplingParams)
-    if (wire := Sampling.DESCRIPTOR.fields_by_name.get(field.name)) is not None and wire.has_presence
-)
+SAME_FIELDS = {field.name for field in fields(SamplingParams)} & {
+    field.name for field in Sampling.DESCRIPTOR.fields if field.has_presence
+}
 """Fields of sampling that mean the same on the wire and in the core; the core's default stands for an absent one."""
 
 
@@ -170,7 +168,7 @@ def _check_ids(name: str, ids: Sequence[int], limits: Limits) -> None:
 def _sampling_of(add: Add) -> SamplingParams:
     wire: Sampling = add.sampling
     ends, stops = tuple(add.eos_token_ids), tuple(wire.stop_token_ids)
-    same = {name: getattr(wire, name) for name in SAME_FIELDS if wire.HasField(name)}
+    same = {field.name: value for field, value in wire.ListFields() if field.name in SAME_FIELDS}
     return SamplingParams(
         **same
         | {

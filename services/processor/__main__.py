@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,8 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 
+from ..answers.reasoning_parser import REASONING_FORMATS
+from ..answers.tool_formats import TOOL_FORMATS
 from ..grammars.answer_grammar import answer_grammar, calls_win, content_grammar, custom_grammars, format_param
 from ..grammars.checker import GrammarChecker
 from ..grammars.grammars import GrammarError
@@ -57,6 +59,12 @@ PREPARE_SECONDS = prometheus_client.Histogram(
 PROMPT_TOKENS = prometheus_client.Counter("headwater_processor_prompt_tokens", "Prompt tokens prepared", ["model_name"])
 
 
+def _names_of(formats: Iterable[str]) -> str:
+    """Help of a setting that chooses one of the formats."""
+    *others, last = sorted(formats)
+    return f"auto (by the chat template), none, {', '.join(others)} or {last}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorSettings(TextStageSettings):
     """The processor: turns text into checked requests of tokens."""
@@ -67,8 +75,8 @@ class ProcessorSettings(TextStageSettings):
     max_model_len: int = setting(0, "tokens of prompt and answer together (default: the model's)")
     chat_template: str = setting("", "file with a chat template (default: the model's)")
     generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
-    tool_parser: str = setting("auto", "auto (by the chat template), none, hermes, llama3_json, mistral or pythonic")
-    reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
+    tool_parser: str = setting("auto", _names_of(TOOL_FORMATS))
+    reasoning_parser: str = setting("auto", _names_of(REASONING_FORMATS))
     escape_special_tokens: bool = setting(
         False, "take special tokens in messages and tools for text, so that no client forges turns with them"
     )

@@ -11,7 +11,8 @@ import pytest
 from headwater.proto.common_pb2 import AnswerFormat, ChatMessage, Tool
 from headwater.proto.processor_pb2 import Conversation
 from headwater.services.answers.format import answer_format, reasoning_format_of
-from headwater.services.answers.tool_formats import format_of_template
+from headwater.services.answers.parser import TOOL_PARSERS
+from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
 from headwater.services.runtime.settings import SettingError
 from headwater.services.text.model import ServingChoices, load_text_model
 
@@ -23,6 +24,7 @@ TOOL_SIGNS = {
     "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
     "{{ message.content }}": "hermes",
 }
+API = Path(__file__).parents[3] / "docs" / "api.md"
 REASONING_SIGNS = {
     "{% if enable_thinking is false %}<think>\n\n</think>": "qwen3",
     "{{ content.split('</think>')[-1] }}<｜Assistant｜>": "deepseek_r1",
@@ -35,6 +37,13 @@ REASONING_SIGNS = {
 @pytest.mark.parametrize(("template", "family"), TOOL_SIGNS.items())
 def test_a_template_tells_how_its_model_writes_calls(template: str, family: str) -> None:
     assert format_of_template(template) == family
+
+
+def test_every_format_of_calls_has_a_parser_a_template_and_a_place_in_the_documentation() -> None:
+    assert TOOL_FORMATS.keys() == TOOL_PARSERS.keys(), "name the parser in TOOL_PARSERS of services/answers/parser.py"
+    assert TOOL_FORMATS.keys() == {*TOOL_SIGNS.values()}, "add a template with the format's sign to TOOL_SIGNS"
+    absent = {name for name in TOOL_FORMATS if f"`{name}`" not in API.read_text()}
+    assert not absent, f"{absent}: name the format where docs/api.md has the others"
 
 
 @pytest.mark.parametrize(("template", "family"), REASONING_SIGNS.items())

@@ -143,6 +143,11 @@ WRITERS = {
 }  # fmt: skip
 
 
+def test_every_parser_of_calls_reads_what_is_written_at_random() -> None:
+    assert WRITERS.keys() == TOOL_PARSERS.keys(), "add a row to WRITERS: a weather call, written twice"
+    assert TEXT_CALLS.keys() == TOOL_PARSERS.keys(), "add a row to TEXT_CALLS: a call of a custom tool"
+
+
 @pytest.mark.parametrize("parser", WRITERS)
 @settings(max_examples=40, deadline=None)
 @given(arguments=arguments_of, places=st.lists(st.integers(0, 1000), max_size=20))
