@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headwater.bench.receipt_replay import accuracy, judge, receipts
+from headwater.bench.receipt_replay import Receipt, accuracy, judge, receipts
+from headwater.gateway.router.cost import Parts
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch, Router
 from headwater.services.index.feed import IndexFeed
@@ -243,6 +245,14 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
     assert judge(found, "load only").same < 1.0
     assert judge(found, "overlap only").matched_tokens >= 320
     assert accuracy(found)["cached"] <= 1.0
+
+
+async def test_a_receipt_keeps_every_part_of_a_cost(cluster: Cluster) -> None:
+    decision = cluster.choose(chain("x", 24))
+    parts = Parts(*range(1, 1 + len(Parts._fields)))
+    decision.candidates = [replace(decision.candidates[0], parts=parts)]
+    [candidate] = msgspec.convert(decision.receipt, Receipt).candidates
+    assert candidate.parts == parts, "name the part in `_plain` of decision.py and in bench/receipt_replay.py"
 
 
 async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnation_do_not_count(

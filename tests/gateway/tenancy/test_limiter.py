@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+import typer
 
+from headwater.gateway.tenancy.grant import refused
 from headwater.gateway.tenancy.limiter import MAX_CALLS, NEVER, Choices, Limiter, Verdict
+from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope
+from headwater.services.cli import tenant_client
+from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.runtime.store import Store
 
 
@@ -26,6 +33,37 @@ async def limiters(redis_url: str) -> AsyncIterator[list[Limiter]]:
 async def known(limiter: Limiter, scope: Scope, spent: int = 0) -> None:
     await limiter.begin_rebuild("ada", scope)
     await limiter.end_rebuild("ada", scope, used=spent, seq=0)
+
+
+LIMITS = [name for name in Limits.__struct_fields__ if name != "budget_period"]
+
+
+@pytest.mark.parametrize("name", LIMITS)
+async def test_every_limit_refuses_with_redis_and_without_it_in_its_own_words(
+    limiters: list[Limiter], name: str
+) -> None:
+    scope = Scope("tenant", Limits(**{name: 0}))
+    await known(limiters[0], scope)
+    verdicts = {
+        "limiter.py, limit_script.py": await limiters[0].reserve("ada", "r", [scope], most=1, least=1),
+        "local_limits.py": LocalLimits(1.0).reserve("ada", [scope], most=1, least=1),
+    }
+    for where, verdict in verdicts.items():
+        assert verdict.refusal is not None, f"the limit is not looked at in {where} of gateway/tenancy"
+        assert "tenant ada: " in str(refused(verdict.refusal, "ada"))
+
+
+def test_the_command_line_sets_every_limit() -> None:
+    row = "add the limit to LIMITS of services/cli/tenant_client.py and its option to tenant_commands.py"
+    assert {*tenant_client.LIMITS} == {*Limits.__struct_fields__}, row
+    commands = make_commands(Path)
+    assert {*LIMITS, "budget_period"} <= options(commands, "add") & options(commands, "set"), row
+
+
+def options(commands: typer.Typer, name: str) -> set[str]:
+    """Names of a command's parameters."""
+    group: Any = typer.main.get_command(commands)
+    return {parameter.name for parameter in group.commands[name].params}
 
 
 async def test_requests_of_a_minute_are_granted_as_many_times_as_the_limit_says(limiters: list[Limiter]) -> None:

@@ -1,0 +1,77 @@
+"""What users address by name is in the documentation: metrics, headers, limits of tenants."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.gateway.http.app import EXPOSED
+from headwater.gateway.tenancy.records import Limits
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+FAMILIES = re.compile(
+    "_?(counter|gauge|labelled|distribution)|(Labelled)?(Counter|Gauge|Histogram|Info)(MetricFamily)?"
+)
+"""Names of the functions and classes that make a metric, whose name is their first argument."""
+NOT_OF_AN_ANSWER = {"x-content-type-options", "x-accel-buffering", "x-tenant", "x-gzip"}
+"""Texts like headers that no script reads of an answer: two are for browsers and proxies, two come with requests."""
+
+
+def calls_in(*rooms: str) -> Iterator[tuple[ast.Call, str]]:
+    """Calls with a text as their first argument, and the text."""
+    for path in (path for room in rooms for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name):
+        for node in ast.walk(ast.parse(path.read_text())):
+            first = node.args[0] if isinstance(node, ast.Call) and node.args else None
+            if isinstance(node, ast.Call) and isinstance(first, ast.Constant) and isinstance(first.value, str):
+                yield node, first.value
+
+
+def texts_of(*paths: Path) -> Iterator[str]:
+    """Texts in the code, those of bytes included."""
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes)):
+                yield node.value.decode() if isinstance(node.value, bytes) else node.value
+
+
+def metric_names() -> set[str]:
+    """Names without the prefix that all have."""
+    names = {
+        text.removeprefix("headwater_")
+        for call, text in calls_in("gateway", "services")
+        if FAMILIES.fullmatch(ast.unparse(call.func).rpartition(".")[2]) and re.fullmatch("[a-z_]+", text)
+    }
+    assert {"router_trust", "request_success", "kv_leases", "requests_refused"} <= names, "the search finds metrics"
+    return names
+
+
+def test_every_metric_is_in_the_documentation() -> None:
+    text = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
+    absent = {
+        name for name in metric_names() if not re.search(rf"`(headwater_)?(router_)?{name}(_total|_info)?[`{{]", text)
+    }
+    assert not absent, f"{absent}: add them to the table of metrics in docs/observability.md"
+
+
+def test_every_header_of_a_request_is_in_the_documentation() -> None:
+    headers = {text for text in texts_of(ROOT / "gateway/tenancy/caller.py") if re.fullmatch("x-[a-z-]+", text)}
+    assert "x-priority" in headers
+    absent = {name for name in headers if f"`{name}" not in (DOCS / "api.md").read_text()}
+    assert not absent, f"{absent}: add them to the headers in docs/api.md"
+
+
+def test_a_page_of_another_origin_may_read_every_header_of_an_answer() -> None:
+    files = (path for room in ("http", "openai", "admin") for path in (ROOT / "gateway" / room).rglob("*.py"))
+    headers = {text for text in texts_of(*files) if re.fullmatch("x-[a-z-]+[a-z]|retry-after", text)}
+    assert "x-request-id" in headers
+    assert headers - NOT_OF_AN_ANSWER <= {*EXPOSED}, "add the header to EXPOSED of gateway/http/app.py"
+
+
+@pytest.mark.parametrize("name", Limits.__struct_fields__)
+def test_every_limit_of_tenants_is_in_the_documentation(name: str) -> None:
+    assert f"`{name}`" in (DOCS / "tenants.md").read_text(), "add the limit to docs/tenants.md"

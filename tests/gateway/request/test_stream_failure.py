@@ -1,0 +1,57 @@
+"""Why a stream ended before its answer, as stages say it, and what follows for the request."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.gateway.request.stream_failure import Cause, StreamLost, TakenOver, error_of
+from headwater.proto import common_pb2
+from headwater.proto.output_processor_pb2 import OutputFinish
+from headwater.services.runtime.errors import BadRequest, DeadlineExceeded, InternalError, Unavailable
+
+ATTEMPTS = {
+    "UNSPECIFIED": Cause.ENGINE_GONE,
+    "ENGINE_GONE": Cause.ENGINE_GONE,
+    "HANDED_OVER": Cause.HANDED_OVER,
+    "REFUSED": Cause.REFUSED,
+    "MISSING": Cause.MISSING,
+    "FAULT": Cause.FAULT,
+    # The gateway's own later attempt ends the one before; no stage says so of the latest.
+    "SUPERSEDED": Cause.FAULT,
+    "OUTPUT_PROCESSOR_LEAVING": Cause.OUTPUT_PROCESSOR_GONE,
+    "SILENT": Cause.SILENT,
+}
+"""Causes after which another attempt goes on."""
+ENDS = {"GRAMMAR": BadRequest, "TAKEN_OVER": TakenOver}
+"""Causes that end the request."""
+
+
+def finish_of(name: str) -> OutputFinish:
+    cause = common_pb2.LossCause.Value(f"LOSS_CAUSE_{name}")
+    return OutputFinish(reason=common_pb2.FINISH_REASON_ERROR, cause=cause, retriable=True, error="so")
+
+
+def test_every_cause_of_a_loss_has_its_row() -> None:
+    names = {name.removeprefix("LOSS_CAUSE_") for name in common_pb2.LossCause.DESCRIPTOR.values_by_name}
+    assert names == {*ATTEMPTS, *ENDS}, "say in gateway/request/stream_failure.py what the cause means, and here"
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_a_stream_that_was_lost_tells_the_next_attempt_why(name: str) -> None:
+    error = error_of(finish_of(name))
+    assert isinstance(error, StreamLost)
+    assert error.cause is ATTEMPTS[name]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_fault_of_the_request_itself_is_not_tried_again(name: str) -> None:
+    error = error_of(finish_of(name))
+    assert isinstance(error, ENDS[name])
+    assert not isinstance(error, StreamLost)
+
+
+def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
+    cancelled, broken = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
+    assert isinstance(error_of(OutputFinish(reason=cancelled, error="deadline_exceeded")), DeadlineExceeded)
+    assert type(error_of(OutputFinish(reason=cancelled))) is Unavailable
+    assert isinstance(error_of(OutputFinish(reason=broken)), InternalError)
