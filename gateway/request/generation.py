@@ -34,6 +34,8 @@ class Generation:
     found: Found | None = None
     """State that its output processor keeps; set where another gateway or an earlier connection began it."""
     prompt: PreparedPrompt = field(default_factory=PreparedPrompt)
+    prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
+    """Reply of the processor, which `prompt` has too: it is read some 25 times a request, and a property costs more."""
     choices: list[Choice] = field(default_factory=list)
     attempt: int = 0
     cached_tokens: int = 0
@@ -52,12 +54,8 @@ class Generation:
     cancelled_by: errors.HeadwaterError | None = None
 
     @property
-    def prepared(self) -> processor_pb2.PrepareReply:
-        return self.prompt.prepared
-
-    @property
     def num_prompt_tokens(self) -> int:
-        return self.prompt.num_tokens
+        return len(self.prepared.prompt_ids)
 
     @property
     def prompt_logprobs(self) -> list[common_pb2.TokenLogprob]:

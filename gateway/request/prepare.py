@@ -33,7 +33,8 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
         pooling=request.pooling,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
     )
-    generation.prompt.prepared = prepared = await cluster.processors.prepare(call, request.caller.span)
+    prepared = await cluster.processors.prepare(call, request.caller.span)
+    generation.prepared = generation.prompt.prepared = prepared
     generation.timeline.prepared_at = time.perf_counter()
     sampling = prepared.sampling
     if not sampling.HasField("seed"):

@@ -18,10 +18,6 @@ class PreparedPrompt:
     """Whether the last of `logprobs` has come."""
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.prepared.prompt_ids)
-
-    @property
     def awaits_scores(self) -> bool:
         """Whether log probabilities were requested and have not all come."""
         return not self.is_scored and self.prepared.sampling.HasField("prompt_logprobs")
