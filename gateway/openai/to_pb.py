@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ from .schema import (
 
 _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget", "speculative")
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
+_VALUES = attrgetter(*_SCALARS)
 MAX_TOKEN_ID = 2**32 - 1
 WHAT_FITS = 2**32 - 1
 """Stands for a prompt that is cut to as many tokens as the context has room for."""
@@ -46,7 +48,7 @@ FieldT = TypeVar("FieldT")
 
 def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
     """Converts the fields that chat and completions share."""
-    given = {name: value for name in _SCALARS if (value := getattr(asked, name)) is not None}
+    given = {name: value for name, value in zip(_SCALARS, _VALUES(asked), strict=True) if value is not None}
     sampling = common_pb2.Sampling(**given)
     if asked.stop is not None:
         sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -177,7 +176,7 @@ class Cluster:
         fields = {"headwater.request_id": request_id, "headwater.tenant": tenant}
         span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **fields)
         structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
-        return dataclasses.replace(caller, span=span)
+        return caller.within(span)
 
     def explanation(self, generation: Generation) -> Explanation:
         """Head of a request's explanation, without its prompts."""

@@ -100,6 +100,7 @@ def _record(cluster: Cluster, generation: Generation) -> None:
             cached_tokens=generation.cached_tokens,
             num_output_tokens=generation.num_output_tokens,
         )
-        timeline.to_spans(caller.span)
+        if caller.span.is_collected:
+            timeline.to_spans(caller.span)
     if cluster.timelines.has_room(caller.request_id):
         cluster.timelines.keep(cluster.explanation(generation), generation.explained())

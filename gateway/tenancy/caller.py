@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from headwater.services.runtime import errors
 from headwater.services.runtime.tracing import NoSpan, Span
@@ -74,6 +75,13 @@ class Caller:
             priority=max(self.priority, priority or 0),
         )
 
+    def within(self, span: Span) -> Caller:
+        """The caller whose request has this span."""
+        # Each request does so: `dataclasses.replace` takes ten times as long.
+        fields = dict(zip(_NAMES, _VALUES(self), strict=True))
+        fields["span"] = span
+        return Caller(**fields)
+
     @property
     def shown_id(self) -> str:
         """The id that `x-request-id` answers."""
@@ -103,6 +111,10 @@ class Caller:
         if self.deadline is None:
             return 0
         return min(max(1, int((self.deadline - time.monotonic()) * 1e3)), MAX_DEADLINE_MS)
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Caller))
+_VALUES = attrgetter(*_NAMES)
 
 
 def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[object]:

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from .pip_line import pip_line
 from .settings import SettingError
@@ -22,6 +22,9 @@ FLUSH_MILLISECONDS = 2000
 
 class Span(Protocol):
     """A request's stay in one process."""
+
+    is_collected: ClassVar[bool]
+    """Whether its parts go anywhere; False: nothing has to be made for them."""
 
     @property
     def context(self) -> TraceContext:
@@ -45,6 +48,7 @@ class Tracing(Protocol):
 class NoSpan:
     """Passes on the trace and collects nothing."""
 
+    is_collected: ClassVar[bool] = False
     context: TraceContext = field(default_factory=TraceContext.fresh)
 
     def part(self, name: str, began: float, ended: float, **attributes: Any) -> None: ...
@@ -63,6 +67,8 @@ NO_TRACING = NoTracing()
 
 
 class CollectedSpan:
+    is_collected: ClassVar[bool] = True
+
     def __init__(self, tracer: Any, name: str, parent: Any, attributes: dict[str, Any]) -> None:
         from opentelemetry import trace  # noqa: PLC0415 (an extra, wanted only where spans are)
 
