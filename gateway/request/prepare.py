@@ -34,7 +34,7 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
     )
     prepared = await cluster.processors.prepare(call, request.caller.span)
-    generation.prepared = generation.prompt.prepared = prepared
+    generation.take(prepared)
     generation.timeline.prepared_at = time.perf_counter()
     sampling = prepared.sampling
     if not sampling.HasField("seed"):
