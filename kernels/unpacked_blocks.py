@@ -13,7 +13,7 @@ from .unpacked_weights import beside, in_order
 
 DIVISOR_BITS = 32
 DIVISOR = gl.constexpr(2.0**DIVISOR_BITS)
-"""What weights of `unpack_nibbles` are divided by, so that scales times the powers of places are finite."""
+"""Divisor of the weights of `unpack_nibbles`, so that scales times the powers of places are finite."""
 
 
 @gluon.constexpr_function

@@ -14,7 +14,7 @@ INT4_DIVISOR = gl.constexpr(256.0)
 NIBBLE_POWERS = 0x7E007E00, 0x7C007C00
 """2**125 and 2**121 twice, as bfloat16: a lower and an upper nibble times them is q / 256."""
 SCALE_POWERS = *NIBBLE_POWERS, 0xBD00BD00
-"""What a scale is multiplied with where zero points are 8, the last one -8 / 256."""
+"""Factors of a scale where zero points are 8, the last one -8 / 256."""
 MIDDLE_OFFSET = gl.constexpr(0xBD00BD00 - (1 << 32))
 """-8 / 256 twice."""
 
