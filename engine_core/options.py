@@ -137,7 +137,8 @@ class BuildRequest:
 
     @property
     def stage_drafts(self) -> StageDrafts | None:
-        """What stages know of what drafts, here or on the host of the first stage; None: nothing does."""
+        """Facts that stages have about the model or the heads that draft, here or on the host of the first stage; None:
+        nothing drafts."""
         if self.heads is not None:
             return StageDrafts.of(self.heads)
         if self.draft is not None:

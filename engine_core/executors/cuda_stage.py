@@ -85,7 +85,7 @@ class CudaStageExecutor:
         self._decoder = decoder
         self._guesser: CudaGuesser | None = None
         self._sampler: DeviceSampler | None = None
-        """Of what guesses on the first stage."""
+        """Settings of rows and draws of the model or heads that guess on the first stage."""
         self._teller: GuessTeller | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

@@ -1,5 +1,5 @@
-"""What drafts beside pipeline stages: the first stage guesses. Later ones take its guesses in place of their own, and
-show it the hidden states that heads read."""
+"""Guesses beside pipeline stages. The first stage makes them; later ones take them in place of their own, and show it
+the hidden states that heads read."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ShownStep:
     """[T, H] by layer, of those that the first stage has itself."""
 
     def computed(self, drafts: StageDrafts, states: torch.Tensor, is_wanted: BoolArray) -> Computed:
-        """What a guesser sees of the wanted rows [R], from the last stage's message [N, H]."""
+        """Hidden states of the wanted rows [R] for a guesser, from the last stage's message [N, H]."""
         plan, sampled = self.plan, num_sampled(self.plan)
         of_final = plan.counts if drafts.final == ALL else sampled
         elsewhere = [layer for layer in drafts.layers if layer not in self.inputs]
