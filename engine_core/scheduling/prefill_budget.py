@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from .request_state import RequestState
+from .request_state import BEGUN_ELSEWHERE, RequestState
 from .tenant_shares import TenantShares, split
 
 MIN_TOKENS = 256
@@ -18,6 +18,9 @@ client waits in the middle of a sentence. Of several such answers the first is n
 lack few tokens still get them at once."""
 MIN_BESIDE_BEGUN = 16
 """Tokens of others that such a step may compute at least, so that they get on however slow the model is."""
+BEGUN_STRETCH = 4
+"""Of answers that came here with a part, the one goes first that is due first: so many times the time to compute what
+it lacks after it came. One that lacks little overtakes one that lacks much, but not for ever."""
 
 
 class PrefillBudget:
@@ -41,6 +44,14 @@ class PrefillBudget:
         None: as many as fit, since the time of a prompt token is not known yet."""
         seconds = self._prefill_seconds()
         return max(MIN_BESIDE_BEGUN, int(BESIDE_BEGUN_SECONDS / seconds)) if seconds else None
+
+    def rank_begun(self, request: RequestState, num_lacking: int) -> None:
+        """Ranks a request that came with a part of its answer, and lacks so many tokens, among others of its kind.
+        Where it is not known how long a token takes, they are ranked by arrival."""
+        tier, virtual_time, _ = request.rank
+        if virtual_time == BEGUN_ELSEWHERE:
+            seconds = num_lacking * self._prefill_seconds()
+            request.rank = tier, virtual_time, request.added_at + BEGUN_STRETCH * seconds
 
     def parts(self, budget: int, prefilling: Iterable[RequestState], following: RequestState | None) -> dict[str, int]:
         """Tokens by tenant, of those that prefill and of `following`, whose turn is next. Empty where no two share."""

@@ -16,7 +16,11 @@ from ..request import FinishReason, NewRequest, Speculation
 from ..sampling_params import SamplingParams
 from ..step_output import Finished, Work
 
-Rank = tuple[int, float, int]
+Rank = tuple[int, float, float]
+"""Tier, virtual time, and the order among equals: the number of the arrival or, of a request that came with a part of
+its answer, a time."""
+BEGUN_ELSEWHERE = -math.inf
+"""Virtual time of a request that came with a part of its answer: a client has read it and waits for the rest."""
 NO_ROW = -1
 
 
@@ -85,8 +89,7 @@ class RequestState:
         tier, virtual_time = (new.tier, new.virtual_time) if is_ranked else (0, 0.0)
         return cls(
             key=new.key,
-            # Somebody has read the beginning of such an answer and waits for the rest.
-            rank=(tier, -math.inf if new.output_ids else virtual_time, arrival),
+            rank=(tier, BEGUN_ELSEWHERE if new.output_ids else virtual_time, arrival),
             sampling=new.sampling,
             choice_index=new.choice_index,
             has_grammar=new.has_grammar,

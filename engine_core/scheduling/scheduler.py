@@ -132,8 +132,7 @@ class Scheduler:
     def draw(self) -> PlannedStep | None:
         """Plans a draw of the held rows that have their masks; None where no row has."""
         planned = compose_draw(self._planned_step + 1, self.table, self._config.max_positions)
-        if planned is not None:
-            self._planned_step += 1
+        self._planned_step += planned is not None
         return planned
 
     def enqueue(self, request: RequestState) -> None:
@@ -149,6 +148,7 @@ class Scheduler:
         if (offer := self.loads.find(request.chain, num_hits, max_hits)) is not None:
             num_hits += offer.num_blocks
         request.num_uncached_tokens = request.num_tokens - num_hits * self._config.block_size
+        self.prefill_budget.rank_begun(request, request.num_uncached_tokens)
         self.waiting.push(request)
 
     def retire(self, step: int) -> None:
@@ -324,6 +324,7 @@ class Scheduler:
         blocks = hits + self.pool.allocate(num_new)
         request.chain.num_cached = len(hits)
         request.num_computed = len(hits) * self._config.block_size + partial.num_tokens
+        self.prefill_budget.rank_begun(request, request.num_tokens - request.num_computed)
         self.hits.note_seated(request)
         request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_planned_rows
@@ -341,8 +342,7 @@ class Scheduler:
     def _num_shares(self, request: RequestState) -> int:
         """The shares that the request's tenant holds. A request that yielded its seat counts one more while its tenant
         holds any: it would take the seat back at once from another tenant with as many shares."""
-        num_shares = self.shares.num_shares(request.tenant)
-        return num_shares + int(request.has_yielded and self.shares.level(request.tenant) > 0)
+        return self.shares.num_shares(request.tenant) + (request.has_yielded and self.shares.level(request.tenant) > 0)
 
     def _moved(self) -> None:
         """A seat was taken or left."""

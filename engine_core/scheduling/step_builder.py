@@ -105,6 +105,8 @@ class StepBuilder:
         """Bounds what others get beside an answer that has begun, if there is one; `waits`: it waits for its blocks."""
         self.first_begun = begun
         self.others_budget = self.beside_begun if waits or begun is not None else None
+        if self.others_budget is not None:
+            self.others_budget -= sum(chunk.count for chunk in self.chunks)
 
     def budget_of(self, request: RequestState) -> int:
         """Tokens that a chunk of the request may take."""
@@ -126,7 +128,7 @@ class StepBuilder:
     def admit(self, request: RequestState, blocks: list[int], partial: PartialBlock) -> None:
         """Gives the request, which has a row of the table, to the executor with its first blocks. The one behind those
         that are cached begins as a copy of `partial`, where that has tokens."""
-        if request.has_begun and self.first_begun is None:
+        if request.has_begun and (self.first_begun is None or request.rank < self.first_begun.rank):
             self.begin_with(request)
         if partial.num_tokens:
             self.copies.append((partial.block, blocks[request.chain.num_cached]))

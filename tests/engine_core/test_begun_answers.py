@@ -23,7 +23,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling import late_plans
 from headwater.engine_core.scheduling.late_plans import LEAD_SECONDS
-from headwater.engine_core.scheduling.prefill_budget import BESIDE_BEGUN_SECONDS
+from headwater.engine_core.scheduling.prefill_budget import BEGUN_STRETCH, BESIDE_BEGUN_SECONDS
 from tests.engine_core.pulling_pair import KEY, AtOnce
 
 MODEL = SimulatedModel(vocab_size=1000)
@@ -202,3 +202,34 @@ def test_nothing_is_bounded_while_nobody_knows_how_long_a_token_takes() -> None:
     loop.add(2, 40, 20)
     loop.run(until=0.001)
     assert [plan.counts.tolist() for _, plan in loop.executor.plans[:1]] == [[60, CHUNK - 60]]
+
+
+def test_of_several_the_one_that_lacks_least_goes_first() -> None:
+    """As after the death of an engine: two answers are computed whole, of the others little more is missing than may be
+    computed beside them."""
+    loop, lacking = Loop(lends=True), {1: 806, 2: 810, 3: 57, 4: 75}
+    for key, num_tokens in lacking.items():
+        loop.add(key, num_tokens - 20, 20)
+        loop.run(until=loop.now + 0.005)
+    loop.run(until=100.0)
+    first_step = STEP_SECONDS + CHUNK * TOKEN_SECONDS
+    for key, num_tokens in lacking.items():
+        before = sum(each for each in lacking.values() if each <= num_tokens)
+        num_steps = 2 + before // CHUNK
+        # The step that runs when it comes, and what others are given in the step that ends its computation.
+        limit = first_step + before * TOKEN_SECONDS + num_steps * (STEP_SECONDS + BESIDE_BEGUN_SECONDS)
+        assert loop.first_tokens[key] < limit, key
+    assert loop.first_tokens[3] < loop.first_tokens[4] < loop.first_tokens[1] < loop.first_tokens[2]
+
+
+def test_one_that_lacks_much_is_not_overtaken_for_ever() -> None:
+    loop = Loop(lends=True)
+    loop.add(1, 3 * KNOWN, 20)
+    seconds = (3 * KNOWN + 20) * TOKEN_SECONDS
+    for key in range(2, 200):
+        # As much as the engine computes in the meantime.
+        loop.add(key, 180, 20)
+        loop.run(until=loop.now + 0.2)
+        if 1 in loop.first_tokens:
+            break
+    assert BEGUN_STRETCH * seconds < loop.first_tokens[1] < (BEGUN_STRETCH + 2) * seconds
