@@ -1,42 +1,55 @@
 """`headwater bench kv-overhead`: what a tier behind the KV cache costs while nothing is short and all prompts are new.
 
 The same requests go through an engine without host memory for blocks and through one with it, in turn. On a CPU that is
-the engine's own work over the simulated executor, in CPU time, so that other processes do not count; on a GPU whole
-steps of a model of random weights, in seconds.
+the engine's own work over the simulated executor, in CPU time, so that other processes count little, and also with
+blocks that other engines may pull; on a GPU whole steps of a model of random weights, in seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+import numpy.typing as npt
 import typer
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor
 from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.peer_link import PeerLink
+from headwater.engine_core.kv.tiers import block_bytes_of
 from headwater.engine_core.models import registry
 
 from .figures import AsJson, show_rows
 from .offline import Bench
 from .program import run_program
-from .scheduler_steps import TIMING, VOCAB_SIZE, Workload, run_steps, workload_requests
+from .scheduler_steps import VOCAB_SIZE, Workload, run_steps, workload_requests
 from .workloads import MODELS, uniform
 
 PROMPT_LEN, ANSWER_LEN = 512, 256
 BLOCK_SIZE = 64
+NUM_PEER_BLOCKS = 64
+HOST, PULLS = "host memory", "pulls"
+TIERS = ((), (HOST,), (PULLS,), (HOST, PULLS))
+"""What the engines that are compared have; the first one is compared with each of the others."""
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """The best rounds of both engines, which took turns: other processes only make a round longer."""
+    """An engine with a tier and one without, which took turns. The best rounds count, on a CPU the best of each step:
+    other processes only make them longer."""
 
     what: str
     without_tier: float
@@ -51,10 +64,10 @@ def main(
     num_requests: Annotated[int, typer.Option(help="that run at once", min=1)] = 128,
     steps: Annotated[int, typer.Option(help="a round, on a CPU", min=1)] = 300,
     step_ms: Annotated[float, typer.Option(help="milliseconds of the step that the engine's work is a part of")] = 10.0,
-    runs: Annotated[int, typer.Option(help="rounds of each, after one that does not count", min=1)] = 5,
+    runs: Annotated[int, typer.Option(help="rounds of each; on a GPU after one that does not count", min=1)] = 7,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what host memory for KV blocks costs while nothing needs it."""
+    """Measure what host memory for KV blocks, and pulls between engines, cost while nothing needs them."""
     if model not in MODELS:
         raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
     if device not in ("cuda", "cpu"):
@@ -62,47 +75,86 @@ def main(
     if not step_ms > 0:
         raise typer.BadParameter(f"step-ms is {step_ms}; allowed: above 0")
     if device == "cpu":
-        row = engine_overhead(num_requests, steps, step_ms / 1e3, runs)
+        rows = engine_overheads(num_requests, steps, step_ms / 1e3, runs)
     else:
         with tempfile.TemporaryDirectory() as name:
-            row = step_overhead(Path(name), model, num_requests, runs)
-    show_rows([row], "host memory for KV blocks while nothing is short", as_json=as_json)
+            rows = [step_overhead(Path(name), model, num_requests, runs)]
+    show_rows(rows, "tiers behind the KV cache while nothing is short", as_json=as_json)
 
 
-def engine_overhead(num_requests: int, num_steps: int, step_seconds: float, runs: int) -> Overhead:
-    """Microseconds of CPU time that an engine takes a step, the simulated executor's copies included."""
-    plain, tiered = (_engine_rounds(num_requests, num_steps, has_tier=has_tier) for has_tier in (False, True))
-    without, with_tier = in_turn(partial(next, plain), partial(next, tiered), runs)
-    return Overhead(
-        what="CPU time of a step, us",
-        without_tier=round(without * 1e6, 1),
-        with_tier=round(with_tier * 1e6, 1),
-        overhead_percent=round(100 * (with_tier - without) / step_seconds, 2),
-    )
+def engine_overheads(num_requests: int, num_steps: int, step_seconds: float, runs: int) -> list[Overhead]:
+    """Microseconds of CPU time that an engine takes a step, the simulated executor's copies included.
+
+    Each round takes the same steps anew, and of each step the shortest of all rounds counts: other processes make some
+    steps of every round longer.
+    """
+    rounds = [_step_seconds(num_requests, num_steps) for _ in range(runs)]
+    without, *others = np.min(rounds, axis=0).mean(axis=1) * 1e6
+    return [
+        Overhead(
+            what=f"{' and '.join(tiers)}: CPU time of a step, us",
+            without_tier=round(without, 1),
+            with_tier=round(with_tier, 1),
+            overhead_percent=round(1e-4 * (with_tier - without) / step_seconds, 2),
+        )
+        for tiers, with_tier in zip(TIERS[1:], others, strict=True)
+    ]
 
 
-def _engine_rounds(num_requests: int, num_steps: int, *, has_tier: bool) -> Iterator[float]:
-    """CPU seconds a step of one round after another, without end."""
+def _step_seconds(num_requests: int, num_steps: int) -> FloatArray:
+    """CPU seconds [tiers, steps] of steps that engines take in turn, after as many that do not count."""
     workload = Workload(name="", prompt_len=PROMPT_LEN, answer_len=ANSWER_LEN)
+    turns = [
+        (_engine(tiers, num_requests), workload_requests(workload, num_requests, BLOCK_SIZE, 1)) for tiers in TIERS
+    ]
+    for engine, requests in turns:
+        for _ in range(num_requests):
+            engine.add(next(requests))
+        run_steps(engine, requests, num_steps)
+    seconds, order = np.zeros((len(TIERS), num_steps)), deque(range(len(TIERS)))
+    with _without_collections():
+        for step in range(num_steps):
+            order.rotate()
+            for idx in order:
+                begin = time.process_time()
+                run_steps(*turns[idx], 1)
+                seconds[idx, step] = time.process_time() - begin
+    assert not any(engine.load().num_preemptions for engine, _ in turns)
+    return seconds
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """No collection of garbage is counted to the engine whose turn it is."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _engine(tiers: Sequence[str], num_requests: int) -> Engine:
+    """Its cache has room for twice the requests. Its host memory is soon full, so that each block which goes there
+    takes the place of another one."""
     max_model_len = PROMPT_LEN + ANSWER_LEN + BLOCK_SIZE
     num_blocks = 2 * num_requests * (max_model_len // BLOCK_SIZE + 1)
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=num_blocks,
-        num_host_blocks=num_blocks if has_tier else 0,
+        num_host_blocks=num_blocks // 8 if HOST in tiers else 0,
+        num_peer_blocks=NUM_PEER_BLOCKS if PULLS in tiers else 0,
+        shares_kv_cache=PULLS in tiers,
         max_model_len=max_model_len,
         max_num_seqs=num_requests,
         max_num_batched_tokens=max(2048, num_requests),
     )
-    engine = Engine(config, SimulatedExecutor(config, SimulatedModel(vocab_size=VOCAB_SIZE), TIMING))
-    requests = workload_requests(workload, num_requests, BLOCK_SIZE, 1)
-    for _ in range(num_requests):
-        engine.add(next(requests))
-    while True:
-        begin = time.process_time()
-        run_steps(engine, requests, num_steps)
-        yield (time.process_time() - begin) / num_steps
-        assert engine.load().num_preemptions == 0
+    executor, link = SimulatedExecutor(config, SimulatedModel(vocab_size=VOCAB_SIZE)), None
+    if PULLS in tiers:
+        records = np.zeros((NUM_PEER_BLOCKS, HEADER_LEN + block_bytes_of(executor)), np.uint8)
+        # Nobody asks for blocks.
+        link = PeerLink(key=b"", records=records, send=lambda message: None)
+    return Engine(config, executor, peer_link=link)
 
 
 def step_overhead(folder: Path, model: str, num_requests: int, runs: int) -> Overhead:

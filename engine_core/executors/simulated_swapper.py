@@ -36,7 +36,8 @@ class SimulatedSwapper:
     def swap(self, plan: SwapPlan) -> None:
         self._slots[plan.out_slots] = self._kv_blocks[plan.out_blocks]
         self.num_saved += plan.out_blocks.size
-        self._coming += zip(plan.in_blocks.tolist(), self._slots[plan.in_slots], strict=True)
+        if plan.in_blocks.size:
+            self._coming += zip(plan.in_blocks.tolist(), self._slots[plan.in_slots], strict=True)
 
     @property
     def num_loaded(self) -> int:

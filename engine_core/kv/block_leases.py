@@ -124,11 +124,13 @@ class BlockLeases:
 
     def advance(self, retired_step: int) -> bool:
         """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of."""
+        has_released = self._direct is not None and self._direct.advance(retired_step)
+        if not (self._asked or self._pinned or self._copying or self._num_writing):
+            return has_released
         while self._results:
             self._results.popleft()()
         self._pin_asked()
         self._copy_pinned(retired_step)
-        has_released = self._direct is not None and self._direct.advance(retired_step)
         return self._release_copied() or has_released
 
     def _lend_direct(self, request: LeaseRequest) -> None:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from .block_pool import BlockPool
-from .block_source import BlockSource, LoadEnd, Loader, Owner, Ticket
+from .block_source import NOT_OURS, BlockSource, LoadEnd, Loader, Owner, Ticket
 from .prefix_cache import HashChain, PrefixCache
 
 MIN_PATIENCE_SECONDS = 30.0
@@ -79,8 +79,8 @@ class BlockLoads:
         self._open: dict[Ticket, _Load] = {}
         self._loading: dict[bytes, Ticket] = {}
         """By hash of each block on its way that requests can wait for."""
-        if self._sources:
-            parts = [source.held for source in sources]
+        # Looked up for each block that is cached or evicted.
+        if parts := [source.held for source in sources if source.held is not NOT_OURS]:
             pool.elsewhere = parts[0] if len(parts) == 1 else _Union(parts)
         for source in self._sources:
             source.connect(cache.note_lost, cache.note_gained)

@@ -19,6 +19,10 @@ class Owner(NamedTuple):
     tenant: str = ""
 
 
+NOT_OURS: Collection[bytes] = ()
+"""What a block source holds whose blocks do not count as this engine's, such as those of another replica."""
+
+
 class Outcome(Enum):
     LOADED = "loaded"
     FAILED = "failed"
@@ -79,8 +83,8 @@ class BlockSource(Loader, Protocol):
     @property
     def held(self) -> Collection[bytes]:
         """Hashes that the engine tells the prefix index it has while this source holds them. Always the same object;
-        empty for blocks that are not this engine's, such as those of another replica. A hash joins in `save`, while its
-        block is cached on the device, or later, after a call of `on_gained`."""
+        `NOT_OURS` for blocks that are not this engine's. A hash joins in `save`, while its block is cached on the
+        device, or later, after a call of `on_gained`."""
 
     @property
     def spares_steps(self) -> bool:

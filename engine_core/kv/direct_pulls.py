@@ -165,6 +165,11 @@ class DirectPulls:
                 pull.is_cancelled = True
                 self._link.send(PullEnd(pull=pull.number))
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` has something to do."""
+        return bool(self._pulls or self._left)
+
     def poll(self) -> list[DirectEnd]:
         """Pulls that ended since the last call."""
         for pull in self._pulls.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 
 import numpy as np
 
@@ -46,8 +46,10 @@ class HostBlocks:
         """Loads and leases that read a hash's slot, which stays."""
         self._save_number: dict[bytes, int] = {}
         """By hash, saves up to the one that fills its slot."""
-        self._saves: list[tuple[int, int]] = []
-        self._fetches: list[tuple[int, int]] = []
+        self._saves: tuple[list[int], list[int]] = ([], [])
+        """Blocks and slots of saves that were not launched."""
+        self._fetches: tuple[list[int], list[int]] = ([], [])
+        """Slots and blocks of loads that were not launched."""
         self._on_lost: Callable[[bytes], None] = lambda _: None
 
     @property
@@ -74,39 +76,39 @@ class HostBlocks:
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)
-        self._fetches += zip((self._slot_of[block_hash] for block_hash in hashes), blocks, strict=True)
+        self._fetches[0].extend(self._slot_of[block_hash] for block_hash in hashes)
+        self._fetches[1].extend(blocks)
         self._num_asked += len(hashes)
         self._reading.update(hashes)
         self._loads.append((self._num_asked, ticket))
         return ticket
 
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
-        slot_of = self._slot_of
+        slot_of, fresh = self._slot_of, dict(zip(hashes, blocks, strict=True))
         known = [block_hash for block_hash in hashes if block_hash in slot_of]
+        for block_hash in known:
+            del fresh[block_hash]
         self._touch(known)
-        hashed = zip(hashes, blocks, strict=True)
-        fresh = [(block_hash, block) for block_hash, block in hashed if block_hash not in slot_of]
         # Where there are too few slots, the first blocks are worth most. In order, neighbours are one copy.
         slots = sorted(self._take_slots(len(fresh), set(known)))
-        placed = [(block_hash, block, slot) for (block_hash, block), slot in zip(fresh, slots, strict=False)]
-        for block_hash, _, slot in reversed(placed):
-            slot_of[block_hash] = slot
-        for block_hash, block, slot in placed:
-            self._saves.append((block, slot))
-            self.num_saved += 1
-            self._save_number[block_hash] = self.num_saved
+        placed = list(fresh)[: len(slots)]
+        slot_of.update(zip(reversed(placed), reversed(slots), strict=True))
+        self._save_number.update(zip(placed, count(self.num_saved + 1), strict=False))
+        self.num_saved += len(placed)
+        self._saves[0].extend(islice(fresh.values(), len(slots)))
+        self._saves[1].extend(slots)
 
     def launch(self) -> None:
-        if not (self._saves or self._fetches):
+        if not (self._saves[0] or self._fetches[0]):
             return
-        saves, self._saves = np.array(self._saves, np.int32).reshape(-1, 2), []
-        fetches, self._fetches = np.array(self._fetches, np.int32).reshape(-1, 2), []
+        (out_blocks, out_slots), (in_slots, in_blocks) = self._saves, self._fetches
+        self._saves, self._fetches = ([], []), ([], [])
         self._swapper.swap(
             SwapPlan(
-                out_blocks=saves[:, 0].copy(),
-                out_slots=saves[:, 1].copy(),
-                in_slots=fetches[:, 0].copy(),
-                in_blocks=fetches[:, 1].copy(),
+                out_blocks=np.array(out_blocks, np.int32),
+                out_slots=np.array(out_slots, np.int32),
+                in_slots=np.array(in_slots, np.int32),
+                in_blocks=np.array(in_blocks, np.int32),
             )
         )
 
@@ -115,8 +117,10 @@ class HostBlocks:
         self._cancelled.add(ticket)
 
     def poll(self) -> list[LoadEnd]:
+        ends = list[LoadEnd]()
+        if not self._loads:
+            return ends
         self.num_loaded = self._swapper.num_loaded
-        ends = []
         while self._loads and self._loads[0][0] <= self.num_loaded:
             ticket = self._loads.popleft()[1]
             self.let_go(ticket.hashes)
@@ -156,7 +160,8 @@ class HostBlocks:
         """As many as can be had without those of hashes that are kept or read."""
         if (missing := count - len(self._free_slots)) > 0:
             stay = kept | self._reading.keys()
-            for block_hash in list(islice((each for each in self._slot_of if each not in stay), missing)):
+            leaving = (each for each in self._slot_of if each not in stay) if stay else self._slot_of
+            for block_hash in list(islice(leaving, missing)):
                 self._free_slots.append(self._slot_of.pop(block_hash))
                 del self._save_number[block_hash]
                 self._on_lost(block_hash)

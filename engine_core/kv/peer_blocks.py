@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from ..lanes import Lane, ThreadLane
 from ..request import Holder
 from . import block_record
 from .block_record import HEADER_LEN
-from .block_source import LoadEnd, Outcome, Owner, Ticket
+from .block_source import NOT_OURS, LoadEnd, Outcome, Owner, Ticket
 from .direct_pulls import DirectEnd, DirectPulls
 from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
 from .read_costs import ReadCosts
@@ -47,7 +47,7 @@ class PeerBlocks:
 
     tier = "peer"
     spares_steps = True
-    held: Collection[bytes] = ()
+    held = NOT_OURS
 
     def __init__(
         self,
@@ -188,6 +188,8 @@ class PeerBlocks:
             self._direct.left(holder)
 
     def poll(self) -> list[LoadEnd]:
+        if not (self._first_hints or self._results or (self._direct is not None and self._direct.is_busy)):
+            return []
         while self._results:
             self._results.popleft()()
         direct = self._poll_direct()

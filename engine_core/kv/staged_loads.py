@@ -117,6 +117,8 @@ class StagedLoads:
             self._cancel(load)
 
     def poll(self) -> list[LoadEnd]:
+        if not self._loads:
+            return []
         num_done = self._swapper.num_loaded - self._num_swapped
         self._num_swapped += num_done
         for _ in range(num_done):

@@ -77,6 +77,8 @@ class _Shares:
         self._num_counted = 0
 
     def add(self, part: SwapperPart, count: int) -> None:
+        if count and self._queue and self._queue[-1][0] is part:
+            count += self._queue.pop()[1]
         if count:
             self._queue.append((part, count))
 

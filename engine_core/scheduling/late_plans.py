@@ -32,10 +32,12 @@ class LatePlans:
         return self._num_tokens * self._prefill_seconds() - (self._clock() - self._began_at) > LEAD_SECONDS
 
     def note_launched(self, step: PlannedStep) -> None:
-        if not self._num_tokens:
-            self._began_at = self._clock()
-        self._num_tokens += step.num_prompt_tokens
+        if step.chunks:
+            if not self._num_tokens:
+                self._began_at = self._clock()
+            self._num_tokens += step.num_prompt_tokens
 
     def note_retired(self, step: PlannedStep) -> None:
-        self._num_tokens -= step.num_prompt_tokens
-        self._began_at = self._clock()
+        if self._num_tokens:
+            self._num_tokens -= step.num_prompt_tokens
+            self._began_at = self._clock()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 
 from headwater.engine_core.executors.simulated_model import UInt64Array
-from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
+from headwater.engine_core.kv.block_source import NOT_OURS, LoadEnd, Outcome, Owner, Ticket
 
 GARBAGE = np.uint64(0xDEAD)
 
@@ -34,7 +34,7 @@ class ScriptedSource:
 
     @property
     def held(self) -> Collection[bytes]:
-        return self._contents if self._is_local else ()
+        return self._contents if self._is_local else NOT_OURS
 
     def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
         self._on_lost = on_lost

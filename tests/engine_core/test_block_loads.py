@@ -185,6 +185,12 @@ def test_blocks_of_others_are_told_stored_when_loaded_and_removed_when_evicted()
     assert (sorted(events.removed), events.stored) == (sorted(foreign.hashes[:3]), [])
 
 
+def test_sources_of_blocks_of_others_are_not_asked_for_each_hash() -> None:
+    blocks = Blocks(local := source_of(LONG), source_of(SHORT, is_local=False))
+    assert blocks.pool.elsewhere is local.held
+    assert Blocks(source_of(SHORT, is_local=False)).pool.elsewhere == ()
+
+
 def test_a_hash_is_lost_when_the_last_source_loses_it() -> None:
     first, second = source_of(LONG), source_of(LONG)
     blocks = Blocks(first, second)
