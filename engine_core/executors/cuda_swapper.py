@@ -64,7 +64,6 @@ class CudaSwapper:
 
     def swap(self, plan: SwapPlan) -> None:
         if plan.out_blocks.size:
-            self._count_saved()
             with torch.cuda.stream(self._out):
                 self._copy_out(plan.out_blocks, plan.out_slots)
         if plan.in_blocks.size:
@@ -81,7 +80,8 @@ class CudaSwapper:
 
     @property
     def num_saved(self) -> int:
-        self._count_saved()
+        while self._saves and _has_passed(self._saves[0][0]):
+            self._num_saved += self._saves.popleft()[1]
         return self._num_saved
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
@@ -105,11 +105,6 @@ class CudaSwapper:
                 event.record()
         end.synchronize()
         self.seconds_per_block = float(begin.elapsed_time(end)) / 1e3 / num_blocks
-
-    def _count_saved(self) -> None:
-        """Also for engines that never ask: the events of all copies would be kept."""
-        while self._saves and _has_passed(self._saves[0][0]):
-            self._num_saved += self._saves.popleft()[1]
 
     def _copy_out(self, blocks: Int32Array, slots: Int32Array) -> None:
         for part in self._parts(blocks.size):

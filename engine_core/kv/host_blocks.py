@@ -111,6 +111,8 @@ class HostBlocks:
                 in_blocks=np.array(in_blocks, np.int32),
             )
         )
+        # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until that is counted.
+        _ = self._swapper.num_saved
 
     def cancel(self, ticket: Ticket) -> None:
         """A copy cannot be called back: the ticket ends when it is done."""

@@ -7,6 +7,7 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import PropertyMock, call, patch
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from headwater.engine_core.executors.simulated import SimulatedExecutor, Simulat
 from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.block_source import Ticket
+from headwater.engine_core.kv.block_source import Owner, Ticket
 from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
 from headwater.engine_core.kv.swapper_parts import SwapperParts
@@ -277,6 +278,15 @@ def test_a_copy_that_is_cancelled_holds_slots_and_blocks_until_it_is_done() -> N
 
 
 # Through an engine.
+
+
+def test_ends_of_saves_are_counted_though_nobody_asks_for_blocks() -> None:
+    with patch.object(RecordingSwapper, "num_saved", new_callable=PropertyMock, create=True, return_value=0) as counted:
+        host, hashes = HostBlocks(RecordingSwapper(), 8), chain_of(0, 2).hashes
+        counted.reset_mock()
+        host.save(hashes, [1, 2], [b"", hashes[0]], Owner(b""))
+        host.launch()
+        assert counted.call_args_list == [call()]
 
 
 def test_saves_that_nobody_counts_take_no_memory() -> None:
