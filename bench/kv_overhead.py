@@ -42,7 +42,7 @@ BLOCK_SIZE = 64
 NUM_PEER_BLOCKS = 64
 HOST, PULLS = "host memory", "pulls"
 TIERS = ((), (HOST,), (PULLS,), (HOST, PULLS))
-"""What the engines that are compared have; the first one is compared with each of the others."""
+"""Tiers of the engines that are compared; the first engine is compared with each of the others."""
 FloatArray = npt.NDArray[np.float64]
 
 

@@ -20,7 +20,7 @@ class Owner(NamedTuple):
 
 
 NOT_OURS: Collection[bytes] = ()
-"""What a block source holds whose blocks do not count as this engine's, such as those of another replica."""
+"""The hashes that a block source holds whose blocks do not count as this engine's, such as those of another replica."""
 
 
 class Outcome(Enum):

@@ -19,8 +19,8 @@ lack few tokens still get them at once."""
 MIN_BESIDE_BEGUN = 16
 """Tokens of others that such a step may compute at least, so that they get on however slow the model is."""
 BEGUN_STRETCH = 4
-"""Of answers that came here with a part, the one goes first that is due first: so many times the time to compute what
-it lacks after it came. One that lacks little overtakes one that lacks much, but not for ever."""
+"""Answers that came here with a part go in the order in which they are due: an answer is due after it came by so many
+times the time to compute what it lacks. One that lacks little overtakes one that lacks much, but not for ever."""
 
 
 class PrefillBudget:
