@@ -44,7 +44,15 @@ def blocks_of(code: TileCode, address: Any, format: BlockFormat) -> Any:
     for block in range(count):
         words = _words(code, address, format, high_at + high_bytes * block, low_at, block)
         factors, min_factor = _factors(code, address, format, block) if format.is_nested else ((), None)
-        yield TileBlock(words=words, scale=scale, zero=zero, minimum=minimum, factors=factors, min_factor=min_factor)
+        yield TileBlock(
+            words=words,
+            most=(1 << format.bits) - 1,
+            scale=scale,
+            zero=zero,
+            minimum=minimum,
+            factors=factors,
+            min_factor=min_factor,
+        )
 
 
 def _words(code: TileCode, address: Any, format: BlockFormat, high_at: int, low_at: int, block: int) -> list[Any]:

@@ -38,7 +38,8 @@ def add_tile(
         zero = b.zext(code.load(at, format.scale_bytes, NARROW), INTS)
         with cgutils.for_range(b, blocks, intp=LONG) as inner:
             words = b.add(at, b.mul(inner.index, ir.Constant(LONG, format.block_bytes)))
-            block = TileBlock(words=_words(code, words, head, format), scale=scale, zero=zero)
+            most = (1 << format.bits) - 1
+            block = TileBlock(words=_words(code, words, head, format), most=most, scale=scale, zero=zero)
             address = b.add(first, b.mul(inner.index, ir.Constant(LONG, ROW_BYTES)))
             for total in totals:
                 b.store(add_block(code, b.load(total), block, address), total)

@@ -21,6 +21,7 @@ VECTOR_BYTES = 64
 """Number of bytes in a vector."""
 FLOAT, INT, SHORT, LONG, BYTE = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64), ir.IntType(8)
 FLOATS, INTS, SHORTS = (ir.VectorType(element, TILE_ROWS) for element in (FLOAT, INT, SHORT))
+_HALF, _HALF_PAIRS, _HALF_INTS = ir.VectorType(BYTE, 32), ir.VectorType(SHORT, 16), ir.VectorType(INT, 8)
 NARROW, WIDE, PACKED = ir.VectorType(BYTE, TILE_ROWS), ir.VectorType(SHORT, 32), ir.VectorType(BYTE, VECTOR_BYTES)
 
 
@@ -77,7 +78,46 @@ class TileCode:
             x = self.builder.lshr(x, self.constant(-shift))
         return self.builder.and_(x, self.constant(mask * 0x01010101))
 
-    def dot(self, total: Any, weights: Any, activations: Any) -> Any:
+    def dots(self, total: Any, weights: Sequence[Any], activations: Sequence[Any], most: int) -> Any:
+        """total + the dot products of four bytes in each lane, of each pair of vectors: of weights 0…most, of
+        activations -127…127."""
+        # AVX2 adds two products of bytes to 16 bits, which hold two of 127 · 127.
+        if "+avx2" not in self.features or "+avx512vnni" in self.features or most > 127:
+            for weight, activation in zip(weights, activations, strict=True):
+                total = self._dot(total, weight, activation)
+            return total
+        count = 0x7FFF // (2 * 127 * most)
+        for first in range(0, len(weights), count):
+            some = slice(first, first + count)
+            sums = [self._byte_pairs(*pair) for pair in zip(weights[some], activations[some], strict=True)]
+            total = self.builder.add(total, self._joined(sums))
+        return total
+
+    def _byte_pairs(self, weights: Any, activations: Any) -> list[Any]:
+        """Sums of two neighbouring products, in 16 bits, of each half of the lanes."""
+        halves = [(self._half(weights, half), self._half(activations, half)) for half in range(2)]
+        return [self._call_avx2("pmadd.ub.sw", _HALF_PAIRS, *pair) for pair in halves]
+
+    def _joined(self, sums: Sequence[Sequence[Any]]) -> Any:
+        """Sums of two neighbouring numbers of 16 bits, added up, in 32 bits."""
+        halves = []
+        for half in range(2):
+            total = sums[0][half]
+            for each in sums[1:]:
+                total = self.builder.add(total, each[half])
+            halves.append(self._call_avx2("pmadd.wd", _HALF_INTS, total, self.constant(1, _HALF_PAIRS)))
+        return self.builder.shuffle_vector(*halves, ir.Constant(INTS, list(range(TILE_ROWS))))
+
+    def _half(self, x: Any, half: int) -> Any:
+        """Bytes of half of the lanes."""
+        lanes = ir.Constant(ir.VectorType(INT, 8), list(range(8 * half, 8 * half + 8)))
+        return self.builder.bitcast(self.builder.shuffle_vector(x, x, lanes), _HALF)
+
+    def _call_avx2(self, name: str, kind: ir.VectorType, x: Any, y: Any) -> Any:
+        function = ir.FunctionType(kind, [x.type, y.type])
+        return self.builder.call(self.builder.module.declare_intrinsic(f"llvm.x86.avx2.{name}", (), function), [x, y])
+
+    def _dot(self, total: Any, weights: Any, activations: Any) -> Any:
         """total + the dot product of four bytes in each lane: of weights 0…255, of activations -127…127."""
         if "+avx512vnni" in self.features:
             function = self.builder.module.declare_intrinsic(
@@ -105,6 +145,8 @@ class TileBlock:
 
     words: Sequence[Any]
     """Eight vectors, each with four inputs of each of the sixteen outputs."""
+    most: int
+    """Largest byte that a word may hold."""
     scale: Any
     zero: Any = None
     """int32 number that is subtracted from the words' bytes; None: none is."""
@@ -123,9 +165,8 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
         return code.spread(code.load(address, offset, kind), ir.VectorType(kind, TILE_ROWS))
 
     def dot(steps: range, start: Any) -> Any:
-        for step in steps:
-            start = code.dot(start, block.words[step], number(4 * step, INT))
-        return start
+        words = [block.words[step] for step in steps]
+        return code.dots(start, words, [number(4 * step, INT) for step in steps], block.most)
 
     def start(inputs: Any) -> Any:
         """Initial sum: the part of the zero point in the product with inputs of this sum."""
