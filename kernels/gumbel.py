@@ -14,10 +14,9 @@ PURPOSE_SAMPLE = 0
 """Purpose of the draw of a token. Draws for anything else have a number of their own."""
 
 # Multipliers of lowbias32 (Chris Wellons, "Prospecting for Hash Functions") as signed 32-bit integers.
-_MULTIPLIER_1 = 0x21F0AAAD
-_MULTIPLIER_2 = 0xD35A2D97 - (1 << 32)
-_START_0 = 0x243F6A88
-_START_1 = 0x13198A2E
+MULTIPLIERS = _MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97 - (1 << 32)
+KEY_STARTS = 0x243F6A88, 0x13198A2E
+"""What both words of a row's key begin as."""
 _SMALL = 2.0**-7
 """Bound below which 1 - v loses digits that decide which token wins, so that a series replaces the logarithm."""
 
@@ -33,7 +32,7 @@ def noise_keys(
     """
     words = (seeds.to(torch.int32), (seeds >> 32).to(torch.int32), choice_indices, output_indices)
     # Both words side by side: a step of a small model on a CPU spent a fifth of its time here, one by one (2026-11-22).
-    keys = torch.stack([torch.full_like(words[0], start) for start in (_START_0, _START_1)], dim=-1)  # [R, 2]
+    keys = torch.stack([torch.full_like(words[0], start) for start in KEY_STARTS], dim=-1)  # [R, 2]
     for word in words:
         keys = _mix(keys ^ word.to(torch.int32)[:, None])
     return _mix(keys ^ purpose)

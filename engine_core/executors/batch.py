@@ -29,15 +29,17 @@ def ragged_batch(
     ends = np.cumsum(counts)
     token_rows = np.repeat(table_rows, counts)
     positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + np.repeat(starts, counts)
-    rows, at = torch.from_numpy(token_rows).long(), torch.from_numpy(positions)
     num_blocks = int((starts + counts - 1).max()) // block_size + 1
+    # An operation of numpy on a few numbers takes a fifth of the time of torch's.
+    token_ids, block_ids = token_table.numpy(), block_table.numpy()
+    blocks = block_ids[token_rows, positions // block_size].astype(np.int64)
     return ForwardBatch(
-        token_ids=token_table[rows, at].long(),
-        positions=at,
-        slots=block_table[rows, at // block_size].long() * block_size + at % block_size,
+        token_ids=torch.from_numpy(token_ids[token_rows, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slots=torch.from_numpy(blocks * block_size + positions % block_size),
         starts=starts,
         counts=counts,
-        block_tables=block_table[torch.from_numpy(table_rows).long(), :num_blocks],
+        block_tables=torch.from_numpy(block_ids[table_rows, :num_blocks]),
         sampled=torch.from_numpy(last_elements(counts, num_wanted)),
     )
 

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numba import njit
 
-from ..gumbel import gumbel_noise, noise_keys
+from ..gumbel import KEY_STARTS, MULTIPLIERS, PURPOSE_SAMPLE, gumbel_noise, noise_keys
 from ..sample import Draws, scores_twin
 from ..token_mask import LOWEST, mask_tokens_twin
 from .compiled import Kernel, argument, items
-from .scalars import float32_at, has_bits, int32_at, put, put_int32, size_of
+from .scalars import float32_at, has_bits, int32_at, int64_at, put, put_int32, size_of
 from .simd import add, choose_below, div, fma, highest_of, keep_where, load, maximum, minimum, mul, splat, store, sub
 from .simd_math import log
 from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, NUM_LANES
@@ -28,7 +28,9 @@ MARGIN = 1e-4
 """Ten times the largest error of a fast score."""
 _STRIP = 1024
 """Number of tokens whose highest score is remembered together."""
-_MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97
+_WORD = 0xFFFFFFFF
+_MULTIPLIER_1, _MULTIPLIER_2 = (multiplier & _WORD for multiplier in MULTIPLIERS)
+_START_0, _START_1 = KEY_STARTS
 _LEAST, _LARGEST, _SMALL = -3.0e38, 1 - 2.0**-24, 2.0**-7
 
 
@@ -43,24 +45,41 @@ def draw(
         return scores_twin(wide, draws, first_token).argmax(1).int()
     if masks is not None and vocab_size % NUM_LANES:
         return draw(mask_tokens_twin(logits, masks), draws, first_token=first_token)
-    keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
+    keys = torch.empty(num_rows, 2, dtype=torch.int32)
     candidates = torch.zeros(num_rows, NUM_CANDIDATES, dtype=torch.int32)
     counts = torch.empty(num_rows, dtype=torch.int32)
-    tensors = (logits, keys, draws.temperatures, candidates, counts)
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    mask, mask_size = (0, 0) if masks is None else (masks.data_ptr(), masks.stride(0) * 4)
-    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *addresses, vocab_size, mask, mask_size, first_token)
-    is_random = draws.temperatures > 0
+    seeds, choices = draws.seeds.contiguous(), draws.choice_indices.int().contiguous()
+    temperatures, outputs = draws.temperatures.contiguous(), draws.output_indices.int().contiguous()
+    addresses = [tensor.data_ptr() for tensor in (logits, keys, temperatures, candidates, counts)]
+    mask = (0, 0) if masks is None else (masks.data_ptr(), masks.stride(0) * 4)
+    of_keys = [tensor.data_ptr() for tensor in (seeds, choices, outputs)]
+    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *addresses, vocab_size, *mask, first_token, *of_keys)
     tokens = candidates[:, 0].clone()
-    if is_random.any():
-        chosen = logits.gather(1, candidates.long()).float()
-        scaled = (chosen if masks is None else chosen.clamp_(min=LOWEST)) / draws.temperatures[:, None]
-        best = (scaled + gumbel_noise(keys, candidates + first_token)).argmax(1, keepdim=True)
-        tokens = torch.where(is_random, candidates.gather(1, best)[:, 0], tokens)
-        crowded = torch.nonzero(is_random & (counts > NUM_CANDIDATES))[:, 0]
-        if len(crowded):
-            some = logits[crowded] if masks is None else mask_tokens_twin(logits[crowded], masks[crowded])
-            tokens[crowded] = scores_twin(some, draws.select(crowded), first_token).argmax(1).int()
+    # Nearly every draw has a single candidate, whose exact score decides nothing.
+    undecided = np.flatnonzero((temperatures.numpy() > 0) & (counts.numpy() != 1))
+    if undecided.size:
+        at = torch.from_numpy(undecided)
+        some = logits[at] if masks is None else mask_tokens_twin(logits[at], masks[at])
+        tokens[at] = _best_of(some, candidates[at], counts[at], keys[at], draws.select(at), first_token)
+    return tokens
+
+
+def _best_of(
+    logits: torch.Tensor,
+    candidates: torch.Tensor,
+    counts: torch.Tensor,
+    keys: torch.Tensor,
+    draws: Draws,
+    first_token: int,
+) -> torch.Tensor:
+    """Tokens int32 [R] with the highest exact score of the candidates [R, NUM_CANDIDATES], or of all tokens where more
+    were counted. logits [R, V] are masked; all rows are random."""
+    scaled = logits.gather(1, candidates.long()).float() / draws.temperatures[:, None]
+    best = (scaled + gumbel_noise(keys, candidates + first_token)).argmax(1, keepdim=True)
+    tokens = candidates.gather(1, best)[:, 0]
+    crowded = torch.nonzero(counts > NUM_CANDIDATES)[:, 0]
+    if len(crowded):
+        tokens[crowded] = scores_twin(logits[crowded], draws.select(crowded), first_token).argmax(1).int()
     return tokens
 
 
@@ -82,6 +101,33 @@ def scores_of(
     noise = gumbel_noise(keys, tokens[:, None] + first_token)[:, 0]
     is_random = draws.temperatures > 0
     return torch.where(is_random, scores / torch.where(is_random, draws.temperatures, 1.0) + noise, scores)
+
+
+@njit
+def _mixed(x: int) -> int:
+    """As `gumbel._mix`, of a word 0 … 2³² − 1."""
+    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & _WORD
+    x = ((x ^ (x >> 15)) * _MULTIPLIER_2) & _WORD
+    return x ^ (x >> 15)
+
+
+@njit
+def _key(start: int, seed: int, choice: int, output: int) -> Any:
+    """One of a row's two keys, as `gumbel.noise_keys` has them."""
+    key = _mixed(start ^ (seed & _WORD))
+    key = _mixed(key ^ ((seed >> 32) & _WORD))
+    key = _mixed(key ^ (choice & _WORD))
+    return _mixed(_mixed(key ^ (output & _WORD)) ^ PURPOSE_SAMPLE)
+
+
+@njit
+def _keys(arguments: int, i: int) -> Any:
+    """Stores a row's two keys, and returns them."""
+    p_keys, seed = argument(arguments, 1) + i * 8, int64_at(argument(arguments, 9) + i * 8)
+    choice, output = int32_at(argument(arguments, 10) + i * 4), int32_at(argument(arguments, 11) + i * 4)
+    put_int32(p_keys, _key(_START_0, seed, choice, output))
+    put_int32(p_keys + 4, _key(_START_1, seed, choice, output))
+    return int32_at(p_keys), int32_at(p_keys + 4)
 
 
 @njit
@@ -115,7 +161,7 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     p_mask = argument(arguments, 6)
     if p_mask:
         p_mask += i * argument(arguments, 7)
-    key_0, key_1 = int32_at(argument(arguments, 1) + i * 8), int32_at(argument(arguments, 1) + i * 8 + 4)
+    key_0, key_1 = _keys(arguments, i)
     temperature, first = float32_at(argument(arguments, 2) + i * 4), argument(arguments, 8)
     p_candidates, p_count = argument(arguments, 3) + i * NUM_CANDIDATES * 4, argument(arguments, 4) + i * 4
     highest = F32(_LEAST)
