@@ -77,7 +77,7 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
     draft = None if request.draft is None else load_model(request.draft, config, progress)
     served = load_model(request, config, progress)
     heads = None if request.heads is None else _loaded_heads(request, config, progress)
-    return single_executor(request, config, *served, draft=draft, heads=heads), config
+    return single_executor(request, config, *served, draft=draft, heads=heads, replays=True), config
 
 
 def max_ranks(options: ExecutorOptions) -> int:

@@ -34,6 +34,7 @@ from .memory_swapper import MemorySwapper
 from .new_cache import NewCache, cache_in, private_cache
 from .own_guesser import OwnGuesser
 from .parallel_heads import ParallelHeads
+from .replayed_steps import ReplayedSteps
 from .runner import Runner
 from .shared_kv import SharedMemory
 from .single import SingleExecutor
@@ -152,13 +153,17 @@ def single_executor(
     *,
     draft: tuple[Platform, Weights] | None = None,
     heads: tuple[Platform, Weights] | None = None,
+    replays: bool = False,
 ) -> Executor:
     """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for. `draft`
-    and `heads`: platform and weights of those of the request."""
+    and `heads`: platform and weights of those of the request. `replays`: small steps of the served model are recorded;
+    the platform's kernels are the CPU's."""
     served = _model(request, config, platform, weights)
+    max_blocks = -(-config.max_model_len // config.block_size)
+    forward = ReplayedSteps(served, platform, max_blocks) if replays else None
     memory = SharedMemory() if config.shares_kv_cache and platform.device.type == "cpu" else None
     new_cache = private_cache if memory is None else cache_in(memory)
-    runner = Runner(served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache)
+    runner = Runner(served, config, KV_DTYPES[request.kv_format], platform, new_cache=new_cache, forward=forward)
     add_guesser(runner, request, config, served, draft=draft, heads=heads, new_cache=new_cache)
     swapper = MemorySwapper.of(runner.kv_caches, config.num_swap_slots, memory) if config.num_swap_slots else None
     return SingleExecutor(runner, swapper)

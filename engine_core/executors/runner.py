@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,8 @@ SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
 HeldRow = tuple[torch.Tensor, range]
 """Logits [P, V] of a step, and which of them are the row's."""
+Forward = Callable[..., torch.Tensor]
+"""As `Model.forward`, with a batch, the KV cache, ends and inputs."""
 NOTHING = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))
 """The result of a step that samples for no row."""
 
@@ -43,11 +46,14 @@ class Runner:
         platform: Platform,
         sampler: Sampler | None = None,
         new_cache: NewCache = private_cache,
+        forward: Forward | None = None,
     ) -> None:
-        """`sampler` is there where the model's logits are no whole rows."""
+        """`sampler` is there where the model's logits are no whole rows; `forward` computes what the model's own
+        forward pass computes, in another way."""
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
         self._decoder, self._config = decoder, config
+        self._forward: Forward = forward or decoder.forward
         self._block_size = config.block_size
         self._device = platform.device
         self._sampler = sampler or Sampler(config.num_rows, platform.sampling, platform.device)
@@ -108,7 +114,7 @@ class Runner:
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
         ends = self._ends(plan, batch)
         inputs = LayerInputs(guesser.layers) if guesser is not None and guesser.layers else None
-        hidden = self._decoder.forward(batch, self._kv_cache, ends=ends, inputs=inputs)
+        hidden = self._forward(batch, self._kv_cache, ends=ends, inputs=inputs)
         if guesser is not None:
             final = hidden if ends is not None or guesser.looks_at_all else hidden[batch.sampled]
             guesser.see(_computed(plan, final, inputs))
@@ -183,10 +189,10 @@ class Runner:
             lambda i: self._outputs(int(each[i]), int(at[i])),
             masks,
         )
-        drafts = self._token_ids[_index(each), _index(at)].numpy()
-        found = gained(sampled, drafts, num_positions)
+        token_ids = self._token_ids.numpy()
+        found = gained(sampled, token_ids[each, at], num_positions)
         i, column = found.places
-        self._token_ids[_index(rows[i]), _index(first[i] + column)] = torch.from_numpy(found.token_ids[i, column])
+        token_ids[rows[i], first[i] + column] = found.token_ids[i, column]
         self._num_known[rows] = first + found.num_tokens
         logprobs = by_entry(found, num_positions, scores)
         return StepResult(token_ids=found.token_ids, num_tokens=found.num_tokens, logprobs=logprobs)
@@ -203,12 +209,11 @@ class Runner:
             self._pools.admit(admitted)
             if self._guesser is not None:
                 self._guesser.seat(admitted.row)
-        where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
-        self._block_ids[where] = torch.from_numpy(plan.block_ids)
+        self._block_ids.numpy()[plan.block_rows, plan.block_indices] = plan.block_ids
         if plan.num_drafts is not None and plan.draft_ids is not None:
             count, ends = plan.num_drafts, plan.starts + plan.counts
             rows, at = np.repeat(plan.rows, count), np.repeat(ends - count, count) + places(count)
-            self._token_ids[_index(rows), _index(at)] = torch.from_numpy(plan.draft_ids)
+            self._token_ids.numpy()[rows, at] = plan.draft_ids
 
     def _prepare_rows(self, plan: StepPlan) -> None:
         """Does what a plan wants done before anything is computed."""

@@ -86,7 +86,9 @@ class Model(Protocol):
         """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes
         the batch's keys and values. The attention plan is the platform's, made here when it is not given. With fewer
         layers than there are, the first ones and the last: it launches what the whole model launches, and the result is
-        of no use. `inputs` takes the hidden states that it names; without it nothing else is launched."""
+        of no use. `inputs` takes the hidden states that it names; without it nothing else is launched. Python reads no
+        numbers of the batch here: an executor may record the pass, and compute other batches of its shape without
+        Python."""
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
         """The last num_wanted[r] tokens of each request, [R]."""

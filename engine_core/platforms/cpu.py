@@ -18,6 +18,7 @@ from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.cpu.replay import walker
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.fp8_tiles import FP8_FORMATS
@@ -176,6 +177,7 @@ def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of
     warms up. float16 is served on GPUs only."""
     modules = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel, weights_kernel)
     kernels = [*(module.KERNEL for module in modules), *of_blocks]
+    walker()
     for done, kernel in enumerate(kernels, start=1):
         if dtype in DTYPES:
             kernel.compile(dtype)

@@ -18,6 +18,7 @@ import torch
 from numba import cfunc, njit
 
 from .machine_code import compiling
+from .recording import current_recording
 from .scalars import int64_at, take_one
 
 SMALL = 1 << 15
@@ -45,8 +46,10 @@ class Kernel:
         """As a call, with 0, the number of items and the arguments in memory of this run's own, which it writes."""
         call, address = self._compiled.get(dtype) or self.compile(dtype)
         p_memory, num_threads = memory.buffer_info()[0], torch.get_num_threads()
-        if num_threads > 1 and memory[1] > 1 and num_numbers > SMALL and (team := _team()) is not None:
-            team(address, p_memory, num_threads, 0)
+        if (recording := current_recording()) is not None:
+            recording.note(address, memory)
+        if num_threads > 1 and memory[1] > 1 and num_numbers > SMALL and (run_team := team()) is not None:
+            run_team(address, p_memory, num_threads, 0)
         else:
             call(p_memory)
 
@@ -85,14 +88,28 @@ def float_bits(x: float) -> int:
 
 
 @cache
-def _team() -> Any:
+def team() -> Any:
     """libgomp's entry to a parallel region; None where torch computes with something else, as on macOS."""
+    library = _gomp()
+    if library is None:
+        return None
+    run = library.GOMP_parallel
+    run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return run
+
+
+@cache
+def barrier_address() -> int:
+    """Address of libgomp's function at which the threads of a region wait for one another; 0 where there is none."""
+    library = _gomp()
+    return 0 if library is None else ctypes.cast(library.GOMP_barrier, ctypes.c_void_p).value or 0
+
+
+@cache
+def _gomp() -> ctypes.CDLL | None:
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []
     paths = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
-    if not paths:
-        return None
     # Other libraries may have loaded a libgomp, too; torch's lies beside it, unless it uses the system's.
-    team = ctypes.CDLL(min(paths, key=lambda path: not path.startswith(str(Path(torch.__file__).parent)))).GOMP_parallel
-    team.argtypes, team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
-    return team
+    found = sorted(paths, key=lambda path: not path.startswith(str(Path(torch.__file__).parent)))
+    return ctypes.CDLL(found[0]) if found else None
