@@ -16,7 +16,7 @@ PURPOSE_SAMPLE = 0
 # Multipliers of lowbias32 (Chris Wellons, "Prospecting for Hash Functions") as signed 32-bit integers.
 MULTIPLIERS = _MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97 - (1 << 32)
 KEY_STARTS = 0x243F6A88, 0x13198A2E
-"""What both words of a row's key begin as."""
+"""Initial value of both words of a row's key."""
 _SMALL = 2.0**-7
 """Bound below which 1 - v loses digits that decide which token wins, so that a series replaces the logarithm."""
 

@@ -49,7 +49,7 @@ class Replay:
         self._memory = torch.empty(places.lay_out(without=result.data_ptr()) + ALIGNMENT, dtype=torch.uint8)
         start = -(-self._memory.data_ptr() // ALIGNMENT) * ALIGNMENT
         places.move_to(start, self._words)
-        # What each run overwrites: counters of items among them.
+        # Each run overwrites these: counters of items are among them.
         self._run_words = self._words.copy()
         addresses = self._run_words.ctypes.data + 8 * starts[:-1]
         self._pairs = np.stack(([call.address for call in calls], addresses), axis=1).astype(np.int64)
@@ -77,7 +77,7 @@ class Replay:
 
 
 class _Places:
-    """Where a recording's tensors are used, and where they go in memory that they share."""
+    """Uses of a recording's tensors, and their places in memory that they share."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], words: Any, call_of: Any) -> None:
         """spans: address and bytes of tensors, in order; words int64 [W]: all arguments; call_of int [W]: the call of
