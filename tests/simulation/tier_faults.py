@@ -36,6 +36,8 @@ BLOCK_SIZE, MAX_MODEL_LEN = 16, 96
 MODEL = SimulatedModel(vocab_size=50, first_token_id=3)
 LEADS = [[(start + 7 * i) % 50 for i in range(80)] for start in range(2)]
 NAMESPACES = (b"a" * 16, b"b" * 16)
+MOST_ROUNDS = 3
+"""Number of rounds of requests in a seed."""
 MOST_STEPS = 400
 """A seed takes some 25."""
 
@@ -94,8 +96,9 @@ def expected(lead: int, length: int, seed: int, choice_index: int, max_tokens: i
 class Run:
     """One seed: an engine with all tiers, its requests, and what befalls them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, num_rounds: int) -> None:
         self.rng = rng = random.Random(seed)
+        self.num_rounds = num_rounds
         self.config = EngineConfig(
             block_size=BLOCK_SIZE,
             num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + rng.choice([0, 0, 0, 3]),
@@ -135,7 +138,7 @@ class Run:
         return self.engine._tiers.disk
 
     def run(self) -> Outcome:
-        for _ in range(3):
+        for _ in range(self.num_rounds):
             self._add_some()
             for _ in range(self.rng.choice([0, 4, 9])):
                 if self._has_work:
@@ -251,21 +254,22 @@ class Run:
         return [key for key, answer in self.answers.items() if not answer.has_ended]
 
 
-def run_seed(seed: int) -> Outcome:
-    """Raises `AssertionError`."""
-    return Run(seed).run()
+def run_seed(seed: int, num_rounds: int = MOST_ROUNDS) -> Outcome:
+    """Raises `AssertionError`. With fewer rounds the steps are the same up to the last of them."""
+    return Run(seed, num_rounds).run()
 
 
 def main(
     seeds: Annotated[int, typer.Option(help="how many")] = 2000,
     first: Annotated[int, typer.Option(help="the first of them")] = 0,
+    rounds: Annotated[int, typer.Option(help="of requests")] = MOST_ROUNDS,
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
     logging.disable(logging.ERROR)
     began = time.process_time()
     for seed in range(first, first + seeds):
         try:
-            run_seed(seed)
+            run_seed(seed, rounds)
         except AssertionError as broken:
             raise SystemExit(f"seed {seed}: {broken}") from broken
     print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core")
