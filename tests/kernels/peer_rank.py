@@ -1,8 +1,8 @@
 """A rank of a test of kernels over peer memory: a process that computes what its parent asks for.
 
 Each has a GPU of its own where there are as many, else all share one; they map one another's memory by IPC handles, or
-host memory that they share. Without a GPU kernels are interpreted over memory that the processes share, and one process
-forks them all: to import torch and Triton takes each four seconds of a core (2026-11-26).
+host memory that they share. Without a GPU kernels are interpreted over memory that the processes share, and the server
+of forks starts them: to import torch and Triton takes a new interpreter four seconds of a core (2026-11-26).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import pickle
-import signal
 import subprocess
 import sys
 import traceback
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from headwater.kernels.peer_memory import (
     memory_bytes,
     new_numbers,
 )
+from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 from tests.kernels import interpreter
 
 Work = Callable[..., Any]
@@ -76,7 +78,8 @@ def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator
     os.ftruncate(memory, size * memory_bytes(size, slot_bytes))
     pairs = [Pipe() for _ in range(size)]
     pipes, ends = [list(side) for side in zip(*pairs, strict=True)]
-    processes = started(ends, [slot_bytes, memory, int(is_host)])
+    start = started if torch.cuda.is_available() else forked
+    processes = start(ends, [slot_bytes, memory, int(is_host)])
     for end in ends:
         end.close()
     try:
@@ -86,38 +89,46 @@ def peer_ranks(size: int, slot_bytes: int, *, is_host: bool = False) -> Iterator
         yield PeerRanks(pipes)
     finally:
         for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
         os.close(memory)
 
 
 def started(ends: list[Connection], given: list[int]) -> list[subprocess.Popen[bytes]]:
-    """Processes of the ranks at these ends, each in a group of its own: one for each rank where there is a GPU, whose
-    driver does not outlive a fork, else one that forks them."""
-    numbers = [end.fileno() for end in ends]
-    ranks = [[rank] for rank in range(len(ends))] if torch.cuda.is_available() else [list(range(len(ends)))]
-    module = [sys.executable, "-m", "tests.kernels.peer_rank"]
+    """Interpreters of the ranks at these ends: the driver of a GPU does not outlive a fork."""
+    module, files = [sys.executable, "-m", "tests.kernels.peer_rank"], [end.fileno() for end in ends]
     return [
-        subprocess.Popen(
-            [*module, *map(str, [len(ends), *given]), ",".join(f"{rank}:{numbers[rank]}" for rank in group)],
-            cwd=ROOT,
-            pass_fds=(given[1], *(numbers[rank] for rank in group)),
-            start_new_session=True,
-        )
-        for group in ranks
+        subprocess.Popen([*module, *map(str, [rank, len(ends), *given, file])], cwd=ROOT, pass_fds=(given[1], file))
+        for rank, file in enumerate(files)
     ]
 
 
-def main(size: int, slot_bytes: int, shared: int, is_host: int, *ends: tuple[int, int]) -> None:
-    """Runs the last of the ranks, given with their ends, and a fork for each of the others."""
-    if not torch.cuda.is_available():
+def forked(ends: list[Connection], given: list[int]) -> list[ForkedPeer]:
+    """Forks of a process that has imported torch and Triton, for the ranks at these ends."""
+    return [ForkedPeer(rank, len(ends), *given, end.fileno()) for rank, end in enumerate(ends)]
+
+
+class ForkedPeer(ForkServerProcess):
+    """A rank's process whose kernels are interpreted, with those methods of `subprocess.Popen` that are used here."""
+
+    def __init__(self, rank: int, size: int, slot_bytes: int, shared: int, is_host: int, end: int) -> None:
+        super().__init__(name=f"peer {rank}", daemon=True)
+        self._sizes, self._is_host, self._numbers = (rank, size, slot_bytes), is_host, (shared, end)
+        self.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": [DupFd(number) for number in self._numbers]}
+
+    def run(self) -> None:
         interpreter.mend()
-    *others, own = ends
-    rank, end = next((each for each in others if not os.fork()), own)
-    run(rank, size, slot_bytes, shared, end, is_host)
+        shared, end = (file.detach() for file in self._files)  # type: ignore[attr-defined]  # set where it is pickled
+        main(*self._sizes, shared, self._is_host, end)
+
+    def wait(self) -> None:
+        self.join()
 
 
-def run(rank: int, size: int, slot_bytes: int, shared: int, end: int, is_host: int) -> None:
+def main(rank: int, size: int, slot_bytes: int, shared: int, is_host: int, end: int) -> None:
     pipe = Connection(end)
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
@@ -162,6 +173,4 @@ def serve(pipe: Connection, memory: PeerMemory) -> None:
 
 
 if __name__ == "__main__":
-    *numbers, ranks = sys.argv[1:]
-    pairs = [each.split(":") for each in ranks.split(",")]
-    main(*map(int, numbers), *((int(rank), int(end)) for rank, end in pairs))
+    main(*map(int, sys.argv[1:]))
