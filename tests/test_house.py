@@ -122,10 +122,16 @@ def files_of(room: str) -> list[Path]:
 
 
 @cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of the file's syntax tree; several tests walk the same files."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+@cache
 def imports_of(path: Path) -> list[str]:
     """Full names of the modules, or of what is taken from them."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -189,7 +195,7 @@ def test_an_import_inside_a_room_is_relative_and_one_that_crosses_a_wall_absolut
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for room in ROOMS_SEEN
         for path in files_of(room)
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in nodes_of(path)
         if isinstance(node, ast.ImportFrom)
         and (source := source_of(node, path).split("."))[0] == "headwater"
         and (source[1:2] == [room]) != bool(node.level)
@@ -296,7 +302,7 @@ function may be longer: each of its arguments takes a line, where it is called t
 
 def functions_of(path: Path) -> Iterator[tuple[ast.FunctionDef | ast.AsyncFunctionDef, int]]:
     """The functions of a file with the lines of their bodies, as `LONGEST_FUNCTION` counts them."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
             inner = [

@@ -18,8 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
+from headwater.services.cli import __main__ as cli
 from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import MODEL, Line
+from tests.long_values import long_but
 
 PREFILL, DECODE = "engine-0", "engine-1"
 PROMPT = "Tell me of the river, its birds, its boats and the long nights at its mouth. " * 40
@@ -220,20 +222,20 @@ def test_roles_change_at_once_and_without_draining(line: Line) -> None:
         assert len(explained(line, ask(line, 2))["attempts"]) == 2
 
 
-def test_what_cannot_be_split_is_refused() -> None:
-    command = [sys.executable, "-m", "headwater.services.cli"]
-    for flags, says in (
-        (["--prefill-replicas=1"], "--prefill-replicas is 1; allowed: a number together with --decode-replicas"),
+def test_what_cannot_be_split_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for args, says in (
+        (["up", "--prefill-replicas=1"], "--prefill-replicas is 1; allowed: a number together with --decode-replicas"),
         (
-            ["--prefill-replicas=1", "--decode-replicas=1", "--replicas=2"],
+            ["up", "--prefill-replicas=1", "--decode-replicas=1", "--replicas=2"],
             "--prefill-replicas is 1; allowed: none beside --replicas, --min-replicas and --max-replicas",
         ),
+        (["role", "engine-0", "boss"], "role is 'boss'; allowed: both or prefill or decode"),
     ):
-        told = subprocess.run([*command, "up", *flags], capture_output=True, text=True, check=False)
-        assert told.returncode != 0
-        assert says in told.stderr
-    told = subprocess.run([*command, "role", "engine-0", "boss"], capture_output=True, text=True, check=False)
-    assert "role is 'boss'; allowed: both or prefill or decode" in told.stderr
+        monkeypatch.setattr(sys, "argv", ["headwater", *args])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code != 0
+        assert says in capsys.readouterr().err
 
 
 class Crowd:
@@ -302,8 +304,8 @@ def pid_of(line: Line, stage: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("num_points", [2, pytest.param(20, marks=pytest.mark.long)])
-@pytest.mark.parametrize("stage", [PREFILL, DECODE, "output-processor-0", "gateway-0"])
+@pytest.mark.parametrize("num_points", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 20))])
+@pytest.mark.parametrize("stage", long_but((PREFILL, DECODE, "output-processor-0", "gateway-0"), PREFILL, DECODE))
 def test_answers_go_on_wherever_a_process_dies(line: Line, stage: str, num_points: int) -> None:
     """Prompts are computed, pulled and gone on with all the time: a death hits some of them at every point."""
     settle(line)
