@@ -23,6 +23,7 @@ from tests.engine_core.published_heads import CONFIGS
 from tests.engine_core.small_models import convert, greedy, random_checkpoint
 from tests.engine_core.test_draft_model import MAX_DRAFTS, PROMPTS, WholeDrafts
 from tests.long_values import long_but
+from tests.polling import holds_within
 
 SIZES = [(2, 1, 1), (3, 2, 1), (3, 1, 1), (2, 1, 2)]
 """Stages, those of them on other hosts, and ranks of each."""
@@ -33,7 +34,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of("qwen3", tmp_path_factory.mktemp("served"))[1]
 
 
-@pytest.mark.parametrize("sizes", long_but(SIZES, (3, 2, 1), (2, 1, 2)))
+@pytest.mark.parametrize("sizes", long_but(SIZES, (3, 2, 1)))
 def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
     sizes: tuple[int, int, int], served: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +77,7 @@ def test_other_hosts_show_heads_what_they_read(
     assert counted[0][0] > 50
 
 
+@pytest.mark.long
 def test_hosts_without_the_draft_model_have_as_many_blocks_as_the_host_with_it(served: Path, tmp_path: Path) -> None:
     """All ranks have to find the same config where blocks are counted from bytes, which planes of both models share."""
     random_checkpoint("gemma3", tmp_path / "hf")
@@ -100,7 +102,8 @@ def test_a_host_that_is_killed_while_the_first_stage_drafts_ends_the_engine(serv
         host.signal(signal.SIGKILL)
         with pytest.raises(RankLost, match=r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection"):
             answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
-        assert loss.lost is not None
+        # Whoever listens may hear of it after the answers have failed.
+        assert holds_within(lambda: loss.lost is not None, 5)
 
 
 def test_a_disk_beside_stages_on_other_hosts_is_refused_with_a_draft_model_too(served: Path, tmp_path: Path) -> None:
