@@ -118,6 +118,7 @@ def wheel(folder: Path, content: str) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+@pytest.mark.long
 def test_a_release_that_the_index_has_replaced_is_refused(tmp_path: Path) -> None:
     (tmp_path / "deploy/locks").mkdir(parents=True)
     shutil.copy(ROOT / "deploy/install.sh", tmp_path / "deploy")

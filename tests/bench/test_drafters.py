@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -21,6 +22,7 @@ def test_both_drafters_draft_for_the_same_rows() -> None:
         assert 0 < each.least_us <= each.median_us
 
 
+@pytest.mark.long
 def test_every_number_of_rows_is_measured_at_every_length() -> None:
     app = Typer()
     app.command()(main)

@@ -101,9 +101,10 @@ def named(results: dict[str, str]) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "workers",
-    [pytest.param(("-n", "1", "--dist", "worksteal"), marks=pytest.mark.long), ("-p", "no:xdist")],
+    [("-n", "1", "--dist", "worksteal"), ("-p", "no:xdist")],
     ids=["xdist", "alone"],
 )
+@pytest.mark.long
 def test_each_test_has_a_verdict_of_its_own(folder: Path, workers: tuple[str, ...]) -> None:
     verdicts = run(folder, *workers)
     assert not verdicts.green
@@ -128,6 +129,7 @@ def test_each_test_has_a_verdict_of_its_own(folder: Path, workers: tuple[str, ..
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_dies_without_a_word_takes_no_result_with_it(folder: Path) -> None:
     (folder / "test_module.py").write_text(f"{HEAD}{FIRST}{DIES_BEHIND_IT}{COMES_LAST}")
     verdicts = run(folder, "-p", "no:xdist")

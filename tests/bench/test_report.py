@@ -150,6 +150,7 @@ def test_another_reading_is_added_with_what_the_series_has(tmp_path: Path) -> No
     assert (added.target, added.claim, added.command) == (15, True, ROW["command"])
 
 
+@pytest.mark.long
 def test_a_report_writes_what_differs(tmp_path: Path) -> None:
     written = {str(path.relative_to(tmp_path)) for path in write_report(tmp_path)}
     assert written == {"benchmarks.md"} | {f"benchmarks/{each}{end}" for each in TOPICS for end in (".md", ".svg")}

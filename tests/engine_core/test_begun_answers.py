@@ -112,6 +112,7 @@ def _copies_at_once() -> object:
         yield
 
 
+@pytest.mark.long
 def test_an_answer_that_has_begun_waits_for_the_step_that_runs_and_hardly_more() -> None:
     step = STEP_SECONDS + CHUNK * TOKEN_SECONDS
     # Its known tokens take three steps; beside the last ones, others are computed for a while.

@@ -82,6 +82,7 @@ def test_chunks_change_nothing(folder: Path, whole: list[list[int]], chunk: int)
     assert SmallEngine(folder, max_num_batched_tokens=chunk).tokens(PROMPTS[:16], greedy(8)) == whole
 
 
+@pytest.mark.long
 def test_preemption_changes_nothing(folder: Path) -> None:
     calm = SmallEngine(folder, num_blocks=4000).tokens(PROMPTS[:12], greedy(24))
     tight = SmallEngine(folder, num_blocks=40, max_model_len=512)

@@ -206,7 +206,8 @@ def check_drawn_requests(engines: dict[str, SmallEngine], data: st.DataObject) -
     assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in plain] * 2
 
 
-@pytest.mark.parametrize("kind", long_but(KINDS, "eagle3"))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long
 def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, tmp_path: Path, kind: str) -> None:
     heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}

@@ -39,6 +39,7 @@ ROWS = st.lists(
 
 @settings(max_examples=300, deadline=None)
 @given(ROWS, costs(), st.integers(0, 4), st.integers(0, 10))
+@pytest.mark.long
 def test_no_other_lengths_of_a_compared_total_bring_more_tokens_a_second(
     rows: list[tuple[float, int]], costs: StepCosts, num_others: int, most_drafts: int
 ) -> None:

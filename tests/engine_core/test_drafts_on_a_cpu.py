@@ -11,6 +11,7 @@ import pytest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.oracle_speculator import SAMPLINGS, OracleSpeculator, answers_of_a_new_engine
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
+from tests.long_values import long_but
 
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(3, 512, n).tolist() for n in (1, 5, 16, 31, 40, 100)]
@@ -30,7 +31,7 @@ def small(folder: Path) -> Iterator[SmallEngine]:
     engine.close()
 
 
-@pytest.mark.parametrize("kind", SAMPLINGS)
+@pytest.mark.parametrize("kind", long_but(SAMPLINGS, "penalties", "log probabilities", "a stop"))
 def test_answers_and_log_probabilities_are_those_without_drafts(small: SmallEngine, kind: str) -> None:
     samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in (24, 23, 1, 30, 17, 2)]
     plain, _ = answers_of_a_new_engine(small, PROMPTS, samplings)

@@ -46,6 +46,7 @@ def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
 
 @SOME
 @SWAPS
+@pytest.mark.long
 def test_nothing_changes_when_prefixes_leave_the_device_and_come_back(
     config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:

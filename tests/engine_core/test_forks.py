@@ -19,6 +19,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.checked_engine import Driver
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
+from tests.long_values import long_but
 
 MANY = 1 << 30
 CONFIG = EngineConfig(
@@ -154,7 +155,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(home / "hf", home / "ours", "bfloat16")
 
 
-@pytest.mark.parametrize("prompt_len", [9, 50, 64])
+@pytest.mark.parametrize("prompt_len", long_but((9, 50, 64), 50))
 def test_a_model_on_a_cpu_answers_the_same_from_copies(folder: Path, prompt_len: int) -> None:
     check_copies(SmallEngine(folder), SmallEngine(folder), prompt_len)
 

@@ -73,6 +73,7 @@ def test_a_packed_checkpoint_answers_as_the_same_file_expanded_to_the_bit(
 
 
 @pytest.mark.parametrize("family", long_but(("qwen2", "qwen3", "smollm2", "gemma3"), "gemma3"))
+@pytest.mark.long
 def test_families_with_biases_norms_and_tied_heads_are_served_packed(family: str, tmp_path: Path) -> None:
     write(tmp_path, "gptq in act order", family=family)
     packed, expanded = (convert(tmp_path / name, tmp_path / f"our {name}") for name in ("packed", "expanded"))
@@ -91,7 +92,7 @@ def test_a_converted_folder_is_as_small_as_the_file(tmp_path: Path) -> None:
     assert published < num_bytes < 1.03 * published
 
 
-@pytest.mark.parametrize("fault", ["scale", "zero", "order"])
+@pytest.mark.parametrize("fault", long_but(("scale", "zero", "order"), "zero"))
 def test_a_fault_in_a_single_group_shows_in_the_answers(fault: str, tmp_path: Path) -> None:
     """What the comparison of whole models would miss if it were too kind."""
     write(tmp_path, "gptq")
@@ -266,6 +267,7 @@ def test_random_weights_of_a_packed_model_are_packed_too(tmp_path: Path) -> None
     assert all(math.isfinite(each.logprob) for each in answer.logprobs)
 
 
+@pytest.mark.long
 def test_formats_have_numerics_ids_of_their_own(tmp_path: Path) -> None:
     """Random weights too, whose folders may have one name."""
     ids = set()

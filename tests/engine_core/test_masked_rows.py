@@ -130,7 +130,7 @@ def test_masks_bind_their_own_rows_and_no_others(device: str, depth: int, folder
     assert scored == [20 if SAMPLINGS[i % len(SAMPLINGS)].num_logprobs is not None else 0 for i in range(10)]
 
 
-@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=LONG_INTERPRETED), 3])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 def test_drafts_under_masks_change_neither_tokens_nor_log_probabilities(device: str, depth: int, folder: Path) -> None:
     mixed = [i % 3 != 0 for i in range(10)]

@@ -157,6 +157,7 @@ def test_rows_run_ahead_of_what_the_model_guessed(depth: int) -> None:
     assert num_steps < 80
 
 
+@pytest.mark.long
 def test_rows_that_run_ahead_wait_for_look_up_where_it_promises_more_than_that_costs() -> None:
     asked = requests()
     shares = []
@@ -167,6 +168,7 @@ def test_rows_that_run_ahead_wait_for_look_up_where_it_promises_more_than_that_c
     assert max(shares[1:]) < 0.75
 
 
+@pytest.mark.long
 def test_rows_that_run_ahead_stop_waiting_when_look_up_finds_nothing_more() -> None:
     asked = requests()
     load, steps = run(asked, [KnowingDrafter(asked, 50)], kind=AheadModelSpeculator, gap=0.1)
@@ -194,6 +196,7 @@ def test_look_up_drafts_where_it_promises_more_and_the_model_elsewhere() -> None
     assert fewest_steps < steps < most_steps
 
 
+@pytest.mark.long
 def test_a_request_that_names_the_model_or_look_up_is_drafted_by_it_alone() -> None:
     asked = requests("draft_model")
     for kind in (ModelSpeculator, AheadModelSpeculator):

@@ -150,7 +150,7 @@ def test_a_file_has_the_perplexity_that_others_find(name: str, tmp_path: Path) -
         )
 
 
-@pytest.mark.parametrize("name", long_but(NAMES, *IN_CI))
+@pytest.mark.parametrize("name", long_but(NAMES, *(name for name in IN_CI if name != "llmcompressor-mixed")))
 def test_a_file_is_served_on_a_cpu_with_about_the_same_perplexity(name: str, tmp_path: Path) -> None:
     """With activations in 8 bits where its weights are integers."""
     ours = served(name, tmp_path / "ours")

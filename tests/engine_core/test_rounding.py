@@ -96,6 +96,7 @@ def test_a_model_is_rounded_when_it_is_converted(kind: str, layers: str, most: f
     assert converted.cost.startswith(f"rounded to {kind}: ")
 
 
+@pytest.mark.long
 def test_fewer_bits_take_answers_further_away(tmp_path: Path) -> None:
     """From those of the weights before."""
     random_checkpoint("llama2", tmp_path / "hf")

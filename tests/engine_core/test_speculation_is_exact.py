@@ -83,6 +83,7 @@ def test_draft_heads_change_none_of_many_requests(folder: Path, roomy: SmallEngi
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, crowded: SmallEngine) -> None:
     load = check_equality(roomy, crowded, 100)
     assert load.num_accepted_tokens > 200
@@ -154,6 +155,7 @@ def of_seeds(first: int) -> list[SamplingParams]:
     return [SamplingParams(temperature=1.0, seed=seed, max_tokens=3) for seed in range(first, first + NUM_SEEDS)]
 
 
+@pytest.mark.long
 def test_a_guess_is_accepted_as_often_as_rejection_sampling_accepts_it(guessed: Acceptances) -> None:
     """That rule takes a guess with the probability that the model gives it (Leviathan et al. 2023, a draft's
     distribution being one token)."""
@@ -164,6 +166,7 @@ def test_a_guess_is_accepted_as_often_as_rejection_sampling_accepts_it(guessed: 
     assert guessed.load.num_accepted_tokens == pytest.approx(chances.sum(), abs=3 * error)
 
 
+@pytest.mark.long
 def test_tokens_of_other_seeds_come_as_often_with_guesses_as_without(guessed: Acceptances, plain: list[Answer]) -> None:
     for index in range(3):
         ours, theirs = ([answer.token_ids[index] for answer in answers] for answers in (guessed.answers, plain))

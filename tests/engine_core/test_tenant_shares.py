@@ -206,6 +206,7 @@ def test_who_holds_most_blocks_yields_them() -> None:
     assert bench.steps_to_first_token(bench.add("ada", prompt_len=900, answer_len=4)) <= 8
 
 
+@pytest.mark.long
 def test_beside_an_abuser_nine_others_wait_no_longer_for_a_first_token_than_alone() -> None:
     """Steps of 20 ms, with prompts that come at random; virtual times as gateways give them."""
     alone, beside = (_waits(num_abusing, seed=3) for num_abusing in (0, 100))

@@ -166,7 +166,8 @@ def mixed(folder: Path) -> Mixed:
     return Mixed(prompts, samplings, known)
 
 
-@pytest.mark.parametrize("has_disk", long_but((False, True), True))
+@pytest.mark.parametrize("has_disk", [False, True])
+@pytest.mark.long
 def test_many_mixed_requests_in_a_tenth_of_the_memory_are_what_they_are_alone(
     folder: Path, mixed: Mixed, tmp_path: Path, has_disk: bool
 ) -> None:

@@ -36,6 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "negative penalties": {"repetition": 1.7, "presence": -0.3, "frequency": -0.1},
     "everything": EVERYTHING,
 }
+SIMILAR_KINDS = ("bias", "presence", "frequency", "all penalties", "negative penalties")
+"""Kinds whose path through the kernel another kind takes as well."""
 
 
 @dataclass
@@ -89,7 +91,9 @@ def random_logits(num_positions: int, vocab_size: int, generator: torch.Generato
     return logits
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=LONG_INTERPRETED if each in SIMILAR_KINDS else ()) for each in KINDS]
+)
 def test_each_edit_has_the_bits_of_the_twin(kind: str, generator: torch.Generator) -> None:
     rows = [row(None, OUTPUTS, [6]), row(KINDS[kind], OUTPUTS, range(7))]
     check(rows, random_logits(9, 100, generator), padding=1)

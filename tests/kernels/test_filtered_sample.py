@@ -5,7 +5,7 @@ import torch
 
 from headwater.kernels.filtered_sample import Filters, filter_twin, filtered_sample
 from headwater.kernels.sample import scores_twin
-from tests.kernels.paging import GPU
+from tests.kernels.paging import GPU, LONG_INTERPRETED
 from tests.kernels.test_sample import assert_best, drawn, random_draws
 
 FILTERS = {
@@ -21,7 +21,8 @@ FILTERS = {
 
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize(
-    ("rows", "vocab"), [(2, 100), (3, 9000), *(pytest.param(r, 151_936, marks=GPU) for r in (1, 256))]
+    ("rows", "vocab"),
+    [pytest.param(2, 100, marks=LONG_INTERPRETED), (3, 9000), *(pytest.param(r, 151_936, marks=GPU) for r in (1, 256))],
 )
 def test_the_drawn_token_is_the_best_of_those_kept(
     rows: int, vocab: int, name: str, generator: torch.Generator

@@ -83,7 +83,8 @@ def test_a_product_is_as_close_to_that_in_float64_as_its_type_allows(dtype: torc
     assert error < (1e-6 if dtype == torch.float32 else 3e-3)
 
 
-@pytest.mark.parametrize("machine", ["SSE2", *(pytest.param(each, marks=pytest.mark.long) for each in OTHER_MACHINES)])
+@pytest.mark.parametrize("machine", ["SSE2", *OTHER_MACHINES])
+@pytest.mark.long
 def test_other_machines_instructions_give_the_same_bits(machine: str) -> None:
     """In a process that compiles for such a processor."""
     name, features = OTHER_MACHINES[machine]

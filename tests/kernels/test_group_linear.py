@@ -91,8 +91,9 @@ def test_a_product_has_the_bits_of_the_twin_at_every_number_of_rows_and_threads(
 
 @pytest.mark.parametrize(
     ("machine", "num_formats"),
-    [("SSE2", 1), *(pytest.param(each, len(GROUP_FORMATS), marks=pytest.mark.long) for each in OTHER_MACHINES)],
+    [("SSE2", 1), *((each, len(GROUP_FORMATS)) for each in OTHER_MACHINES)],
 )
+@pytest.mark.long
 def test_other_machines_instructions_give_the_same_bits(machine: str, num_formats: int) -> None:
     """In a process that compiles for such a processor."""
     name, features = OTHER_MACHINES[machine]

@@ -6,7 +6,7 @@ import torch
 from headwater.kernels.gemm import configure_blas, linear
 from headwater.kernels.lm_head_sample import lm_head_sample
 from headwater.kernels.sample import Candidates, Draws, sample, scores_twin
-from tests.kernels.paging import GPU
+from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 
 def random_draws(num_rows: int, generator: torch.Generator, greedy: bool = True) -> Draws:
@@ -73,7 +73,11 @@ def test_tokens_come_as_often_as_their_probability(device: torch.device) -> None
 
 @pytest.mark.parametrize(
     ("rows", "hidden", "vocab"),
-    [(1, 128, 300), (5, 192, 1000), *(pytest.param(m, 1024, 151_936, marks=GPU) for m in (1, 16))],
+    [
+        (1, 128, 300),
+        pytest.param(5, 192, 1000, marks=LONG_INTERPRETED),
+        *(pytest.param(m, 1024, 151_936, marks=GPU) for m in (1, 16)),
+    ],
 )
 def test_the_fused_head_draws_what_sample_draws(rows: int, hidden: int, vocab: int, generator: torch.Generator) -> None:
     device = generator.device

@@ -9,8 +9,10 @@ from tests.kernels.paging import GPU, LONG, LONG_INTERPRETED, PagedBatch, decode
 
 
 def batch_of(kind: str, block_size: int, generator: torch.Generator, *, fp8: bool = False) -> PagedBatch:
-    """Sequences that share their first 1,100, 512, 600 or 0 keys with the first one."""
-    if kind == "small":
+    """Sequences that share their first keys, 1,100, 512, 600 or 0 of small ones, with the first one."""
+    if kind == "few":
+        seq_lens, shared, heads = [580, 530, 512, 20], [512, 512, 500, 0], (4, 2, 64)
+    elif kind == "small":
         seq_lens, shared, heads = [1200, 1150, 512, 700, 1030, 20], [1100, 1100, 512, 600, 0, 0], (4, 2, 64)
     else:
         num_shared = 100
@@ -20,6 +22,7 @@ def batch_of(kind: str, block_size: int, generator: torch.Generator, *, fp8: boo
 
 
 KINDS = ["small", pytest.param("large", marks=GPU)]
+KINDS_OF_BITS = ["few", pytest.param("small", marks=LONG_INTERPRETED), pytest.param("large", marks=GPU)]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,7 @@ KINDS = ["small", pytest.param("large", marks=GPU)]
         *formats(64, 128),
     ],
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS_OF_BITS)
 def test_sharing_changes_no_bit(kind: str, block_size: int, fp8: bool, generator: torch.Generator) -> None:
     batch = batch_of(kind, block_size, generator, fp8=fp8)
     q = batch.queries(len(batch.seq_lens))

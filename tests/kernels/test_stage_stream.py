@@ -17,10 +17,11 @@ from headwater.kernels.stage_stream import (
     send_stream,
     send_tokens,
 )
-from tests.kernels.paging import GPU
+from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HIDDEN, MOST_TOKENS = 24, 2 * NUM_LANES.value + 3
+LENGTHS = (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, 1) if torch.cuda.is_available() else (1, NUM_LANES.value + 1, 2)
 SIZES = StageSizes(stream_bytes=4 * HIDDEN * MOST_TOKENS, most_rows=5, most_positions=9, num_messages=3, num_guesses=2)
 
 
@@ -46,15 +47,15 @@ class Stages:
         ]
 
 
-@pytest.fixture(params=("GPUs", "host"))
+@pytest.fixture(params=["GPUs", pytest.param("host", marks=LONG_INTERPRETED)])
 def stages(request: pytest.FixtureRequest) -> Stages:
     return Stages(is_host=request.param == "host")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=LONG_INTERPRETED)])
 def test_streams_of_any_length_arrive_in_their_order(stages: Stages, dtype: torch.dtype) -> None:
     first, second, third = stages.memory
-    for num_tokens in (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, 1):
+    for num_tokens in LENGTHS:
         sent = torch.randn(num_tokens, HIDDEN, device=DEVICE).to(dtype)
         passed, received = torch.zeros_like(sent), torch.zeros_like(sent)
         send_stream(first, sent)
@@ -123,6 +124,23 @@ def test_tokens_are_written_behind_their_positions_in_the_table_of_every_other_s
             assert table[3, number + 1] == 10 + number
             assert table[0, 8] == 20 + number
             assert int((table != 0).sum()) == 2
+
+
+def test_streams_and_tokens_pass_through_host_memory() -> None:
+    """The cheapest case of each; the others run in `make test-long` and on GPUs."""
+    first, second, last = Stages(is_host=True).memory
+    sent = torch.randn(2, HIDDEN, device=DEVICE).bfloat16()
+    received = torch.zeros_like(sent)
+    send_stream(first, sent)
+    receive_stream(second, received)
+    assert torch.equal(received, sent)
+    row, position, token = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (3, 1, 17))
+    send_tokens(last, 1, row, position, token)
+    for memory in (first, second):
+        table = torch.zeros(4, 12, dtype=torch.int32, device=DEVICE)
+        receive_tokens(memory, 1, 1, table)
+        assert table[3, 2] == 17
+        assert int((table != 0).sum()) == 1
 
 
 def test_ends_of_rows_are_the_same_in_every_stage(stages: Stages) -> None:

@@ -59,7 +59,7 @@ def leaves_apart(generator: torch.Generator, m: int, n: int, k: int) -> tuple[to
 
 
 @pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
-@pytest.mark.parametrize("num_leaves", [pytest.param(1, marks=LONG_INTERPRETED), 2, 4, 8])
+@pytest.mark.parametrize("num_leaves", [*(pytest.param(n, marks=LONG_INTERPRETED) for n in (1, 2, 4)), 8])
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [
@@ -90,7 +90,9 @@ def test_leaves_are_added_in_a_tree(k: int, tiles: TreeTiles, generator: torch.G
 
 
 @pytest.mark.parametrize("k", [8 * 16, 8 * 128])
-@pytest.mark.parametrize("num_parts", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_parts", [pytest.param(2, marks=LONG_INTERPRETED), 4, pytest.param(8, marks=LONG_INTERPRETED)]
+)
 def test_parts_of_the_tree_are_those_of_fewer_leaves(k: int, num_parts: int, generator: torch.Generator) -> None:
     x, weight = leaves_apart(generator, 7, 40, k)
     parts = [

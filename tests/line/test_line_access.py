@@ -130,6 +130,7 @@ def is_known(line: Line, headers: dict[str, str]) -> bool:
     return line.client.get("/v1/models", headers=headers).status_code == 200
 
 
+@pytest.mark.long
 def test_tenants_of_an_earlier_version_keep_their_keys_and_files(tmp_path: Path) -> None:
     ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
     for _ in range(2):

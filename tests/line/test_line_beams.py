@@ -9,6 +9,7 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_beams_are_ranked_by_the_models_own_log_probabilities(demo_line: Any) -> None:
     with httpx.Client(base_url=f"{demo_line.record.rest}/v1", timeout=120) as client:
         model = client.get("/models").json()["data"][0]["id"]

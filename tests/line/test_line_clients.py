@@ -37,6 +37,7 @@ def test_a_client_that_leaves_gives_its_blocks_back(simulated_line: Any) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_line: Any) -> None:
     def leave_after_one_event(idx: int) -> None:
         with simulated_line.stream(
@@ -50,6 +51,7 @@ def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_li
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_official_client_chats_in_streaming_and_not(demo_line: Any) -> None:
     with openai.OpenAI(base_url=f"{demo_line.record.rest}/v1", api_key="any") as client:
         model = client.models.list().data[0].id
@@ -64,6 +66,7 @@ def test_the_official_client_chats_in_streaming_and_not(demo_line: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_terminal_chat_streams_answers_and_keeps_its_history(demo_line: Any) -> None:
     with httpx.Client(base_url=f"{demo_line.record.rest}/v1", timeout=60) as client:
         chat = Chat(client, first_model(client), system="Be brief.", options={"temperature": 0, "max_tokens": 20})

@@ -236,8 +236,7 @@ def distinct(told: Told) -> float:
     return len(set(told.one.token_ids)) / len(told.one.token_ids)
 
 
-# Over gRPC the field is what engines are sent; over REST it is translated, and that half is part of `make test`.
-@pytest.fixture(scope="module", params=["rest", pytest.param("grpc", marks=pytest.mark.long)])
+@pytest.fixture(scope="module", params=["rest", "grpc"])
 def surface(request: pytest.FixtureRequest, demo_line: Any) -> Iterator[Surface]:
     if request.param == "rest":
         rest = Rest(demo_line.record.rest)
@@ -251,6 +250,7 @@ def surface(request: pytest.FixtureRequest, demo_line: Any) -> Iterator[Surface]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.long
 def test_a_field_does_what_it_says(name: str, surface: Surface) -> None:
     prompt, both, more, effect = FIELDS[name]
     if "cache_salt" in more:
@@ -259,8 +259,7 @@ def test_a_field_does_what_it_says(name: str, surface: Surface) -> None:
     assert effect(without, with_it), (without, with_it)
 
 
-@pytest.mark.slow
-def test_every_field_of_the_contract_has_a_row(surface: Surface) -> None:
+def test_every_field_of_the_contract_has_a_row() -> None:
     elsewhere = {
         "structured_output": "tests/line/test_line_structured.py",
         "thinking_token_budget": "tests/gateway/openai/test_tools.py",
@@ -272,6 +271,7 @@ def test_every_field_of_the_contract_has_a_row(surface: Surface) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_token_ids_are_a_prompt_like_the_text_that_they_spell(surface: Surface) -> None:
     text = surface.complete(STORY, **GREEDY)
     assert surface.complete(text.prompt_ids, **GREEDY).one.text == text.one.text

@@ -88,7 +88,8 @@ def cluster(demo_folder: Path) -> Iterator[SplitCluster]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_points", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_points", [3, 20])
+@pytest.mark.long
 def test_answers_are_whole_wherever_the_link_breaks(cluster: SplitCluster, num_points: int) -> None:
     relay, pauses = cluster.relay, list[float]()
     with cluster.busy():

@@ -68,6 +68,7 @@ def models(line: Line) -> dict[str, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_first_request_starts_a_replica_and_the_last_one_is_followed_by_its_end(elastic_line: Line) -> None:
     line = elastic_line
     assert line.client.get("/ready").json().items() >= {"ready": True, "missing": []}.items()
@@ -100,6 +101,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing(elastic_line: Line) 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic_line: Line) -> None:
     line = elastic_line
 

@@ -61,6 +61,7 @@ class Load:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_everything_again(
     start_line: Any, tmp_path: Path
 ) -> None:

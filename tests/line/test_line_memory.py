@@ -38,6 +38,7 @@ def replicas_of(line: Line) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_second_replica_maps_the_weights_of_the_first(demo_line: Line) -> None:
     first, second = replicas_of(demo_line)
     assert sum(map(private_bytes_of_weights, [*first, *second])) == 0

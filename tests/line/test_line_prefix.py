@@ -65,6 +65,7 @@ def costs_least(chosen: str, seen: dict[str, dict[str, Any]]) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: Any) -> None:
     rivers = Talk(
         demo_line, "You know everything about rivers, streams, springs and lakes, and answer in one sentence."
@@ -87,6 +88,7 @@ def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: An
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counted(demo_line: Any) -> None:
     with demo_line.stream("Count to a thousand: one, two,", max_tokens=400, ignore_eos=True) as events:
         next(events)
@@ -103,6 +105,7 @@ def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counte
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_tenants_same_prompt_hits_nothing(demo_line: Any) -> None:
     system = "You keep the secrets of whoever asks you, and of nobody else in the world, for as long as you run."
     mine, theirs = Talk(demo_line, system, tenant="mine"), Talk(demo_line, system, tenant="theirs")

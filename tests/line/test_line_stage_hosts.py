@@ -58,11 +58,9 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagedLine]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("killed", "moment"),
-    [
-        ("host", "decode"),
-        *(pytest.param(*each, marks=pytest.mark.long) for each in (("host", "prefill"), ("rank", "decode"))),
-    ],
+    [("host", "decode"), ("host", "prefill"), ("rank", "decode")],
 )
+@pytest.mark.long
 def test_answers_go_on_token_for_token_when_a_stage_host_is_killed(
     staged: StagedLine, killed: str, moment: str
 ) -> None:

@@ -67,12 +67,11 @@ def undisturbed(line: Line, max_tokens: int) -> dict[str, dict[str, Any]]:
             9: ("engine-0", signal.SIGKILL),
             14: ("processor-0", signal.SIGKILL),
         },
-        pytest.param(
-            {4: ("engine-1", signal.SIGTERM), 9: ("output-processor-1", signal.SIGKILL)}, marks=pytest.mark.long
-        ),
+        {4: ("engine-1", signal.SIGTERM), 9: ("output-processor-1", signal.SIGKILL)},
     ],
     ids=["three die", "one leaves and one dies"],
 )
+@pytest.mark.long
 def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(demo_line: Line, deaths: Deaths) -> None:
     expected = undisturbed(demo_line, SHORT)
     readings, _ = read_together(demo_line, SHORT, deaths)

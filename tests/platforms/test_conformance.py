@@ -145,6 +145,7 @@ def test_a_window_that_is_not_kept_fails_in_its_own_lines() -> None:
     assert failing(SeesAllKeys, "attention").keys() == {"attention_decode_window", "attention_chunk_window"}
 
 
+@pytest.mark.long
 def test_keys_that_are_stored_elsewhere_fail_in_all_that_reads_them() -> None:
     failed = failing(ForgetsTheBlock, "rows", "attention")
     assert {"attention_decode", "attention_chunk", "store_kv"} <= failed.keys()
@@ -163,7 +164,7 @@ class NotAsMasked(ReferenceSampling):
 
 @pytest.mark.parametrize(
     ("sampling", "operations"),
-    [(NoTopP, {"draw_top_p", "draw_all_filters"}), (NotAsMasked, {"mask_tokens"})],
+    [(NoTopP, {"draw_top_p", "draw_all_filters"}), pytest.param(NotAsMasked, {"mask_tokens"}, marks=pytest.mark.long)],
 )
 def test_a_wrong_step_of_sampling_fails_in_its_own_lines(sampling: type, operations: set[str]) -> None:
     platform = type("WrongSampling", (RowByRow,), {"sampling": sampling()})

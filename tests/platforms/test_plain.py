@@ -81,7 +81,9 @@ def test_an_engine_on_an_installed_platform_answers_as_the_reference_does(site: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "bits"), [(UNSCALED, "equal"), (UNSTEADY, "prompt 0 alone")], ids=["a wrong norm", "bits by batch"]
+    ("fault", "bits"),
+    [(UNSCALED, "equal"), pytest.param(UNSTEADY, "prompt 0 alone", marks=pytest.mark.long)],
+    ids=["a wrong norm", "bits by batch"],
 )
 def test_a_fault_of_a_platform_shows_in_the_tokens_of_a_model(
     site: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, bits: str
@@ -122,6 +124,7 @@ def status(monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
     return ended.value.code
 
 
+@pytest.mark.long
 def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
     site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

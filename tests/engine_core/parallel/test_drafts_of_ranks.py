@@ -121,7 +121,8 @@ def test_sizes_that_divide_the_model_divide_its_drafts(size: int, tmp_path: Path
         assert check_drafts(engine, expected) > 50
 
 
-@pytest.mark.parametrize("kind", long_but(CONFIGS, "eagle3"))
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.long
 def test_processes_draft_by_heads_and_answer_as_one_process_without(
     kind: str, folder: Path, plain: list[Answer], tmp_path: Path
 ) -> None:
@@ -129,7 +130,8 @@ def test_processes_draft_by_heads_and_answer_as_one_process_without(
         check_drafts(engine, plain)
 
 
-@pytest.mark.parametrize("what", long_but(("a draft model", *CONFIGS), "a draft model", "eagle3"))
+@pytest.mark.parametrize("what", ["a draft model", *CONFIGS])
+@pytest.mark.long
 def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
     what: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -151,7 +153,8 @@ def test_drafts_beside_tree_numerics_change_no_bit_on_any_number_of_ranks(
 STAGES = [(1, 2), (1, 3), (2, 2)]
 
 
-@pytest.mark.parametrize("sizes", long_but(STAGES, (1, 3), (2, 2)))
+@pytest.mark.parametrize("sizes", STAGES)
+@pytest.mark.long
 def test_the_first_stage_drafts_and_answers_have_the_bits_of_those_without(
     sizes: tuple[int, int], folder: Path
 ) -> None:
@@ -169,6 +172,7 @@ def test_the_first_stage_drafts_and_answers_have_the_bits_of_those_without(
             assert load.num_accepted_tokens > 0.8 * load.num_draft_tokens > 50
 
 
+@pytest.mark.long
 def test_a_draft_model_of_another_kind_beside_stages_changes_no_token(
     folder: Path, other: Path, plain: list[Answer]
 ) -> None:
@@ -234,12 +238,13 @@ def test_the_death_of_a_stage_ends_the_executor_that_drafts(
             answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
 
 
+@pytest.mark.long
 def test_a_draft_model_of_another_kind_changes_no_token(folder: Path, other: Path, plain: list[Answer]) -> None:
     with threads_of(folder, draft_model=other) as engine:
         check_drafts(engine, plain)
 
 
-@pytest.mark.parametrize("kind", long_but(CONFIGS, "medusa", "eagle", "eagle3"))
+@pytest.mark.parametrize("kind", long_but(CONFIGS, "medusa", "eagle3"))
 def test_ranks_guess_what_the_published_definition_guesses(kind: str, served: tuple[Any, Path], tmp_path: Path) -> None:
     twin, prompts = HeadsTwin(served[0], CONFIGS[kind], random_heads(kind)), PROMPTS[1:4]
     with threads_of(served[1], draft_heads=heads_of(kind, tmp_path)) as engine:
@@ -261,7 +266,7 @@ def spoil(runner: Runner) -> None:
     runner._draw_guesses = spoilt  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("what", long_but(("a draft model", *CONFIGS), "a draft model", "medusa", "eagle3"))
+@pytest.mark.parametrize("what", long_but(("a draft model", *CONFIGS), "medusa"))
 def test_ranks_guess_alike_whatever_one_of_them_computes(
     what: str, folder: Path, plain: list[Answer], tmp_path: Path
 ) -> None:
@@ -273,7 +278,8 @@ def test_ranks_guess_alike_whatever_one_of_them_computes(
         check_drafts(engine, plain)
 
 
-@pytest.mark.parametrize("kind", long_but(CONFIGS, "eagle3"))
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.long
 def test_heads_whose_logits_are_no_numbers_change_no_token(
     kind: str, folder: Path, plain: list[Answer], tmp_path: Path
 ) -> None:
@@ -290,6 +296,7 @@ class WholeSampling:
         self.mask_tokens, self.logprobs = own.mask_tokens, own.logprobs
 
 
+@pytest.mark.long
 def test_a_platform_that_draws_from_whole_rows_alone_drafts_too(
     folder: Path, plain: list[Answer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +306,7 @@ def test_a_platform_that_draws_from_whole_rows_alone_drafts_too(
             check_drafts(engine, plain)
 
 
-@pytest.mark.parametrize("what", ["draft_model", "draft_heads"])
+@pytest.mark.parametrize("what", long_but(("draft_model", "draft_heads"), "draft_model"))
 def test_the_death_of_a_rank_that_drafts_ends_the_executor(what: str, folder: Path, tmp_path: Path) -> None:
     drafting = {what: folder if what == "draft_model" else heads_of("eagle", tmp_path)}
     with engine_of(folder, **DRAFTED | drafting) as engine:
@@ -325,7 +332,7 @@ def test_ranks_may_be_silent_for_longer_where_a_step_has_guesses(folder: Path, m
         assert max(allowed) == PATIENCE + MAX_DRAFTS
 
 
-@pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("tensor", "pipeline"), [pytest.param(2, 1, marks=pytest.mark.long), (1, 2)])
 def test_planes_of_what_drafts_go_to_the_disk_and_come_back(
     tensor: int, pipeline: int, folder: Path, tmp_path: Path
 ) -> None:
@@ -384,6 +391,7 @@ def test_planes_of_heads_beside_stages_come_back_from_the_disk_as_those_of_one_p
     assert found[: len(prompts)] == found[len(prompts) :]
 
 
+@pytest.mark.long
 def test_the_memory_of_a_cache_counts_the_planes_of_what_drafts_on_every_rank(folder: Path) -> None:
     sized = {"num_blocks": 0, "kv_cache_memory": 64 << 20, "tensor_parallel_size": 2}
     with engine_of(folder, **sized) as plain, engine_of(folder, **DRAFTED | sized, draft_model=folder) as drafting:

@@ -22,6 +22,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.shards import Shard
 from headwater.kernels.peer_memory import PeerMemory
 from headwater.kernels.step_rows import PARAM_WORDS
+from tests.kernels.paging import LONG_INTERPRETED
 from tests.kernels.peer_rank import PeerRanks, peer_ranks
 from tests.long_values import long_but
 
@@ -134,8 +135,8 @@ def drawn(memory: PeerMemory, samplings: list[SamplingParams]) -> tuple[Needs, l
     ("samplings", "is_expected"),
     [
         (PLAIN_DRAWS, lambda needs: needs == PLAIN),
-        (EDITED, lambda needs: needs.edits),
-        (FILTERED, lambda needs: needs.filters),
+        pytest.param(EDITED, lambda needs: needs.edits, marks=LONG_INTERPRETED),
+        pytest.param(FILTERED, lambda needs: needs.filters, marks=LONG_INTERPRETED),
     ],
     ids=["plain", "edited", "filtered"],
 )

@@ -200,6 +200,7 @@ def run_rank(launches: Launches, kind: str, shard: Shard, path: Path, *, is_tree
 @pytest.mark.usefixtures("_no_gpu")
 @pytest.mark.parametrize("numerics", long_but(("default", "tree"), "default"))
 @pytest.mark.parametrize("kind", long_but(("draft model", *HEADS), "draft model"))
+@pytest.mark.long
 def test_ranks_that_draft_exchange_the_same_and_compile_nothing_while_another_waits(
     launches: Launches, kind: str, numerics: str, tmp_path: Path
 ) -> None:

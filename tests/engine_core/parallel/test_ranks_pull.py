@@ -72,6 +72,7 @@ def test_pulled_blocks_of_ranks_have_the_bits_of_computed_ones(layout: tuple[int
         assert first.engine.load().num_used_blocks == second.engine.load().num_used_blocks == 0
 
 
+@pytest.mark.long
 def test_one_process_and_two_ranks_share_blocks_under_tree_numerics(qwen3: Path) -> None:
     """One process copies out of caches of others of its kind; what ranks have comes as records."""
     link = DirectLink()
@@ -118,6 +119,7 @@ def test_ranks_lend_what_left_their_cache_for_the_disk(qwen3: Path, tmp_path: Pa
             assert pulled.cached_tokens == NUM_CACHED
 
 
+@pytest.mark.long
 def test_a_rank_that_is_lost_ends_an_engine_that_pulls(qwen3: Path) -> None:
     link = DirectLink()
     with (

@@ -24,6 +24,7 @@ from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
 from tests.engine_core.small_models import SmallEngine, greedy
 from tests.forked_host import ForkedHost, forked_host, free_address, write_secret
+from tests.long_values import long_but
 from tests.polling import holds_within
 from tests.services.engine.engine_process import wait_for_end
 
@@ -56,7 +57,8 @@ def test_a_tree_of_sums_over_hosts_has_the_bits_of_one_process(qwen3: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("size", "num_hosts", "tensor"), [pytest.param(2, 1, 1, marks=pytest.mark.long), (3, 2, 1), (2, 1, 2)]
+    ("size", "num_hosts", "tensor"),
+    [(3, 2, 1), *(pytest.param(*each, marks=pytest.mark.long) for each in ((2, 1, 1), (2, 1, 2)))],
 )
 def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
     size: int, num_hosts: int, tensor: int, qwen3: Path, tmp_path: Path
@@ -98,7 +100,7 @@ MOMENTS = {
 """Prompts, what is asked, and seconds after which the host is ended."""
 
 
-@pytest.mark.parametrize("moment", ["idle", *MOMENTS])
+@pytest.mark.parametrize("moment", long_but(("idle", *MOMENTS), "decode"))
 def test_a_host_that_is_killed_ends_the_engine_at_once(moment: str, qwen3: Path, tmp_path: Path) -> None:
     with engine_with_hosts(qwen3, tmp_path) as (engine, [host]):
         loss, pids = Loss(engine), host.rank_pids
@@ -162,7 +164,7 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
     with engine_of(qwen3) as one, forked_host(address, secret, qwen3) as host:
         expected = told(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
         descriptors = list[list[str]]()
-        for _ in range(3):
+        for _ in range(2):
             with engine_of(qwen3, **asked) as engine:
                 assert told(engine.answer(PROMPTS, greedy(12, num_logprobs=1))) == expected
                 loss, [pid], began = Loss(engine), host.rank_pids, time.monotonic()
@@ -172,7 +174,7 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
                 assert str(lost) == "rank 1 (stage 1 on 127.0.0.1) was ended by SIGKILL; all ranks of the engine end"
                 with pytest.raises(RankLost):
                     engine.answer(PROMPTS[:1], greedy(4))
-        assert descriptors[0] == descriptors[1] == descriptors[2]
+        assert descriptors[0] == descriptors[1]
         assert holds_within(lambda: host.rank_pids == [], 5)
         assert len(host.descriptors()) < len(descriptors[0])
         host.signal(signal.SIGTERM)

@@ -73,6 +73,7 @@ def enter(namespace: str) -> None:
     os.close(descriptor)
 
 
+@pytest.mark.long
 def test_a_stage_of_another_network_answers_to_the_bit_and_is_lost_when_the_cable_is_cut(
     network: Network, tmp_path: Path
 ) -> None:

@@ -155,6 +155,7 @@ def test_what_one_tenant_has_filled_stops_nobody_else(small: Gateway, small_nats
     assert [each["action"] for each in records][-1] == "remove"
 
 
+@pytest.mark.long
 def test_room_that_a_removed_tenant_had_is_there_again(small: Gateway, small_nats: str) -> None:
     eve, ada = Customer(small), Customer(small)
     while upload(eve, 2_000_000).status_code == 200:

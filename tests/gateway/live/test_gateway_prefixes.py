@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import msgspec
+import pytest
 
 from headwater.gateway.live.cluster_prefixes import holders_told, youngest
 from headwater.gateway.live.gateway_prefixes import MAX_HASHES, GatewayPrefixes, packed, unpacked
@@ -28,6 +29,7 @@ def test_prompts_arrive_as_they_were_and_a_hash_travels_once() -> None:
     assert [len(each.hashes) // 16 for each in told] == [3, 0, 2, 0, 0, 2, 1, 2]
 
 
+@pytest.mark.long
 def test_of_many_long_prompts_the_youngest_travel_in_a_message_of_the_bus() -> None:
     recent = RecentPrompts()
     for i in range(2 * NUM_RECENT):

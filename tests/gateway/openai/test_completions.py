@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import openai
+import pytest
 
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway, completion_body
@@ -123,6 +124,7 @@ def test_the_best_of_several_are_those_that_are_likeliest_on_average(gateway: Ga
     assert gateway.complete("One", best_of=3, temperature=1)["choices"][0]["logprobs"] is None
 
 
+@pytest.mark.long
 def test_a_body_within_its_limit_is_tokenized_whatever_the_answer_takes(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:

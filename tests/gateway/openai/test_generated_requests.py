@@ -99,6 +99,7 @@ def ask_as_described(gateway: Gateway, num_examples: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.long
 def test_what_the_description_allows_is_answered_or_refused(short_line: Gateway, neighbour: Neighbour) -> None:
     check_described_requests(short_line, neighbour, 2)
 

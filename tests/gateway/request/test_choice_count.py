@@ -102,6 +102,7 @@ def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_
         gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
 
 
+@pytest.mark.long
 def test_choices_whose_turns_come_late_are_those_that_come_at_once(
     gateway: Gateway, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
@@ -115,6 +116,7 @@ def test_choices_whose_turns_come_late_are_those_that_come_at_once(
             assert usage == {name: at_once["usage"][name] for name in usage}
 
 
+@pytest.mark.long
 def test_a_request_is_one_line_of_the_log_however_many_choices_it_has(behind: Behind, start_gateway: Any) -> None:
     stage = gateway_stage(*behind.flags(), "--log-level=info", "--log-receipts=1")
     with started(stage):

@@ -66,6 +66,7 @@ def test_a_request_that_failed_is_explained_too_and_one_that_never_was_is_404(ga
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
 
 
+@pytest.mark.long
 def test_any_gateway_explains_what_another_one_answered(
     behind: Behind, start_gateway: GatewayStarter, nats_url: str
 ) -> None:

@@ -26,6 +26,7 @@ def body(grammar: str, **more: Any) -> dict[str, Any]:
     return {"model": THINKER, "messages": [{"role": "user", "content": "Hi"}]} | asked | more
 
 
+@pytest.mark.long
 def test_a_grammar_that_explodes_late_is_the_requests_fault_and_nobody_elses(thinker: Gateway) -> None:
     reply = thinker.client.post("/v1/chat/completions", json=body(LATE))
     assert reply.status_code == 400, reply.text
@@ -36,6 +37,7 @@ def test_a_grammar_that_explodes_late_is_the_requests_fault_and_nobody_elses(thi
     assert good.json()["choices"][0]["message"]["content"] in ("yes", "no")
 
 
+@pytest.mark.long
 def test_a_stream_whose_grammar_explodes_late_ends_with_the_same_error(thinker: Gateway) -> None:
     with thinker.client.stream("POST", "/v1/chat/completions", json=body(LATE, stream=True)) as reply:
         lines = [line for line in reply.iter_lines() if line]

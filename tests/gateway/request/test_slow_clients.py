@@ -150,6 +150,7 @@ def test_an_engine_stands_still_for_a_client_that_reads_nothing_once_its_first_c
     gateway.wait_until(lambda: num_used() == 0)
 
 
+@pytest.mark.long
 def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_same_answer_later(
     with_two_seats: Gateway,
 ) -> None:

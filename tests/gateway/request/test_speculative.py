@@ -216,6 +216,7 @@ async def test_the_terminal_says_how_many_tokens_a_step_brought(
     ],
     ids=["drafted", "plain", "silent"],
 )
+@pytest.mark.long
 async def test_so_does_the_page(engine: dict[str, Any] | None, said: list[str], js_folder: Path) -> None:
     usage = {"prompt_tokens": 36, "completion_tokens": 10, "prompt_tokens_details": {"cached_tokens": 16}}
     event = json.dumps({"usage": usage, "receipt": {"engine": engine, "decision": {"replica_id": "e0"}}})

@@ -193,6 +193,7 @@ def test_a_budget_ends_an_answer_in_its_middle_and_not_a_token_later(managed: Ga
     managed.wait_until(lambda: ada.post(COMPLETIONS, completion_body(prompt)).status_code == 200)
 
 
+@pytest.mark.long
 def test_a_long_answer_goes_on_while_its_limits_give_more(managed: Gateway) -> None:
     ada = Customer(managed, limits={"tokens_per_minute": 50_000, "budget": 10_000})
     reply = ada.post(COMPLETIONS, completion_body([7] * 10, max_tokens=1200, ignore_eos=True))

@@ -127,6 +127,7 @@ def test_as_many_requests_and_tokens_a_minute_are_used_as_there_are(gateways: li
     assert sum(at_once(lambda i: by_token.ask(i, 10, 40), 36 * scale)) == 600 * scale
 
 
+@pytest.mark.long
 def test_tokens_that_an_answer_did_not_use_are_another_s_to_the_last(gateways: list[Gateway], nats_url: str) -> None:
     ada = Customer(gateways, tokens_per_minute=1000)
     with ada.streaming(0, 10, 990) as lines:

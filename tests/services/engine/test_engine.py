@@ -331,6 +331,7 @@ async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_i
         assert client.tokens[1] == answer(prompt(1))
 
 
+@pytest.mark.long
 def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long() -> None:
     # A core that is forked has its tests' environment when its libraries are loaded.
     with engine_process("--threads=1", start=launched) as engine:

@@ -41,6 +41,7 @@ async def test_a_family_grows_only_while_there_is_no_other_one(
     compiler.close()
 
 
+@pytest.mark.long
 async def test_answers_do_not_depend_on_how_many_threads_follow_them(
     demo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

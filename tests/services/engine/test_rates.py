@@ -11,6 +11,7 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.engine.rates import MeasuredExecutor, Rates
+from tests.long_values import long_but
 
 TIMING = SimulatedTiming(step_seconds=0.004, seconds_per_request=0.0001, seconds_per_prefill_token=0.00005)
 
@@ -25,7 +26,7 @@ class Clock:
         self.now += seconds
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", long_but((1, 2, 4), 2))
 def test_the_rates_of_a_known_executor_are_found(depth: int) -> None:
     config = EngineConfig(
         num_blocks=4096, max_model_len=2048, max_num_seqs=64, max_num_batched_tokens=512, async_depth=depth

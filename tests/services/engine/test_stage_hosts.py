@@ -140,6 +140,7 @@ async def test_a_stage_host_stays_for_the_next_engine_when_its_rank_or_the_engin
         assert stage.wait() == 0
 
 
+@pytest.mark.long
 def test_an_engine_that_waits_for_its_stages_ends_when_it_is_asked_to(place: Place) -> None:
     engine = subprocess.Popen(
         [sys.executable, "-m", "headwater.services.engine", *place.engine_flags],

@@ -97,6 +97,7 @@ async def test_two_that_end_themselves_for_want_of_memory_say_that_it_takes_too_
             assert await verdict(checker, demo_folder, GOOD) == TOO_LARGE
 
 
+@pytest.mark.long
 async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others: set[int]) -> None:
     async with GrammarChecker() as checker:
         asking = [asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING)) for _ in range(4)]

@@ -16,6 +16,7 @@ from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import Undrafted
+from tests.long_values import long_but
 from tests.services.grammars.structured_engine import VOCAB_SIZE, Ask, Told, answers, config, sampling
 from tests.services.grammars.test_structured_answers import check, prompt, schema_grammar, text_of
 
@@ -64,7 +65,7 @@ def num_tokens(told: list[Told]) -> int:
     return sum(len(each.token_ids) for each in told)
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", long_but((1, 2, 4), 4))
 async def test_answers_are_those_without_drafts_and_every_draft_stands(
     demo_model: TextModel, compiler: GrammarCompiler, depth: int
 ) -> None:

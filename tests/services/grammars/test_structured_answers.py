@@ -85,8 +85,8 @@ async def check_schemas(
 async def test_every_completed_answer_to_any_of_many_schemas_validates(
     demo_model: TextModel, compiler: GrammarCompiler
 ) -> None:
-    schemas = [*written(), *random_schemas(150, seed=1)]
-    assert len(schemas) >= 300
+    schemas = [*written(), *random_schemas(40, seed=1)]
+    assert len(schemas) >= 190
     await check_schemas(demo_model, compiler, schemas, seeds=1, depth=2)
 
 
@@ -99,6 +99,7 @@ async def test_so_it_does_for_thousands(demo_model: TextModel, compiler: Grammar
         )
 
 
+@pytest.mark.long
 async def test_neither_preemption_nor_company_nor_depth_change_an_answer(compiler: GrammarCompiler) -> None:
     grammar = schema_grammar(PERSON)
     asks = [Ask(grammar if i % 3 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]

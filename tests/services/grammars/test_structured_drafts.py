@@ -57,7 +57,7 @@ def drafting(**more: object) -> EngineConfig:
 
 
 @pytest.mark.parametrize("depth", long_but((1, 2, 4), 4))
-@pytest.mark.parametrize("wrong", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("wrong", long_but((0.0, 0.3, 1.0), 0.3))
 async def test_answers_are_those_without_drafts(
     demo_model: TextModel, compiler: GrammarCompiler, wrong: float, depth: int
 ) -> None:

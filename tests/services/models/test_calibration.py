@@ -130,6 +130,7 @@ def test_weights_that_are_packed_are_refused_before_anything_is_computed(tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("without_the_library")
+@pytest.mark.long
 def test_a_checkpoint_that_was_calibrated_with_this_text_is_converted_without_the_library(tmp_path: Path) -> None:
     """Another text and another kind want the library."""
     text, cache = write(tmp_path / "text.txt", TEXT), tmp_path / "cache"

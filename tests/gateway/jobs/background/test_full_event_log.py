@@ -39,6 +39,7 @@ def id_of(events: list[dict[str, Any]]) -> str:
     return str(events[0]["response"]["id"])
 
 
+@pytest.mark.long
 def test_a_tenant_that_has_filled_its_share_of_events_stops_nobody_else_s_stream(small: Gateway) -> None:
     eve, bob = Customer(small), Customer(small)
     ids, num_bytes = [], 0
