@@ -74,8 +74,10 @@ class _OnlyTensors(TorchDispatchMode):
             return tensor
         if not func.is_view:
             raise UnrecordableError(f"the operation {func}")
-        view = func(*args, **(kwargs or {}))
+        views = func(*args, **(kwargs or {}))
+        memory = args[0].untyped_storage().data_ptr()
         # Some operations are views of most tensors, and copies of others.
-        if view.untyped_storage().data_ptr() != args[0].untyped_storage().data_ptr():
-            raise UnrecordableError(f"the operation {func}")
-        return view
+        for view in views if isinstance(views, list | tuple) else (views,):
+            if view.untyped_storage().data_ptr() != memory:
+                raise UnrecordableError(f"the operation {func}")
+        return views

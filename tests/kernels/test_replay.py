@@ -128,3 +128,14 @@ def test_a_result_that_the_computation_did_not_make_is_refused() -> None:
     for other in (residual, result[:2]):
         with pytest.raises(UnrecordableError, match=r"has a result that it was given; allowed: a tensor that it makes"):
             Replay(calls, other)
+
+
+def test_views_of_a_tensor_are_recorded_one_or_several_and_copies_are_refused() -> None:
+    x = torch.arange(6.0).view(3, 2)
+    with recording() as calls:
+        parts = x.split([1, 2])
+        assert [part.shape[0] for part in parts] == [1, 2]
+        assert x.t().shape == (2, 3)
+    assert calls.tensors == []
+    with pytest.raises(UnrecordableError, match=r"reshape|clone"), recording():
+        x.t().reshape(6)

@@ -41,7 +41,6 @@ def hottest(gateway: Gateway) -> list[tuple[int, list[str]]]:
     return [(node["num_requests"], node["holders"]) for node in nodes]
 
 
-@pytest.mark.long
 def test_a_prefix_that_one_request_of_each_shares_is_hot_and_its_holder_is_named(pair: tuple[Gateway, Gateway]) -> None:
     for gateway in pair:
         ask(gateway, "The river begins in the mountains and goes to the sea. " * 6)
