@@ -13,7 +13,7 @@ from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS, TOO_FEW
 from tests.combinations.capability import Answer, Capability, Fields, Move, Promise, Refused
 from tests.combinations.engine_world import Refusal
 
-ONE_IN, OFFSET = 12, 5
+ONE_IN, OFFSET = 6, 4
 """Cells of a CPU that `make test` runs, by the sum of row and column."""
 NEAR = 1e-4
 """Natural logarithms, in float32."""
@@ -43,7 +43,7 @@ class Cell:
     @property
     def is_in_ci(self) -> bool:
         """Whether `make test` runs it on a CPU: every refusal does, and of the others one in `ONE_IN`, such that each
-        capability meets at least three others. `make test-long` runs the others."""
+        capability meets at least four others. `make test-long` runs the others."""
         return self.refused is not None or self.refused_on_cpu is not None or sum(self.place) % ONE_IN == OFFSET
 
     @property

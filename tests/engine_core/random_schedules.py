@@ -147,7 +147,7 @@ LIES = given(
     rounds(80, 60),
     LIARS,
 )
-SOME = settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
 

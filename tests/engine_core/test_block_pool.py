@@ -139,5 +139,5 @@ class PoolAgainstModel(RuleBasedStateMachine):
         assert sorted(self.pool.cached_hashes()) == sorted(self.hash_of.values())
 
 
-PoolAgainstModel.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolAgainstModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestPoolAgainstModel = PoolAgainstModel.TestCase

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import PropertyMock, call, patch
 
 import numpy as np
 import pytest
@@ -21,10 +19,9 @@ from headwater.engine_core.executors.simulated import SimulatedExecutor, Simulat
 from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.block_source import Owner, Ticket
+from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
-from headwater.engine_core.kv.swapper_parts import SwapperParts
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -54,10 +51,6 @@ class RecordingSwapper:
 
     def swap(self, plan: SwapPlan) -> None:
         self.plans.append(plan)
-
-
-NONE = np.empty(0, np.int32)
-ONE_SAVE = SwapPlan(out_blocks=np.ones(1, np.int32), out_slots=np.zeros(1, np.int32), in_slots=NONE, in_blocks=NONE)
 
 
 class Blocks:
@@ -278,34 +271,6 @@ def test_a_copy_that_is_cancelled_holds_slots_and_blocks_until_it_is_done() -> N
 
 
 # Through an engine.
-
-
-def test_ends_of_saves_are_counted_though_nobody_asks_for_blocks() -> None:
-    with patch.object(RecordingSwapper, "num_saved", new_callable=PropertyMock, create=True, return_value=0) as counted:
-        host, hashes = HostBlocks(RecordingSwapper(), 8), chain_of(0, 2).hashes
-        counted.reset_mock()
-        host.save(hashes, [1, 2], [b"", hashes[0]], Owner(b""))
-        host.launch()
-        assert counted.call_args_list == [call()]
-
-
-def test_saves_that_nobody_counts_take_no_memory() -> None:
-    swapper = RecordingSwapper()
-    parts = SwapperParts(swapper)
-    first, second = parts.part(4), parts.part(4)
-    tracemalloc.start()
-    try:
-        for _ in range(5000):
-            first.swap(ONE_SAVE)
-            swapper.plans.clear()
-        assert tracemalloc.get_traced_memory()[0] < 20_000
-    finally:
-        tracemalloc.stop()
-    second.swap(ONE_SAVE)
-    swapper.num_saved = 4000
-    assert (first.num_saved, second.num_saved) == (4000, 0)
-    swapper.num_saved = 5001
-    assert (first.num_saved, second.num_saved) == (5000, 1)
 
 
 class Bench:

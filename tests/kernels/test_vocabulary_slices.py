@@ -125,10 +125,10 @@ def test_rows_without_filters_and_greedy_rows_are_left_alone(ranks: PeerRanks) -
 @pytest.mark.parametrize("num_equal", [3, 600])
 def test_ties_at_the_cut_are_kept_across_ranks(ranks: PeerRanks, num_equal: int) -> None:
     """A rank sends none of 600 equal tokens: they are more than its slot takes, and the row is drawn in rounds."""
-    logits = torch.full((4, 1300), -5.0)
-    places = torch.linspace(0, 1299, num_equal).long()
+    logits = torch.full((6, 2000), -5.0)
+    places = torch.linspace(0, 1999, num_equal).long()
     logits[:, places] = 1.0
-    case = Case(logits, [(2, 0.999, 0.0)] * 4, [1.0] * 4, uneven(1300, ranks.size))
+    case = Case(logits, [(2, 0.999, 0.0)] * 6, [1.0] * 6, uneven(2000, ranks.size))
     tokens = tokens_of(ranks, case)
     assert set(tokens) <= set(places.tolist())
     assert len(set(tokens)) > 1

@@ -16,7 +16,7 @@ from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
 from tests.simulation.tier_faults import MOST_ROUNDS, run_seed
 
-NUM_ROUNDS = 2
+FEW_ROUNDS = 2
 """Number of rounds of requests in seeds of `make test`, with which 500 seeds still meet every fault. Seeds with planted
 faults are whole, and so are the seeds of `make test-long`."""
 MOST_SEEDS = 600
@@ -49,7 +49,7 @@ def check_seeds(seeds: range, num_rounds: int = MOST_ROUNDS) -> Counter[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 2000, 500))
 def test_after_any_fault_answers_are_exact_blocks_are_conserved_and_nobody_starves(first: int) -> None:
-    seen = check_seeds(range(first, first + 500), NUM_ROUNDS)
+    seen = check_seeds(range(first, first + 500), FEW_ROUNDS)
     assert min(seen[name] for name in ("host", "disk", "elsewhere", "damaged", "given up", "preempted", "copied")) > 0
 
 

@@ -164,7 +164,7 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
     with engine_of(qwen3) as one, forked_host(address, secret, qwen3) as host:
         expected = told(one.answer(PROMPTS, greedy(12, num_logprobs=1)))
         descriptors = list[list[str]]()
-        for _ in range(2):
+        for _ in range(3):
             with engine_of(qwen3, **asked) as engine:
                 assert told(engine.answer(PROMPTS, greedy(12, num_logprobs=1))) == expected
                 loss, [pid], began = Loss(engine), host.rank_pids, time.monotonic()
@@ -174,7 +174,7 @@ def test_a_rank_of_a_host_that_is_killed_ends_the_engine_and_the_host_joins_the_
                 assert str(lost) == "rank 1 (stage 1 on 127.0.0.1) was ended by SIGKILL; all ranks of the engine end"
                 with pytest.raises(RankLost):
                     engine.answer(PROMPTS[:1], greedy(4))
-        assert descriptors[0] == descriptors[1]
+        assert descriptors[0] == descriptors[1] == descriptors[2]
         assert holds_within(lambda: host.rank_pids == [], 5)
         assert len(host.descriptors()) < len(descriptors[0])
         host.signal(signal.SIGTERM)

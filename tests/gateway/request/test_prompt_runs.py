@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import httpx
+import pytest
 
 from headwater.gateway.request.prompt_windows import PROMPTS_AT_ONCE
 from headwater.proto import processor_pb2_grpc
@@ -143,17 +144,18 @@ def test_a_request_of_many_prompts_takes_no_places_from_those_who_wait_for_a_mod
         gateway.client.close()
 
 
+@pytest.mark.parametrize("num_prompts", [50, pytest.param(150, marks=pytest.mark.long)])
 def test_prompts_of_one_request_are_answered_in_their_order_though_few_may_run_at_once(
-    behind: Behind, start_gateway: GatewayStarter
+    num_prompts: int, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     with start_gateway(behind, "--max-running=5") as gateway:
-        prompts = [f"Story {i}" for i in range(50)]
+        prompts = [f"Story {i}" for i in range(num_prompts)]
         answer = gateway.complete(prompts, max_tokens=2, n=2, temperature=1, seed=1)
-        assert [choice["index"] for choice in answer["choices"]] == list(range(100))
-        assert answer["usage"]["completion_tokens"] == 200
+        assert [choice["index"] for choice in answer["choices"]] == list(range(2 * num_prompts))
+        assert answer["usage"]["completion_tokens"] == 4 * num_prompts
         # Each as if it had been alone.
-        alone = gateway.complete(prompts[49], max_tokens=2, n=2, temperature=1, seed=1)
-        assert [each["text"] for each in answer["choices"][98:]] == [each["text"] for each in alone["choices"]]
+        alone = gateway.complete(prompts[-1], max_tokens=2, n=2, temperature=1, seed=1)
+        assert [each["text"] for each in answer["choices"][-2:]] == [each["text"] for each in alone["choices"]]
 
 
 def test_a_request_of_many_prompts_that_is_left_or_cancelled_leaves_nothing_behind(

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
@@ -20,7 +20,6 @@ KEY = b"k" * 32
 words = st.text(max_size=8)
 
 
-@settings(max_examples=30)
 @given(words, words, words, words, words, words)
 def test_words_that_differ_anywhere_make_another_namespace(
     tenant: str, lora: str, salt: str, other_tenant: str, other_lora: str, other_salt: str
