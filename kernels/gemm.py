@@ -1,8 +1,9 @@
 """x @ weight.T for every batch size, one arithmetic: no product is ever split along K, so a row's bits are its own.
 
-The kernels here, `hopper_rows_gemm` and `wide_gemm` accumulate in one order by construction. cuBLASLt with a workspace
-too small for split-K does so too, as far as `product_probe` sees; where it does not, `wide_gemm` takes its place. Which
-of them runs is otherwise a matter of speed alone and is decided in `choose` and `choose_rows`.
+The kernels here, `hopper_few_rows_gemm`, `hopper_rows_gemm` and `wide_gemm` accumulate in one order by construction.
+cuBLASLt with a workspace too small for split-K does so too, as far as `product_probe` sees; where it does not,
+`wide_gemm` takes its place. Which of them runs is otherwise a matter of speed alone and is decided in `choose`,
+`choose_rows` and `choose_few_rows`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import triton.language as tl
 
 from .dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
 from .gated_gemm import gated_gemm, is_gated_at_once
+from .hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
+from .hopper_few_rows_gemm import serves as serves_few
 from .hopper_rows_gemm import RowTiles, rows_gemm, serves
 from .silu_mul import gated, silu_mul
 from .wide_gemm import wide_gemm
@@ -65,6 +68,11 @@ ROW_TILES = {
 """Tiles for weights up to EARLY_BYTES, whose product takes as long to start as to run: most weights that a program
 reads are in shared memory before its rows are there. Measured in a chain of layers; gates of 129 to 192 rows are better
 left to cuBLASLt."""
+FEW_ROW_TILES = {"short": FewRowTiles(16), "between": FewRowTiles(32), "gates": FewRowTiles(32)}
+"""Tiles of weights up to FEW_ROW_BYTES for up to 16 rows, measured in a chain of layers of 0.6B. A short product of
+more than MAX_SHORT inputs has less room beside its neighbours than it gains."""
+FEW_ROW_BYTES = 12 << 20
+MAX_SHORT = 2048
 MIN_ROWS, MIN_GATED_ROWS = 17, 9
 """Least numbers of rows, without and with gates. With fewer rows the narrow tiles start as fast."""
 EARLY_BYTES = 16 << 20
@@ -94,6 +102,16 @@ def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -
     if tiles is None or m < (MIN_GATED_ROWS if gates else MIN_ROWS) or _num_bytes(weight) > EARLY_BYTES:
         return None
     return tiles if serves(x, weight, tiles, gates=gates) else None
+
+
+def choose_few_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -> FewRowTiles | None:
+    """As `choose_rows`, of `hopper_few_rows_gemm`."""
+    n, k = weight.shape
+    is_short = n <= SHORT and not gates
+    if _num_bytes(weight) > FEW_ROW_BYTES or (is_short and k > MAX_SHORT):
+        return None
+    tiles = FEW_ROW_TILES["gates" if gates else "short" if is_short else "between"]
+    return tiles if serves_few(x, weight, tiles, gates=gates) else None
 
 
 def uses_library(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -142,9 +160,11 @@ def linear(
     """x [M, K] times weight [N, K]: out [M, N] in x's dtype, accumulated in float32. With `is_own` only Headwater's
     kernels are used: the library's product of these has other bits."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    row_tiles = choose_rows(x, weight)
+    few_tiles, row_tiles = choose_few_rows(x, weight), choose_rows(x, weight)
     tiles = choose(x.shape[0], *weight.shape)
-    if row_tiles is not None:
+    if few_tiles is not None:
+        few_rows_gemm(x, weight, out, few_tiles, gates=False, dependent=dependent)
+    elif row_tiles is not None:
         rows_gemm(x, weight, out, row_tiles, gates=False, dependent=dependent)
     elif tiles is not None:
         skinny_gemm(x, weight, out, tiles, dependent=dependent)
@@ -209,7 +229,10 @@ def linear_silu_mul(
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
         return out
-    row_tiles = choose_rows(x, weight, gates=True)
+    few_tiles, row_tiles = choose_few_rows(x, weight, gates=True), choose_rows(x, weight, gates=True)
+    if few_tiles is not None:
+        few_rows_gemm(x, weight, out := x.new_empty(m, n), few_tiles, gates=True, dependent=dependent)
+        return out
     if row_tiles is not None:
         rows_gemm(x, weight, out := x.new_empty(m, n), row_tiles, gates=True, dependent=dependent)
         return out

@@ -24,6 +24,7 @@ from headwater.kernels import (
     hopper_block_gemm,
     hopper_decode_attention,
     hopper_decode_splits,
+    hopper_few_rows_gemm,
     hopper_packed_gemm,
     hopper_w8a8_gemm,
     hopper_w8a8_rows,
@@ -37,6 +38,7 @@ from headwater.kernels import (
 from headwater.kernels.block_formats import Q4_1, Q4_K, Q6_K, Q8_0, BlockFormat
 from headwater.kernels.block_planes import plane_shapes
 from headwater.kernels.block_unpacking import constants
+from headwater.kernels.hopper_few_rows_gemm import FewRowTiles
 from headwater.kernels.hopper_w8a8_rows import RowsTiles
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
@@ -161,6 +163,21 @@ def few_rounded_rows(tiles: RowsTiles, *, in_blocks: bool) -> str:
     values = {"IN_BLOCKS": in_blocks, "SUM_K": hopper_w8a8_rows.SUM_K, "STAGES": tiles.num_stages, "DEPENDENT": True}
     registers = hopper_w8a8_rows.REGISTERS_IN_BLOCKS if in_blocks else hopper_w8a8_rows.REGISTERS
     return compiled(hopper_w8a8_rows._w8a8_rows, types, values, GluonASTSource, maxnreg=registers)
+
+
+def few_rows(num_rows: int, *, gates: bool) -> dict[str, Any]:
+    """PTX and bytes of shared memory of a product of 1,024 inputs."""
+    tiles, block_k = FewRowTiles(32), hopper_few_rows_gemm.BLOCK_K.value
+    size = max(num_rows, hopper_few_rows_gemm.ROW_SIZE.value)
+    types = {"weight": described(tiles.block_n, block_k), "p_x": "*bf16", "p_out": "*bf16", "m": "i32", "n": "i32"}
+    values: dict[str, Any] = {"K": 1024, "NUM_ROWS": size, "GATES": gates, "DEPENDENT": True}
+    if num_rows > 1:
+        types |= {"x": described(size, block_k)}
+    else:
+        values |= {"x": None}
+    done = built(hopper_few_rows_gemm._few_rows_gemm, types, values, GluonASTSource)
+    bound = tiles.shared_bytes(size, 1024, gates=gates)
+    return {"ptx": done.asm["ptx"], "shared": done.metadata.shared, "bound": bound}
 
 
 def order_of_sums() -> dict[str, str]:
@@ -310,6 +327,11 @@ def main() -> None:
                 "rings": rings,
                 "others": others,
                 "teams": teams,
+                "few rows": {
+                    f"{num_rows} rows{' and gates' if gates else ''}": few_rows(num_rows, gates=gates)
+                    for num_rows in (1, 16)
+                    for gates in (False, True)
+                },
                 "packed": products,
                 "blocks": {each.name: in_blocks(each, 8) for each in (Q4_1, Q4_K, Q6_K, Q8_0)},
                 "edits": edits(),

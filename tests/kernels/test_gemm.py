@@ -21,6 +21,7 @@ from headwater.kernels.gemm import (
     skinny_gemm,
 )
 from headwater.kernels.hopper_attention import is_hopper
+from headwater.kernels.hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
 from headwater.kernels.hopper_rows_gemm import RowTiles, rows_gemm
 from headwater.kernels.rms_norm import rms_norm
 from headwater.kernels.silu_mul import silu_mul, silu_mul_twin
@@ -136,7 +137,51 @@ def test_rows_gemm_has_the_bits_of_the_library(
 
 
 @GPU
-@pytest.mark.parametrize("m", [8, 16, 32, 64, 128, 192, 256])
+@pytest.mark.parametrize(
+    ("n", "k", "block_n", "gates"),
+    [
+        *((128, 256, block_n, gates) for block_n in (8, 16, 32) for gates in (False, True)),
+        *((4096, 1024, block_n, gates) for block_n in (8, 16, 32) for gates in (False, True)),
+        (1024, 2048, 16, False),
+        (1024, 3072, 8, False),
+    ],
+)
+def test_few_rows_gemm_has_the_bits_of_the_library(
+    n: int, k: int, block_n: int, gates: bool, generator: torch.Generator
+) -> None:
+    if not is_hopper(generator.device):
+        pytest.skip("for Hopper")
+    configure_blas()
+    tiles = FewRowTiles(block_n)
+    rows, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (16, n))
+    together = torch.mm(rows, weight.t())
+    for m in (1, 2, 3, 7, 8, 9, 15, 16):
+        expected = silu_mul(together[:m]) if gates else together[:m]
+        for dependent in (False, True):
+            out = torch.full_like(expected, POISON)
+            few_rows_gemm(rows[:m], weight, out, tiles, gates=gates, dependent=dependent)
+            assert torch.equal(out, expected), m
+
+
+@GPU
+@pytest.mark.parametrize("gates", [False, True])
+def test_rows_beside_others_change_no_bit_of_a_row(gates: bool, generator: torch.Generator) -> None:
+    """Not even where shared memory holds no numbers: the matrix unit reads more rows than there are."""
+    if not is_hopper(generator.device):
+        pytest.skip("for Hopper")
+    weight = torch.randn(4096, 1024, generator=generator, device=generator.device).bfloat16()
+    rows = torch.randn(8, 1024, generator=generator, device=generator.device).bfloat16()
+    out = rows.new_empty(8, 2048 if gates else 4096)
+    few_rows_gemm(rows, weight, out, FewRowTiles(32), gates=gates, dependent=False)
+    few_rows_gemm(rows * torch.nan, weight, torch.empty_like(out), FewRowTiles(32), gates=gates, dependent=False)
+    for i in range(8):
+        alone = torch.full_like(out[:1], POISON)
+        few_rows_gemm(rows[i : i + 1], weight, alone, FewRowTiles(32), gates=gates, dependent=False)
+        assert torch.equal(alone, out[i : i + 1])
+
+
+@GPU
+@pytest.mark.parametrize("m", [1, 2, 8, 16, 32, 64, 128, 192, 256])
 def test_products_that_start_early_wait_for_one_another(m: int, generator: torch.Generator) -> None:
     configure_blas()
     up, back = (torch.randn(s, generator=generator, device=generator.device) for s in ((6144, 1024), (1024, 3072)))

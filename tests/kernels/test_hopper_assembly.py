@@ -74,6 +74,20 @@ def test_rings_of_a_product_take_no_more_shared_memory_than_is_said(programs: An
 
 
 @pytest.mark.slow
+def test_weights_of_few_rows_are_asked_for_before_the_rows_are_there(programs: Any) -> None:
+    """And gates are multiplied with what they gate, by which they are multiplied in registers."""
+    assert len(programs["few rows"]) == 4
+    for name, program in programs["few rows"].items():
+        assert program["bound"] < program["shared"] <= program["bound"] + 512, name
+        before, after = program["ptx"].split("griddepcontrol.wait")
+        assert "cp.async.bulk.tensor" in before, name
+        assert ("cp.async.bulk.tensor" in after) == name.startswith("16"), name
+        products = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(m64n\d+k16)", after)
+        assert products == ["m64n64k16" if "gates" in name else "m64n32k16"] * 16, name
+        assert "st.shared" not in after[after.index("wgmma.mma_async") :], name
+
+
+@pytest.mark.slow
 def test_unpacked_weights_reach_the_matrix_unit_from_the_registers_where_they_are_made(programs: Any) -> None:
     """Another layout of the words would send every weight through shared memory."""
     assert (len(programs["packed"]), len(programs["blocks"])) == (13, 4)
