@@ -113,6 +113,16 @@ class ExecutorOptions:
     def layout(self) -> ParallelLayout:
         return ParallelLayout(tensor=self.tensor_parallel_size, pipeline=self.pipeline_parallel_size)
 
+    def stages_beside(self, stage: int) -> range:
+        """Stages that are computed on the host of this one."""
+        num_first = self.pipeline_parallel_size - self.stage_hosts
+        return range(num_first) if stage < num_first else range(stage, stage + 1)
+
+    def ranks_beside(self, rank: int) -> range:
+        """Ranks on the host of this one."""
+        stages = self.stages_beside(self.layout.stage_index(rank))
+        return range(stages.start * self.tensor_parallel_size, stages.stop * self.tensor_parallel_size)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:

@@ -77,6 +77,9 @@ class ParallelLayout:
     def stage_index(self, rank: int) -> int:
         return rank // self.tensor
 
+    def ranks_of(self, stage: int) -> range:
+        return range(stage * self.tensor, (stage + 1) * self.tensor)
+
     @property
     def speaker(self) -> int:
         """The rank that says results: the first of the last stage, which samples."""

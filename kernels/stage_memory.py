@@ -3,12 +3,14 @@ of the next one, the last stage the sampled tokens into those of the others, and
 
 Each stage allocates one piece with cudaMalloc's allocator and maps those that it writes to by their CUDA IPC handles.
 Where GPUs do not reach one another's memory, the pieces lie in host memory that all stages have mapped; a count is
-stored then by the one stage that counts it, without atomic operations.
+stored then by the one stage that counts it, without atomic operations. A stage on another host has a piece here as
+well: processors move what lies there to the other host, and store the counts of its stage.
 
 A piece begins with four counts for each lane, a block of a launch: streams that have arrived, and those that the next
-stage has taken (which other stages add to); streams that were sent and received (this stage's own). Then come two
-slots for streams, which take turns, slots for messages of tokens, and slots for messages of guesses. Counts are kept in
-the memory, so that a graph which is replayed goes on where the last launch ended.
+stage has taken (which other stages add to); streams that were sent and received (this stage's own). Behind them stands
+the length of the stream in each slot, in host memory only. Then come two slots for streams, which take turns, slots for
+messages of tokens, and slots for messages of guesses. Counts are kept in the memory, so that a graph which is replayed
+goes on where the last launch ended.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from .peer_memory import HOST_POLLS, MAX_POLLS, call_driver, open_address
 
 NUM_LANES = tl.constexpr(128)
 """Row r of a stream is always lane r % NUM_LANES's, so that streams of any length may follow one another."""
-HEADER = tl.constexpr(4 * 4 * 128)
+ARRIVED, TAKEN, SENT, RECEIVED, LENGTHS = (tl.constexpr(i) for i in range(5))
+"""Rows of the header, of a word for each lane."""
+HEADER = tl.constexpr(5 * 4 * 128)
 """Bytes before the slots."""
 NUM_SLOTS = tl.constexpr(2)
 """Streams that may be on their way: one is read while the next one is written."""
@@ -60,9 +64,14 @@ class StageSizes:
         return 1 + LAST_TOKENS * self.most_rows
 
     @property
+    def first_message(self) -> int:
+        """Bytes from the beginning of a piece to its slots for messages."""
+        return int(HEADER.value + NUM_SLOTS.value * self.stream_bytes)
+
+    @property
     def first_guesses(self) -> int:
         """Bytes from the beginning of a piece to its slots for guesses."""
-        return int(HEADER.value + NUM_SLOTS.value * self.stream_bytes + 4 * self.num_messages * self.message_len)
+        return self.first_message + 4 * self.num_messages * self.message_len
 
     @property
     def num_bytes(self) -> int:
@@ -80,7 +89,7 @@ class StageMemory:
     behind: int
     """0: this is the last stage."""
     others: torch.Tensor
-    """int64 [stages − 1]: of the first and the last stage, the addresses of all others, in their order; else empty."""
+    """int64 [N]: of the first and the last stage, the addresses of all other pieces, in their order; else empty."""
     sizes: StageSizes
     host: object | None = None
     """Owner of the mapped host memory in which the pieces lie; None: they lie on GPUs."""
@@ -92,8 +101,7 @@ class StageMemory:
 
     def message_at(self, number: int) -> int:
         """Bytes from the beginning of a piece to the slot of that message."""
-        first = HEADER.value + NUM_SLOTS.value * self.sizes.stream_bytes
-        return int(first + number % self.sizes.num_messages * 4 * self.sizes.message_len)
+        return self.sizes.first_message + number % self.sizes.num_messages * 4 * self.sizes.message_len
 
     def guesses_at(self, number: int) -> int:
         """As `message_at`, of a message of guesses."""
@@ -124,9 +132,12 @@ def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) ->
     return _stage_memory(index, last, addresses | {index: own}, sizes)
 
 
-def stages_in_host_memory(index: int, addresses: Sequence[int], sizes: StageSizes, host: object) -> StageMemory:
-    """The pieces of all stages, in their order, where this GPU has them in host memory that `host` keeps mapped."""
-    return _stage_memory(index, len(addresses) - 1, dict(enumerate(addresses)), sizes, host, HOST_POLLS)
+def stages_in_host_memory(
+    index: int, num_stages: int, addresses: Mapping[int, int], sizes: StageSizes, host: object
+) -> StageMemory:
+    """The pieces of stages, by their numbers, where this GPU has them in host memory that `host` keeps mapped. Stages
+    on other hosts need none, but those before and behind stages of this host."""
+    return _stage_memory(index, num_stages - 1, addresses, sizes, host, HOST_POLLS)
 
 
 def _stage_memory(
@@ -137,7 +148,7 @@ def _stage_memory(
     host: object | None = None,
     max_polls: int = MAX_POLLS,
 ) -> StageMemory:
-    others = [addresses[stage] for stage in range(last + 1) if stage != index] if index in (0, last) else []
+    others = [addresses[stage] for stage in sorted(addresses) if stage != index] if index in (0, last) else []
     return StageMemory(
         own=addresses[index],
         before=addresses.get(index - 1, 0),

@@ -14,7 +14,18 @@ import triton.language as tl
 
 from .peer_memory import fetched, stop_unless_over, written
 from .plain_words import await_number, await_words, put_word, settle
-from .stage_memory import HEADER, LAST_TOKENS, NUM_LANES, NUM_SLOTS, StageMemory
+from .stage_memory import (
+    ARRIVED,
+    HEADER,
+    LAST_TOKENS,
+    LENGTHS,
+    NUM_LANES,
+    NUM_SLOTS,
+    RECEIVED,
+    SENT,
+    TAKEN,
+    StageMemory,
+)
 
 MOST_NUMBERS = 1 << 30
 """Messages of tokens are numbered from 1 and begin again behind so many; 0 is that of an empty slot."""
@@ -133,9 +144,6 @@ def receive_ends(memory: StageMemory, number: int, count: int, known: torch.Tens
     )
 
 
-ARRIVED, TAKEN, SENT, RECEIVED = (tl.constexpr(i) for i in range(4))
-
-
 @triton.jit
 def _count(piece, KIND: tl.constexpr, i_lane):
     """Pointer to a lane's count."""
@@ -189,6 +197,8 @@ def _send_stream(
         b_row = tl.load(p_stream + i_row * hidden + o_h, mask=inside, other=0.0)
         written(p_slot + i_row * hidden + o_h, b_row, inside, HOST)
         i_row += NUM_LANES
+    if HOST:
+        tl.store(_count(behind, LENGTHS, number & 1), num_tokens, mask=i_lane == 0, cache_modifier=".wt")
     _say(_count(behind, ARRIVED, i_lane), number, HOST, ON_GPU)
     tl.store(p_sent, number)
 

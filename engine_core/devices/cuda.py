@@ -4,6 +4,7 @@ machine without a GPU may lack their dependencies."""
 from __future__ import annotations
 
 import os
+import platform as machine
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,6 +31,8 @@ from ..weights.model_file import DTYPES
 api = 1
 name = "cuda"
 TREE_DTYPES = ("bfloat16", "float16")
+ORDERED_STORES = ("x86_64", "AMD64")
+"""Kinds of processors whose stores other devices see in their order."""
 capabilities = Capabilities(
     dtypes=tuple(DTYPES),
     max_head_dim=256,
@@ -177,18 +180,27 @@ def _check_drafting_ranks(request: BuildRequest) -> None:
             raise ConfigError(tier, str(value), f"{none} {where} {getattr(options, of_ranks)} on the platform {name}")
 
 
+def _check_stage_hosts(options: ExecutorOptions) -> None:
+    """Raises `ConfigError` where a processor may store the word that announces data before the data, see `Piece`."""
+    if options.stage_hosts and machine.machine() not in ORDERED_STORES:
+        allowed = f"0 on the platform {name} beside processors of kind {machine.machine()}"
+        raise ConfigError("stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores")
+
+
 def max_ranks(options: ExecutorOptions) -> int:
     """A GPU each."""
     return rank_devices.most_ranks(os.environ, torch.cuda.device_count())
 
 
 def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
-    return rank_devices.rank_variables(os.environ, torch.cuda.device_count(), rank, options.layout.num_ranks)
+    here = options.ranks_beside(rank)
+    return rank_devices.rank_variables(os.environ, torch.cuda.device_count(), rank - here.start, len(here))
 
 
 def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
     _check_drafting_ranks(request)
+    _check_stage_hosts(request.options)
     from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
 
     return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))

@@ -86,8 +86,7 @@ def build_cuda_executor(
             executor.draft_by(partial(by_first_stage, stages))
         ahead.note(executor.launch_likely)
     _choose_products(platform, weights, config, device)
-    # From here on a rank's launches wait for those of the others, which have compiled theirs by now.
-    served.agreed(0)
+    served.begin(executor)
     executor.prepare_first()
     return executor, config
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,7 +18,7 @@ from ..layers.leaf_matrix import keep_leaves
 from ..layers.ordered import order_linears
 from ..layers.sharded import over_group
 from ..models.model import Model, model_class
-from ..options import OFF, BuildRequest, Progress
+from ..options import OFF, BuildRequest, ExecutorOptions, Progress
 from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import with_look_up
 from ..platforms.cuda_rank import SummingPlatform
@@ -32,13 +32,14 @@ from .cuda import CudaExecutor
 from .cuda_drafting import LoadedHeads, LoadedModel
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
-from .gpu_stage import GpuStageEnds, open_stage_memory, sizes_of
+from .gpu_stage import GpuStageEnds, open_stage_memory, recorded, sizes_of
 from .head_part import HeadPart
 from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
 from .locked_slots import LOCKABLE, RankSlots, check_room, touch
 from .rank_drafts import HEAD, draft_layout, load_draft_weights
 from .rank_place import RankPlace, block_part, load_rank_weights, map_slots, rank_model
 from .stage_link import StageLinks
+from .stage_relay import StageRelay
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ class LoadedRank(LoadedModel):
     """The same ranks over host memory."""
     stages: StageMemory | None
     """None: there is one stage."""
+    relay: StageRelay | None = None
+    """Where stages are on other hosts."""
 
     @property
     def has_head(self) -> bool:
@@ -124,6 +127,12 @@ class LoadedRank(LoadedModel):
     def agreed(self, number: int) -> int:
         return _agreed(self.host, self.place.links, number)
 
+    def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
+        self.agreed(0)
+        if self.relay is not None:
+            executor.relay_by(self.relay)
+            self.relay.start()
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedRankDraft(LoadedModel):
@@ -157,7 +166,7 @@ def build_cuda_rank(
     weights = load_rank_weights(
         request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes, with_leaves=keep_leaves
     )
-    group, stages = _opened(request, config, place)
+    group, stages, relay = _opened(request, config, place)
     served = LoadedRank(
         place.local_config(request.model),
         order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens),
@@ -168,6 +177,7 @@ def build_cuda_rank(
         group,
         host,
         stages,
+        relay,
     )
     # Nobody writes into memory that another rank has not mapped yet.
     served.agreed(0)
@@ -177,7 +187,7 @@ def build_cuda_rank(
         device,
         draft=_draft_of(request, place.shard, group, progress) if place.stage.is_first else None,
         heads=_heads_of(request, place.shard),
-        stages=stages if request.draft is not None and not place.stage.is_first else None,
+        stages=stages if request.stage_drafts is not None and not place.stage.is_first else None,
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
@@ -203,39 +213,59 @@ def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:
 
 def _opened(
     request: BuildRequest, config: EngineConfig, place: RankPlace
-) -> tuple[PeerGroup | None, StageMemory | None]:
-    """How this rank exchanges with those that divide its layers, and with other stages, where there are such."""
-    hidden_size, dtype, layout = request.model.hidden_size, DTYPES[request.dtype], request.options.layout
-    row_bytes = hidden_size * dtype.itemsize
-    sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
-    group, stages = None, None
-    exchange = _host_exchange(request, place, ExchangeSizes(layout=layout, row_bytes=row_bytes, stages=sizes))
-    if layout.tensor > 1:
-        group = open_peer_group(place.group, row_bytes) if exchange is None else PeerGroup(exchange.peers())
-    if sizes is not None:
+) -> tuple[PeerGroup | None, StageMemory | None, StageRelay | None]:
+    """How this rank exchanges with those that divide its layers, and with other stages, on this host and on others,
+    where there are such."""
+    hidden_size, dtype, options = request.model.hidden_size, DTYPES[request.dtype], request.options
+    row_bytes, layout = hidden_size * dtype.itemsize, options.layout
+    stage_sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
+    sizes = ExchangeSizes(
+        layout=layout, row_bytes=row_bytes, stages=stage_sizes, here=options.stages_beside(place.stage_index)
+    )
+    group, stages, relay = None, None, None
+    exchange = _host_exchange(request, place, sizes)
+    if layout.tensor > 1 and exchange is not None and exchange.has_peers:
+        group = PeerGroup(exchange.peers())
+    elif layout.tensor > 1:
+        group = open_peer_group(place.group, row_bytes)
+    if stage_sizes is not None:
         of_all = place.links.of_all_stages
-        stages = open_stage_memory(place.stage_index, sizes, of_all) if exchange is None else exchange.stages()
-    return group, stages
+        stages = open_stage_memory(place.stage_index, stage_sizes, of_all) if exchange is None else exchange.stages()
+    if options.stage_hosts:
+        assert exchange is not None
+        relay = exchange.relay(place.links, recorded)
+    return group, stages, relay
 
 
 def _host_exchange(request: BuildRequest, place: RankPlace, sizes: ExchangeSizes) -> HostExchange | None:
     """Host memory through which ranks exchange; None: their GPUs reach one another's memory. Raises `ConfigError` on
     all ranks where one of them cannot lock it, so that none waits for it."""
     options, own = request.options, _rank_of(place, sizes.layout)
-    why = "peer_access is off" if options.peer_access == OFF else _unreached(place, sizes.layout, own)
-    if not why:
+    why = "peer_access is off" if options.peer_access == OFF else _unreached(place, options, own)
+    if not why and not options.stage_hosts:
         return None
+    # Stages of this host and of others exchange in one way.
+    sizes = replace(sizes, has_peers=bool(why))
     exchange = open_exchange(place.exchange, sizes, own)
     if not _agreed(place.group, place.links, int(exchange is not None)) or exchange is None:
-        missing = f"{why}, and the host does not let a GPU lock {sizes.num_bytes} bytes to exchange through"
-        raise ConfigError("peer_access", options.peer_access, f"auto, where GPUs reach one another's memory; {missing}")
-    place.warn(f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs")
+        raise _unlocked(options, sizes, why)
+    if why:
+        place.warn(f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs")
     return exchange
 
 
-def _unreached(place: RankPlace, layout: ParallelLayout, own: int) -> str:
-    """Names the first two ranks whose GPUs do not reach one another's memory, the same on all ranks; empty: all do."""
-    other, num_ranks = first_unreached(layout, own), layout.num_ranks
+def _unlocked(options: ExecutorOptions, sizes: ExchangeSizes, why: str) -> ConfigError:
+    missing = f"the host does not let a GPU lock {sizes.num_bytes} bytes to exchange through"
+    if options.stage_hosts:
+        return ConfigError("stage_hosts", options.stage_hosts, f"0, since {missing}")
+    allowed = f"auto, where GPUs reach one another's memory; {why}, and {missing}"
+    return ConfigError("peer_access", options.peer_access, allowed)
+
+
+def _unreached(place: RankPlace, options: ExecutorOptions, own: int) -> str:
+    """Names the first two ranks whose GPUs do not reach one another's memory, the same on all ranks; empty: all that
+    exchange through it do."""
+    other, num_ranks = first_unreached(options, own), options.layout.num_ranks
     none = num_ranks * num_ranks
     pair = _agreed(place.group, place.links, none if other is None else own * num_ranks + other)
     if pair == none:

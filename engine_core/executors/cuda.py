@@ -34,6 +34,7 @@ from .head_part import HeadPart
 from .in_flight_step import InFlightStep
 from .own_rows import OwnRows, knows_alone
 from .spread import spread_drafts, spread_draw
+from .stage_relay import StageRelay
 from .step_buffers import StepBuffers
 from .step_sender import StepSender
 from .step_shapes import StepShape, StepShapes
@@ -111,6 +112,12 @@ class CudaExecutor:
         self._model.shown = self._guesser.shown
         self._own_rows.are_guessed = True
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def relay_by(self, relay: StageRelay) -> None:
+        """Has messages of stages on other hosts relayed; to be called before anything is launched for good."""
+        self._model.launched = relay.note_streams
+        assert self._teller is not None
+        self._teller.relay = relay
 
     @torch.inference_mode()
     def launch_likely(self) -> None:

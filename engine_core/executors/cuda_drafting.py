@@ -85,6 +85,10 @@ class LoadedModel:
         """The least of the numbers of all ranks; returns when each has come here."""
         return number
 
+    def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
+        """Returns when every rank has compiled what it launches: from now on launches of one wait for those of
+        others."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedHeads:

@@ -26,11 +26,12 @@ from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
-from .gpu_stage import GuessTeller, MessageNumbers, parts_of
+from .gpu_stage import FirstStageGuesses, GuessTeller, MessageNumbers, parts_of
 from .own_drafts import leaves_drafts
 from .own_rows import OwnRows, knows_alone
 from .runner import NOTHING
 from .spread import spread_drafts, spread_draw
+from .stage_relay import StageRelay
 from .step_buffers import StepBuffers
 from .step_sender import StepSender
 from .step_shapes import StepShape, StepShapes
@@ -105,6 +106,14 @@ class CudaStageExecutor:
             self._sampler, self._teller = sampler, GuessTeller(self._memory, self._table, self._model)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
+    def relay_by(self, relay: StageRelay) -> None:
+        """See `CudaExecutor`."""
+        self._model.launched = relay.note_streams
+        if self._teller is not None:
+            self._teller.relay = relay
+        elif isinstance(self._guesser, FirstStageGuesses):
+            self._guesser.relay = relay
+
     @torch.inference_mode()
     def launch_likely(self) -> None:
         """See `CudaExecutor`."""
@@ -160,7 +169,7 @@ class CudaStageExecutor:
             words = self._buffers.steps[:, :num_own], self._buffers.words(shape).positions
             guesser.follow(plan, *words)
             if self._teller is not None and leaves_drafts(plan):
-                self._teller.tell(*words)
+                self._teller.tell(plan, *words)
         if num_own:
             launch = partial(self._own_rows.draft, shape, num_own)
             self._model.graphs.run_once((shape, "drafts", num_own), launch)

@@ -3,7 +3,7 @@ nothing about what is sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -72,18 +72,25 @@ class DeviceModel:
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
+        self.launched: Callable[[], None] = _nothing
+        """Is called behind the launches of a step, or of a trial."""
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
         """Launches the step of this shape that the buffers hold. Returns its hidden states, [num_tokens, H] or
         [num_ends, H]."""
         launch = partial(self.forward, shape)
         if shape.is_decode:
-            return self.graphs.replay(shape, launch, partial(self.try_out, shape))
-        return self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
+            hidden = self.graphs.replay(shape, launch, partial(self.try_out, shape))
+        else:
+            hidden = self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
+        self.launched()
+        return hidden
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
         """Captures the shape; see `Graphs.prepare`."""
-        return self.graphs.prepare(shape, partial(self.forward, shape), partial(self.try_out, shape))
+        hidden = self.graphs.prepare(shape, partial(self.forward, shape), partial(self.try_out, shape))
+        self.launched()
+        return hidden
 
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
@@ -131,3 +138,7 @@ class DeviceModel:
         hidden = self.decoder.forward(*given, ends=ends, inputs=inputs)
         self.shown.show(hidden, inputs.states)
         return hidden
+
+
+def _nothing() -> None:
+    pass

@@ -8,7 +8,7 @@ import torch
 
 from headwater.kernels.peer_memory import handle_of
 from headwater.kernels.stage_guesses import receive_guesses, send_guesses
-from headwater.kernels.stage_memory import StageMemory, StageSizes, allocate_piece, beside
+from headwater.kernels.stage_memory import LAST_TOKENS, StageMemory, StageSizes, allocate_piece, beside
 from headwater.kernels.stage_stream import MOST_NUMBERS, receive_stream, send_ends, send_stream, send_tokens
 
 from ..config import EngineConfig
@@ -19,6 +19,7 @@ from ..models.model import LastNorm
 from .device_model import DeviceModel, Shown
 from .device_table import DeviceTable
 from .own_drafts import leaves_drafts
+from .stage_relay import StageRelay
 from .step_shapes import StepShape
 
 
@@ -75,14 +76,22 @@ class TokenTeller:
 
     def __init__(self, memory: StageMemory, table: DeviceTable) -> None:
         self._memory, self._table, self._numbers = memory, table, MessageNumbers()
+        self.relay: StageRelay | None = None
+        """Is told of each message where stages are on other hosts."""
 
     def tell(self, rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Tokens int32 [S] behind positions of table rows."""
-        send_tokens(self._memory, self._numbers.next(), rows, positions, token_ids)
+        number = self._numbers.next()
+        send_tokens(self._memory, number, rows, positions, token_ids)
+        if self.relay is not None:
+            self.relay.note_tokens(number, 1 + 3 * len(rows))
 
     def tell_ends(self, rows: torch.Tensor) -> None:
         """How far table rows int32 [R] came in a step after which the device alone knows it."""
-        send_ends(self._memory, self._numbers.next(), rows, self._table.known, self._table.token_ids)
+        number = self._numbers.next()
+        send_ends(self._memory, number, rows, self._table.known, self._table.token_ids)
+        if self.relay is not None:
+            self.relay.note_tokens(number, 1 + (2 + LAST_TOKENS) * len(rows))
 
     def rehearse(self) -> None:
         """Launches both ways to tell, of padding; for where nothing is really launched."""
@@ -100,13 +109,17 @@ class FirstStageGuesses:
     def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
         self._memory, self._table, self._served = memory, table, served
         self._numbers = MessageNumbers()
+        self.relay: StageRelay | None = None
+        """As that of `TokenTeller`."""
 
     def seat(self, row: int) -> None:
         """Does nothing."""
 
     def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
         if leaves_drafts(plan):
-            self._receive(self._numbers.next(), steps, positions)
+            number = self._numbers.next()
+            self._receive(number, steps, positions)
+            _relay_guesses(self.relay, number, plan, steps)
 
     def see(self, shape: StepShape, steps: torch.Tensor) -> None:
         """Does nothing."""
@@ -130,10 +143,14 @@ class GuessTeller:
     def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
         self._memory, self._table, self._served = memory, table, served
         self._numbers = MessageNumbers()
+        self.relay: StageRelay | None = None
+        """As that of `TokenTeller`."""
 
-    def tell(self, steps: torch.Tensor, positions: torch.Tensor) -> None:
+    def tell(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
         """Guesses of a step, whose words for `draft_rows` these are."""
-        self._send(self._numbers.next(), steps, positions)
+        number = self._numbers.next()
+        self._send(number, steps, positions)
+        _relay_guesses(self.relay, number, plan, steps)
 
     def rehearse(self) -> None:
         """Launches it for padding; for where nothing is really launched."""
@@ -141,6 +158,19 @@ class GuessTeller:
 
     def _send(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
         send_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
+
+
+def _relay_guesses(relay: StageRelay | None, number: int, plan: StepPlan, steps: torch.Tensor) -> None:
+    if relay is not None:
+        assert plan.num_drafts is not None
+        relay.note_guesses(number, 1 + steps.shape[1] * int(plan.num_drafts.max()))
+
+
+def recorded() -> torch.cuda.Event:
+    """An event behind what is launched on the current stream. A thread that waits for it sleeps."""
+    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch ships it so
+    event.record()
+    return event
 
 
 def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:

@@ -140,7 +140,7 @@ def check_num_ranks(options: ExecutorOptions, device: Device) -> None:
 
 def num_local_ranks(options: ExecutorOptions) -> int:
     """Ranks on this host."""
-    return options.layout.num_ranks - options.stage_hosts * options.tensor_parallel_size
+    return len(options.ranks_beside(0))
 
 
 def build_ranks(request: BuildRequest, loaded: LoadedDevice, progress: Progress) -> tuple[MultiExecutor, EngineConfig]:

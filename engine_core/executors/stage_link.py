@@ -62,13 +62,17 @@ class Receiver:
             self._messages += self._reader.read()
         return bool(self._messages)
 
+    def wait(self) -> None:
+        """Returns when a message is there, and says nothing of the wait. Raises `PeerGone`."""
+        while not self.has_message():
+            self._reader.wait()
+
     def receive(self) -> bytes:
         """Waits for the next message. Raises `PeerGone`."""
         if not self.has_message():
             start = time.perf_counter()
             self._say_waits(True)
-            while not self.has_message():
-                self._reader.wait()
+            self.wait()
             self._say_waits(False)
             self.seconds_waited += time.perf_counter() - start
         return self._messages.pop(0)

@@ -16,12 +16,15 @@ from headwater.engine_core.executors.build_cuda_rank import _host_exchange
 from headwater.engine_core.executors.host_exchange import ExchangeSizes, HostExchange
 from headwater.engine_core.executors.stage_link import StageLinks
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
+from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.ring import anonymous_memory
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import memory_bytes
 from headwater.kernels.stage_memory import StageSizes
+from tests.engine_core.parallel.thread_ranks import links_of
 from tests.engine_core.test_compiled_ahead import MODEL
 
+THREE = ParallelLayout(pipeline=3)
 STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messages=2, num_guesses=2)
 
 
@@ -56,7 +59,7 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sizes_of(tensor: int, pipeline: int) -> ExchangeSizes:
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline)
-    return ExchangeSizes(layout=layout, row_bytes=2048, stages=STAGES if pipeline > 1 else None)
+    return ExchangeSizes(layout=layout, row_bytes=2048, stages=STAGES if pipeline > 1 else None, here=range(pipeline))
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
@@ -89,6 +92,54 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(tensor: int, 
     assert end <= sizes.num_bytes
 
 
+def on_hosts(tensor: int, here: range, *, has_peers: bool = False) -> ExchangeSizes:
+    layout = ParallelLayout(tensor=tensor, pipeline=3)
+    return ExchangeSizes(layout=layout, row_bytes=2048, stages=STAGES, here=here, has_peers=has_peers)
+
+
+@pytest.mark.parametrize(
+    ("here", "with_pieces"),
+    [(range(1), [0, 1]), (range(2), [0, 1, 2]), (range(1, 2), [0, 1, 2]), (range(2, 3), [1, 2])],
+    ids=["the first", "the first two", "the one between", "the last"],
+)
+@pytest.mark.parametrize("has_peers", [False, True])
+def test_a_host_has_pieces_of_its_own_stages_and_of_those_next_to_them(
+    here: range, with_pieces: list[int], has_peers: bool
+) -> None:
+    tensor, sizes = 2, on_hosts(2, here, has_peers=has_peers)
+    assert list(sizes.with_pieces) == with_pieces
+    peers = len(here) * tensor * sizes.peer_bytes
+    assert (peers > 0) == has_peers
+    assert sizes.num_bytes == peers + len(with_pieces) * tensor * sizes.stage_bytes
+    memory, begins = anonymous_memory("exchange", 0), set[int]()
+    for stage in here:
+        for shard in range(tensor):
+            exchange = HostExchange(memory, sizes, stage * tensor + shard)
+            stages, first = exchange.stages(), exchange._address + peers
+            found = {stage - 1: stages.before, stage: stages.own, stage + 1: stages.behind}
+            assert [each for each, address in found.items() if address] == [n for n in with_pieces if n in found]
+            begins |= {address - first for address in found.values() if address}
+            # The last stage tells its tokens once: those on other hosts are told over its rings.
+            if stage in (0, 2):
+                others = [first + ((n - with_pieces[0]) * tensor + shard) * sizes.stage_bytes for n in with_pieces]
+                assert stages.others.tolist() == [each for each in others if each != stages.own]
+    os.close(memory)
+    assert begins == {i * sizes.stage_bytes for i in range(len(with_pieces) * tensor)}
+
+
+def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
+    memory, links = anonymous_memory("exchange", 0), [links_of(each) for each in create_stage_rings(THREE)]
+    relayed = {}
+    for here in (range(2), range(2, 3)):
+        for stage in here:
+            exchange = HostExchange(memory, on_hosts(1, here), stage)
+            relay = exchange.relay(links[stage], Unlocked)  # type: ignore[arg-type]  # nothing is recorded
+            relayed[stage] = relay._received is not None, relay._sender is not None
+    os.close(memory)
+    # Streams of a stage before, and what goes to others. All but the last one receive tokens over their links.
+    assert relayed == {0: (False, False), 1: (False, True), 2: (True, True)}
+
+
 class Host:
     """The group over host memory of a rank beside one that gives `others`, if it is less."""
 
@@ -101,17 +152,26 @@ class Host:
         return torch.cat([x, torch.full_like(x, min(self._other, int(x[0, 0])))], dim=1)
 
 
-def exchanged(access: str, host: Host, reached: int | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+def exchanged(
+    access: str, host: Host, reached: int | None, monkeypatch: pytest.MonkeyPatch, *, num_hosts: int = 0
+) -> tuple[Any, list[str]]:
     """What a rank finds, and what it says."""
-    monkeypatch.setattr(build_cuda_rank, "first_unreached", lambda layout, own: reached)
+    monkeypatch.setattr(build_cuda_rank, "first_unreached", lambda options, own: reached)
     said: list[str] = []
     memory = anonymous_memory("exchange", 0)
-    options = ExecutorOptions(model_folder=None, tensor_parallel_size=2, peer_access=access)
+    sizes = on_hosts(2, range(1), has_peers=True) if num_hosts else sizes_of(2, 1)
+    options = ExecutorOptions(
+        model_folder=None,
+        tensor_parallel_size=2,
+        pipeline_parallel_size=sizes.layout.pipeline,
+        peer_access=access,
+        stage_hosts=num_hosts,
+    )
     types = dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
     place: Any = SimpleNamespace(shard=options.layout.shard(0), stage_index=0, group=host, links=StageLinks())
     place.exchange, place.warn = memory, said.append
     try:
-        return _host_exchange(BuildRequest(options=options, model=MODEL, **types), place, sizes_of(2, 1)), said
+        return _host_exchange(BuildRequest(options=options, model=MODEL, **types), place, sizes), said
     finally:
         os.close(memory)
 
@@ -143,4 +203,22 @@ def test_host_memory_that_cannot_be_locked_is_refused_on_all_ranks(
     assert str(error.value) == (
         "peer_access is 'off'; allowed: auto, where GPUs reach one another's memory; peer_access is off, and the host "
         f"does not let a GPU lock {sizes_of(2, 1).num_bytes} bytes to exchange through"
+    )
+
+
+def test_stages_on_other_hosts_exchange_through_host_memory_and_ranks_of_one_as_their_gpus_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, said = exchanged("auto", Host(100), None, monkeypatch, num_hosts=2)
+    assert not found.has_peers
+    assert said == []
+    found, [sentence] = exchanged("off", Host(100), None, monkeypatch, num_hosts=2)
+    assert found.has_peers
+    assert sentence.startswith("peer_access is off: ranks exchange tensors through host memory")
+    monkeypatch.setattr(host_exchange, "LockedMemory", Refused)
+    with pytest.raises(ConfigError) as error:
+        exchanged("auto", Host(100), None, monkeypatch, num_hosts=2)
+    num_bytes = on_hosts(2, range(1)).num_bytes
+    assert str(error.value) == (
+        f"stage_hosts is 2; allowed: 0, since the host does not let a GPU lock {num_bytes} bytes to exchange through"
     )

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
-from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, most_ranks, rank_variables
+import pytest
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cuda
+from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, VISIBLE, most_ranks, rank_variables
+from headwater.engine_core.options import ExecutorOptions
 
 
 def test_each_rank_sees_its_own_gpu_first_and_those_of_its_engine_alone() -> None:
@@ -15,3 +21,25 @@ def test_ranks_share_a_gpu_only_where_a_developer_says_so() -> None:
     assert most_ranks({SHARE: "1"}, 1) == MOST_SHARING
     assert most_ranks({SHARE: "1"}, 0) == 0
     assert rank_variables({SHARE: "1"}, 1, 1, 2) == {}
+
+
+def test_ranks_on_another_host_have_the_first_gpus_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    for variable in (SHARE, VISIBLE):
+        monkeypatch.delenv(variable, raising=False)
+    options = ExecutorOptions(model_folder=None, tensor_parallel_size=2, pipeline_parallel_size=3, stage_hosts=1)
+    seen = [cuda.rank_variables(options, rank)[VISIBLE] for rank in range(6)]
+    # The engine's host has two stages, the other one the last.
+    assert seen == ["0,1,2,3", "1,0,2,3", "2,0,1,3", "3,0,1,2", "0,1", "1,0"]
+
+
+def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.machine, "machine", lambda: "aarch64")
+    options = ExecutorOptions(model_folder=None, pipeline_parallel_size=2, stage_hosts=1)
+    with pytest.raises(ConfigError) as refusal:
+        cuda._check_stage_hosts(options)
+    assert str(refusal.value) == (
+        "stage_hosts is 1; allowed: 0 on the platform cuda beside processors of kind aarch64, which may not keep the "
+        "order of stores"
+    )
+    cuda._check_stage_hosts(ExecutorOptions(model_folder=None, pipeline_parallel_size=2))

@@ -1,0 +1,289 @@
+"""Streams, tokens and guesses between pipeline stages whose pieces of memory lie on three hosts, in one process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.executors.gpu_stage import recorded
+from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
+from headwater.engine_core.executors.stage_relay import (
+    Launches,
+    Passed,
+    Piece,
+    ReceivedStreams,
+    SentStreams,
+    StageRelay,
+)
+from headwater.engine_core.parallel.stage_rings import create_stage_rings
+from headwater.engine_core.shards import ParallelLayout
+from headwater.kernels.peer_memory import host_address
+from headwater.kernels.stage_guesses import receive_guesses, send_guesses
+from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
+from headwater.kernels.stage_stream import (
+    receive_ends,
+    receive_stream,
+    receive_tokens,
+    send_ends,
+    send_stream,
+    send_tokens,
+)
+from tests.engine_core.parallel.thread_ranks import links_of
+from tests.kernels import interpreter
+from tests.kernels.paging import LONG_INTERPRETED
+from tests.polling import holds_within
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+HIDDEN, MOST_TOKENS, ROW_BYTES = 16, 2 * NUM_LANES.value + 3, 2 * 16
+SIZES = StageSizes(
+    stream_bytes=-(-ROW_BYTES * MOST_TOKENS // 128) * 128, most_rows=4, most_positions=9, num_messages=3, num_guesses=2
+)
+THREE = ParallelLayout(pipeline=3)
+PIECE_BYTES = -(-SIZES.num_bytes // 128) * 128
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _interpreted() -> None:
+    if DEVICE.type == "cpu":
+        interpreter.mend()
+
+
+class Ended:
+    """Event of launches that have ended when it is recorded, as interpreted ones have."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+def record() -> Passed:
+    return recorded() if DEVICE.type == "cuda" else Ended()
+
+
+class Host:
+    """The host of one stage: pieces of memory of that stage and of those next to it."""
+
+    def __init__(self, index: int) -> None:
+        pieces = mapped((3, PIECE_BYTES), torch.uint8)
+        self._host = LockedMemory(pieces) if DEVICE.type == "cuda" else pieces
+        first = host_address(pieces.data_ptr()) if DEVICE.type == "cuda" else pieces.data_ptr()
+        before, own, behind = (first + i * PIECE_BYTES for i in range(3))
+        others = {0: [behind], 1: [], 2: [before]}[index]
+        self.memory = StageMemory(
+            own=own,
+            before=before if index > 0 else 0,
+            behind=behind if index < 2 else 0,
+            others=torch.tensor(others, dtype=torch.int64, device=DEVICE),
+            sizes=SIZES,
+            host=self._host,
+        )
+        self.pieces = [Piece(each.numpy(), SIZES, ROW_BYTES) for each in pieces]
+
+
+class Hosts:
+    """Three of them, joined by rings as by links between hosts."""
+
+    def __init__(self) -> None:
+        self.all = [Host(i) for i in range(3)]
+        self.memory = [host.memory for host in self.all]
+        self._links = [links_of(rings) for rings in create_stage_rings(THREE)]
+        self.relays = []
+        for i, host in enumerate(self.all):
+            before, own, behind = host.pieces
+            sides = before if i > 0 else None, behind if i < 2 else None
+            self.relays.append(StageRelay(own, *sides, self._links[i], ROW_BYTES, record))
+        for relay in self.relays:
+            relay.start()
+
+    def send(self, stage: int, stream: torch.Tensor) -> None:
+        send_stream(self.memory[stage], stream)
+        self.relays[stage].note_streams()
+
+    def receive(self, stage: int, num_tokens: int) -> torch.Tensor:
+        stream = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+        receive_stream(self.memory[stage], stream)
+        self.relays[stage].note_streams()
+        return stream
+
+    def close(self) -> None:
+        """Closes what the first stage writes and what the last one does, so that all threads end."""
+        for link in self._links:
+            for writer in (link.stream_out, *link.tokens_out):
+                if writer is not None:
+                    writer.close()
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    before = set(threading.enumerate())
+    hosts = Hosts()
+    yield hosts
+    hosts.close()
+    started = [thread for thread in threading.enumerate() if thread not in before]
+    # Those that send wait for what is noted, until the process ends.
+    assert holds_within(lambda: sum(thread.is_alive() for thread in started) <= 3, 5)
+
+
+def streams_of(lengths: list[int]) -> list[torch.Tensor]:
+    return [torch.randn(length, HIDDEN, device=DEVICE).bfloat16() for length in lengths]
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1, 3, 2, 1, 5], pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED)]
+)
+def test_streams_pass_from_host_to_host_in_their_order(hosts: Hosts, lengths: list[int]) -> None:
+    for sent in streams_of(lengths):
+        hosts.send(0, sent)
+        passed = hosts.receive(1, len(sent))
+        hosts.send(1, passed)
+        assert torch.equal(hosts.receive(2, len(sent)), sent)
+
+
+def test_a_stage_sends_ahead_of_one_that_has_received_nothing(hosts: Hosts) -> None:
+    """Streams wait in the ring when both slots are full on either side."""
+    sent = streams_of([2, 1, 3, 3, 1, 2])
+    for stream in sent:
+        hosts.send(0, stream)
+    for stream in sent:
+        assert torch.equal(hosts.receive(1, len(stream)), stream)
+
+
+def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(hosts: Hosts) -> None:
+    table = torch.randint(1, 500, (4, 40), dtype=torch.int32, device=DEVICE)
+    known = torch.tensor([3, 0, 36, 9], dtype=torch.int32, device=DEVICE)
+    row, position, token = (torch.tensor([n, -1], dtype=torch.int32, device=DEVICE) for n in (3, 1, 17))
+    # More messages than slots.
+    for number in (1, 3, 5):
+        send_tokens(hosts.memory[2], number, row, position, token)
+        hosts.relays[2].note_tokens(number, 1 + 3 * 2)
+        send_ends(hosts.memory[2], number + 1, torch.tensor([2], dtype=torch.int32, device=DEVICE), known, table)
+        hosts.relays[2].note_tokens(number + 1, 1 + 2 + LAST_TOKENS)
+        for memory in hosts.memory[:2]:
+            theirs, seen = torch.zeros_like(table), torch.zeros_like(known)
+            receive_tokens(memory, number, 2, theirs)
+            assert theirs[3, 2] == 17
+            assert int((theirs != 0).sum()) == 1
+            receive_ends(memory, number + 1, 1, seen, theirs)
+            assert seen.tolist() == [0, 0, 36, 0]
+            assert torch.equal(theirs[2, 4:36], table[2, 4:36])
+
+
+def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
+    steps = torch.tensor([[1, -1], [0, 0], [2, 0], [1, 0], [-1, -1]], dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE)
+    known = torch.tensor([0, 5], dtype=torch.int32, device=DEVICE)
+    table = torch.randint(1, 500, (2, 9), dtype=torch.int32, device=DEVICE)
+    for number, stream in zip((1, 2, 3), streams_of([1, 1, 1]), strict=True):
+        send_guesses(hosts.memory[0], number, steps, known, positions, table)
+        hosts.relays[0].note_guesses(number, 1 + 2 * 2)
+        hosts.send(0, stream)
+        for stage in (1, 2):
+            theirs = torch.zeros_like(table)
+            receive_guesses(hosts.memory[stage], number, steps, known, positions, theirs)
+            hosts.relays[stage].note_guesses(number, 1 + 2 * 2)
+            assert torch.equal(theirs[1, 5:7], table[1, 5:7])
+            assert int((theirs != 0).sum()) == 2
+        assert torch.equal(hosts.receive(1, 1), stream)
+
+
+def pieces() -> list[Piece]:
+    return [Piece(np.zeros(PIECE_BYTES, np.uint8), SIZES, ROW_BYTES) for _ in range(2)]
+
+
+def rows_of(num_rows: int) -> np.ndarray:
+    return np.random.default_rng(num_rows).integers(0, 256, (num_rows, ROW_BYTES), np.uint8)
+
+
+class Kernels:
+    """Does to the pieces of a sending and a receiving stage what their kernels do."""
+
+    def __init__(self, first: int) -> None:
+        (self._own, self._behind), (self._theirs, self._before) = pieces(), pieces()
+        self._launched = Launches(Ended)
+        self._out = SentStreams(self._own, self._behind)
+        self._in = ReceivedStreams(self._theirs, self._before, ROW_BYTES, self._launched)
+        self._sent, self._received = (np.full(NUM_LANES.value, first, np.int32) for _ in range(2))
+        for counts in (self._out._taken, self._in._sent, self._own.taken, self._before.taken):
+            counts[:] = first
+
+    def send(self, rows: np.ndarray) -> None:
+        lanes = slice(min(len(rows), NUM_LANES.value))
+        numbers = self._sent[lanes] + 1
+        assert (self._own.taken[lanes] - (numbers - 2) >= 0).all()
+        self._behind.write_stream(numbers, rows)
+        self._behind.lengths[numbers[:1] & 1] = len(rows)
+        self._behind.arrived[lanes] = self._sent[lanes] = numbers
+
+    def relay(self) -> int:
+        num_streams = 0
+        while (stream := self._out.take()) is not None:
+            self._in.put(stream)
+            num_streams += 1
+        return num_streams
+
+    def receive(self, num_rows: int) -> np.ndarray:
+        lanes = slice(min(num_rows, NUM_LANES.value))
+        numbers = self._received[lanes] + 1
+        assert (self._theirs.arrived[lanes] - numbers >= 0).all()
+        rows = self._theirs.read_stream(numbers, num_rows)
+        self._before.taken[lanes] = self._received[lanes] = numbers
+        return rows
+
+    def is_half_there(self, rows: np.ndarray) -> bool:
+        """Whether a stream is relayed whose first lane alone has arrived."""
+        self._behind.arrived[:1] += 1
+        self._behind.lengths[self._behind.arrived[:1] & 1] = len(rows)
+        return self._out.take() is not None
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 4], ids=["from the start", "over the end of int32"])
+def test_rows_of_a_lane_lie_in_the_slot_of_that_lanes_turn(first: int) -> None:
+    kernels, lengths = Kernels(first), [1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1]
+    for one, another in zip(lengths[::2], lengths[1::2], strict=True):
+        kernels.send(rows_of(one))
+        kernels.send(rows_of(another))
+        assert kernels.relay() == 2
+        assert np.array_equal(kernels.receive(one), rows_of(one))
+        assert np.array_equal(kernels.receive(another), rows_of(another))
+
+
+def test_a_stream_is_relayed_when_all_of_it_is_there() -> None:
+    assert not Kernels(0).is_half_there(rows_of(2))
+    assert Kernels(0).is_half_there(rows_of(1))
+
+
+def test_a_stream_of_another_size_is_no_stream() -> None:
+    own, before = pieces()
+    streams = ReceivedStreams(own, before, ROW_BYTES, Launches(Ended))
+    for stream in (bytes(ROW_BYTES + 1), bytes(ROW_BYTES * (SIZES.stream_bytes // ROW_BYTES + 1))):
+        with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
+            streams.put(stream)
+    assert not own.arrived.any()
+
+
+def test_room_for_a_stream_is_awaited_until_a_launch_has_received_one() -> None:
+    own, before = pieces()
+    launched, waited = Launches(Ended), threading.Event()
+    streams = ReceivedStreams(own, before, ROW_BYTES, launched)
+    for value in range(2):
+        streams.put(rows_of(value + 1).tobytes())
+
+    def put() -> None:
+        streams.put(rows_of(3).tobytes())
+        waited.set()
+
+    thread = threading.Thread(target=put)
+    thread.start()
+    launched.note()
+    assert not waited.wait(0.1)
+    before.taken[:1] += 1
+    launched.note()
+    thread.join(5)
+    assert waited.is_set()
+    assert np.array_equal(own.read_stream(np.array([3, 2, 1], np.int32), 3), rows_of(3))
