@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executors.rank_devices import SHARE, VISIBLE
 from headwater.engine_core.parallel.host_join import JoinRefused
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 from tests.polling import holds_within
@@ -50,6 +51,11 @@ class ForkedHost(ForkServerProcess):
             StageHost(*self._asked, 1, [stopped]).run()
         except (ConfigError, JoinRefused) as error:
             sys.exit(str(error))
+
+    @property
+    def joins(self) -> tuple[str, Path]:
+        """Address that it joins, and the file with its secret."""
+        return self._asked[:2]
 
     @property
     def rank_pids(self) -> list[int]:
@@ -87,6 +93,14 @@ def forked_host(address: str, secret_file: Path, folder: Path, **more: Any) -> I
         yield host
     finally:
         host.finish()
+
+
+def use_gpus(gpus: range, *, shares: bool) -> None:
+    """Prepares a host for GPUs of its own, or with `shares` for turns on the first one."""
+    if shares:
+        os.environ[SHARE] = "1"
+    else:
+        os.environ[VISIBLE] = ",".join(map(str, gpus))
 
 
 def write_secret(folder: Path, secret: bytes = SECRET) -> Path:

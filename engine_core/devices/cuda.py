@@ -49,6 +49,7 @@ capabilities = Capabilities(
     parallel=True,
     rank_slots=True,
     stages=True,
+    stage_hosts=True,
     tree_numerics=True,
     rank_drafts=True,
     stage_drafts=True,

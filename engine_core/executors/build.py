@@ -183,7 +183,7 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
     if options.peer_access not in PEER_ACCESS:
         raise ConfigError("peer_access", options.peer_access, " or ".join(PEER_ACCESS))
     if options.stage_hosts and not flags.stage_hosts:
-        raise ConfigError("stage_hosts", options.stage_hosts, f"0 {where}: stages on other hosts need CPUs")
+        raise ConfigError("stage_hosts", options.stage_hosts, f"0 {where}, which has no stages on other hosts")
     sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
     for name, allows in (("tensor_parallel_size", flags.parallel), ("pipeline_parallel_size", flags.stages)):
         if sizes[name] != 1 and not allows:

@@ -1,0 +1,162 @@
+"""Engines whose last stages are computed on GPUs of other processes over sockets, beside one process: every bit is the
+same. Where there are fewer GPUs than ranks, all take turns on one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwater.engine_core.executors.rank_devices import SHARE
+from headwater.engine_core.rank_facts import RankLost
+from tests.engine_core.oracle_speculator import answers_of_a_new_engine
+from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
+from tests.engine_core.parallel.test_pipeline_parallel import told
+from tests.engine_core.parallel.test_ranks_on_gpu import engine
+from tests.engine_core.parallel.test_stage_hosts import Loss
+from tests.engine_core.parallel.test_stages_on_gpu import SCORED
+from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
+from tests.engine_core.small_models import SmallEngine, greedy
+from tests.engine_core.test_draft_model import WholeDrafts
+from tests.engine_core.test_drafts_on_gpu import MAX_DRAFTS, prompts_of
+from tests.engine_core.test_own_drafts_on_gpu import PLAIN, check_own_drafts
+from tests.forked_host import ForkedHost, forked_host, free_address, use_gpus, write_secret
+from tests.polling import holds_within
+from tests.services.engine.engine_process import wait_for_end
+
+pytestmark = pytest.mark.gpu
+
+NOTICED_SECONDS = 1.0
+Hosts = tuple[SmallEngine, list[ForkedHost]]
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of(QWEN3, tmp_path_factory.mktemp("qwen3"), "bfloat16")[1]
+
+
+@contextlib.contextmanager
+def engine_with_hosts(
+    folder: Path, base: Path, monkeypatch: pytest.MonkeyPatch, *, size: int = 2, num_hosts: int = 1, **options: Any
+) -> Iterator[Hosts]:
+    """Each host has GPUs of its own, behind those of the engine."""
+    address, secret, tensor = free_address(), write_secret(base), options.get("tensor_parallel_size", 1)
+    shares, first = torch.cuda.device_count() < size * tensor, (size - num_hosts) * tensor
+    if shares:
+        monkeypatch.setenv(SHARE, "1")
+    asked = {"pipeline_parallel_size": size, "stage_hosts": num_hosts, "stage_listen": address} | options
+    with contextlib.ExitStack() as stack:
+        hosts = [
+            stack.enter_context(
+                forked_host(
+                    address,
+                    secret,
+                    folder,
+                    prepare=partial(use_gpus, range(first + i * tensor, first + (i + 1) * tensor), shares=shares),
+                )
+            )
+            for i in range(num_hosts)
+        ]
+        yield stack.enter_context(engine(folder, stage_secret_file=secret, **asked)), hosts
+
+
+@pytest.mark.parametrize(("size", "num_hosts", "tensor"), [(2, 1, 1), (3, 2, 1), (3, 1, 1), (2, 1, 2)])
+def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
+    size: int, num_hosts: int, tensor: int, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = {"size": size, "num_hosts": num_hosts, "tensor_parallel_size": tensor}
+    many = [prompt[:20] for prompt in PROMPTS] * 16
+    asked = [
+        (PROMPTS, [SCORED]),
+        (PROMPTS, SAMPLINGS),
+        # Longer than the lanes of a stream, and more requests than seats.
+        ([[(7 * i) % 500 for i in range(700)]] * 2, [greedy(4, num_logprobs=1)]),
+        (many, [greedy(1 + i % 7) for i in range(len(many))]),
+    ]
+    with engine_with_hosts(qwen3, tmp_path, monkeypatch, **layout) as (several, _):
+        answers = [told(several.answer(prompts, *samplings)) for prompts, samplings in asked]
+    with engine(qwen3, tensor_parallel_size=tensor) as one:
+        assert answers == [told(one.answer(prompts, *samplings)) for prompts, samplings in asked]
+
+
+def test_drafts_that_every_stage_looks_up_change_no_bit(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prompts_of([1 + i * 37 % 200 for i in range(40)])
+    sizes: dict[str, Any] = {"max_num_seqs": 40, "num_blocks": 400, "max_draft_tokens": MAX_DRAFTS, "async_depth": 4}
+    with engine_with_hosts(qwen3, tmp_path, monkeypatch, **sizes) as (two, _):
+        check_own_drafts(two, prompts, PLAIN)
+
+
+@pytest.mark.parametrize(("size", "num_hosts"), [(2, 1), (3, 2)])
+def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
+    size: int, num_hosts: int, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [greedy(12, num_logprobs=2)]
+    with engine(qwen3) as plain:
+        expected, _ = answers_of_a_new_engine(plain, PROMPTS, asked)
+    drafting: dict[str, Any] = {"draft_model": qwen3, "max_draft_tokens": MAX_DRAFTS}
+    layout = {"size": size, "num_hosts": num_hosts}
+    with engine_with_hosts(qwen3, tmp_path, monkeypatch, **layout, **drafting) as (several, _):
+        for is_ahead in (False, True):
+            speculator = WholeDrafts(is_ahead=is_ahead).beside(several.config)
+            answers, load = answers_of_a_new_engine(several, PROMPTS, asked, speculator)
+            assert [each.token_ids for each in answers] == [each.token_ids for each in expected]
+            assert [each.logprobs for each in answers] == [each.logprobs for each in expected]
+            # The draft model is the served one.
+            assert load.num_accepted_tokens > 0.6 * load.num_draft_tokens > 10
+
+
+@pytest.mark.parametrize("who", ["host", "rank"])
+def test_a_host_or_its_rank_that_is_killed_ends_the_engine_at_once(
+    who: str, qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_with_hosts(qwen3, tmp_path, monkeypatch) as (two, [host]):
+        two.tokens(PROMPTS[:1], greedy(2))
+        loss, pids, began = Loss(two), host.rank_pids, [0.0]
+
+        def strike() -> None:
+            began[0] = time.monotonic()
+            if who == "host":
+                host.signal(signal.SIGKILL)
+            else:
+                os.kill(pids[0], signal.SIGKILL)
+
+        timer = threading.Timer(0.3, strike)
+        timer.start()
+        with pytest.raises(RankLost):
+            two.answer([PROMPTS[0]] * 8, greedy(900))
+        timer.join()
+        lost = str(loss.within(NOTICED_SECONDS, began[0]))
+        how = r"has closed its connection( \(.*\))?" if who == "host" else "was ended by SIGKILL"
+        assert re.fullmatch(rf"rank 1 \(stage 1 on 127.0.0.1\) {how}; all ranks of the engine end", lost)
+        for pid in pids:
+            wait_for_end(pid, 5)
+
+
+def test_a_host_that_stands_still_ends_the_engine_and_the_host_joins_the_next_one(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is noticed as late as a GPU may take to compile a kernel."""
+    with engine_with_hosts(qwen3, tmp_path, monkeypatch) as (two, [host]):
+        expected = two.tokens(PROMPTS, greedy(8))
+        loss, began = Loss(two), time.monotonic()
+        host.signal(signal.SIGSTOP)
+        assert "has been silent for" in str(loss.within(30, began))
+        host.signal(signal.SIGCONT)
+        assert holds_within(lambda: host.rank_pids == [], 10)
+        two.close()
+        address, secret = host.joins
+        asked = {"pipeline_parallel_size": 2, "stage_hosts": 1, "stage_listen": address, "stage_secret_file": secret}
+        with engine(qwen3, **asked) as again:
+            assert again.tokens(PROMPTS, greedy(8)) == expected
