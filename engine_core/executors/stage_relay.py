@@ -167,12 +167,17 @@ class Sender:
         """Raises `PeerGone`."""
         while True:
             passed, words = self._noted.get()
+            # What is there already waits for no call of the device's driver, which may wait for a launch in its turn.
+            self._send_streams()
             passed.synchronize()
-            if words is not None:
+            if words is None:
+                self._send_streams()
+            else:
                 self._write(words.tobytes())
-            elif self._streams is not None:
-                while (stream := self._streams.take()) is not None:
-                    self._write(STREAM + stream)
+
+    def _send_streams(self) -> None:
+        while self._streams is not None and (stream := self._streams.take()) is not None:
+            self._write(STREAM + stream)
 
     def _write(self, message: bytes) -> None:
         for writer in self._writers:

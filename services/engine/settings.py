@@ -107,7 +107,7 @@ class EngineSettings(StageSecuritySettings):
         "auto",
         "auto (ranks write into one another's GPUs, or into host memory where these cannot) or off (host memory)",
     )
-    stage_hosts: int = setting(0, "stages on other hosts, the last ones: each joins by `headwater serve stage` (CPUs)")
+    stage_hosts: int = setting(0, "stages on other hosts, the last ones: each joins by `headwater serve stage`")
     stage_listen: str = setting("", "host:port where these hosts join")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
     role: str = setting(BOTH, "both, prefill (computes prompts, others go on) or decode (goes on behind them)")
