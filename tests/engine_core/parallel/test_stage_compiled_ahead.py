@@ -73,7 +73,27 @@ class Stages:
         return bool(self._each(lambda stage: stage.prepare()))
 
 
-def stage_of(index: int) -> tuple[CudaExecutor | CudaStageExecutor, StageMemory]:
+class NotedRelay:
+    """See `StageRelay`: notes what it is to move to other hosts, and moves nothing."""
+
+    def __init__(self) -> None:
+        self.num_streams = 0
+        self.tokens, self.guesses = list[tuple[int, int]](), list[tuple[int, int]]()
+
+    def start(self) -> None:
+        assert not self.num_streams, "what is launched before is lost"
+
+    def note_streams(self) -> None:
+        self.num_streams += 1
+
+    def note_tokens(self, number: int, num_words: int) -> None:
+        self.tokens.append((number, num_words))
+
+    def note_guesses(self, number: int, num_words: int) -> None:
+        self.guesses.append((number, num_words))
+
+
+def stage_of(index: int, relay: Any) -> tuple[CudaExecutor | CudaStageExecutor, StageMemory]:
     layout, last = Decoder.layout(SERVED), len(STAGES) - 1
     memory = StageMemory(
         own=4096 * (index + 1),
@@ -92,7 +112,7 @@ def stage_of(index: int) -> tuple[CudaExecutor | CudaStageExecutor, StageMemory]
         stage_weights(zeros(layout, WHOLE), layout, place.stage, DTYPE),
     )
     config = place.local_config(SERVED)
-    served = LoadedRank(config, weights, DTYPE, False, request, place, None, Alone(), memory)
+    served = LoadedRank(config, weights, DTYPE, False, request, place, None, Alone(), memory, relay)
     draft = LoadedModel(MODEL, zeros(Decoder.layout(MODEL), WHOLE), DTYPE, False)
     built, _ = build_cuda_executor(
         served,
@@ -109,10 +129,11 @@ def stage_of(index: int) -> tuple[CudaExecutor | CudaStageExecutor, StageMemory]
 
 
 @pytest.mark.usefixtures("_no_gpu")
-def test_stages_compile_nothing_late_and_receive_each_message_of_guesses(
+def test_stages_compile_nothing_late_and_receive_and_relay_each_message_of_guesses(
     launches: Launches, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = [stage_of(index) for index in range(len(STAGES))]
+    relays = [NotedRelay() for _ in STAGES]
+    built = [stage_of(index, relay) for index, relay in enumerate(relays)]
     ahead, told = set(launches.seen), list[tuple[int, int, int]]()
     for name in ("send_guesses", "receive_guesses"):
         launch = getattr(gpu_stage, name)
@@ -130,3 +151,12 @@ def test_stages_compile_nothing_late_and_receive_each_message_of_guesses(
     assert len(sent) > 20
     for later in (1, 2):
         assert [(number, count) for stage, number, count in told if stage == later] == sent
+    # Where stages are on other hosts, each stream, each message of tokens and each one of guesses is relayed.
+    assert relays[0].num_streams == relays[1].num_streams == relays[2].num_streams > 100
+    assert [number for number, _ in relays[2].tokens] == list(range(1, len(relays[2].tokens) + 1))
+    assert len(relays[2].tokens) > 100
+    assert [relay.guesses for relay in relays[:2]] == [relays[0].guesses] * 2
+    assert [number for number, _ in relays[0].guesses] == [number for number, _ in sent]
+    sizes = built[0][1].sizes
+    assert all(1 < num_words <= sizes.message_len for _, num_words in relays[2].tokens)
+    assert all(1 < num_words <= sizes.guesses_len for _, num_words in relays[0].guesses)
