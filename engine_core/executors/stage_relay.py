@@ -59,12 +59,11 @@ class Piece:
         slot: Int32Array = self._guesses[number % len(self._guesses)]
         return slot
 
-    def read_stream(self, numbers: Int32Array, num_rows: int) -> UInt8Array:
-        """Rows [num_rows, row bytes] of a stream that is the lanes' `numbers`, of each lane that has rows."""
-        rows = np.empty((num_rows, self._slots[0].shape[1]), np.uint8)
-        for slot, where in self._parts(numbers, num_rows):
+    def read_stream(self, numbers: Int32Array, rows: UInt8Array) -> None:
+        """Fills rows [N, row bytes] with those of a stream. `numbers`: the stream's, of each lane that has rows of
+        it."""
+        for slot, where in self._parts(numbers, len(rows)):
             rows[where] = slot[where]
-        return rows
 
     def write_stream(self, numbers: Int32Array, rows: UInt8Array) -> None:
         """Does the opposite of `read_stream`."""
@@ -108,12 +107,12 @@ class Launches:
 class SentStreams:
     """Streams that kernels send to a stage on another host."""
 
-    def __init__(self, own: Piece, behind: Piece) -> None:
-        self._own, self._behind = own, behind
+    def __init__(self, own: Piece, behind: Piece, row_bytes: int) -> None:
+        self._own, self._behind, self._row_bytes = own, behind, row_bytes
         self._taken: Int32Array = np.zeros(NUM_LANES.value, np.int32)
 
     def take(self) -> bytes | None:
-        """The next stream; None: it has not arrived whole."""
+        """The next stream as a message; None: it has not arrived whole."""
         next_of_first = self._taken[:1] + 1
         # Differences, which are right when both have wrapped.
         if (self._behind.arrived[:1] - next_of_first < 0).any():
@@ -123,9 +122,10 @@ class SentStreams:
         numbers = self._taken[lanes] + 1
         if (self._behind.arrived[lanes] - numbers < 0).any():
             return None
-        rows = self._behind.read_stream(numbers, num_rows).tobytes()
+        message = np.zeros(len(STREAM) + num_rows * self._row_bytes, np.uint8)
+        self._behind.read_stream(numbers, message[len(STREAM) :].reshape(num_rows, self._row_bytes))
         self._taken[lanes] = self._own.taken[lanes] = numbers
-        return rows
+        return message.tobytes()
 
 
 class ReceivedStreams:
@@ -177,7 +177,7 @@ class Sender:
 
     def _send_streams(self) -> None:
         while self._streams is not None and (stream := self._streams.take()) is not None:
-            self._write(STREAM + stream)
+            self._write(stream)
 
     def _write(self, message: bytes) -> None:
         for writer in self._writers:
@@ -207,7 +207,7 @@ class StageRelay:
         self._sender: Sender | None = None
         if behind is not None:
             assert links.stream_out is not None
-            self._sender = Sender([links.stream_out], SentStreams(own, behind), record)
+            self._sender = Sender([links.stream_out], SentStreams(own, behind, row_bytes), record)
         elif links.tokens_out:
             self._sender = Sender(links.tokens_out, None, record)
 

@@ -12,6 +12,7 @@ import torch
 from headwater.engine_core.executors.gpu_stage import recorded
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
 from headwater.engine_core.executors.stage_relay import (
+    STREAM,
     Launches,
     Passed,
     Piece,
@@ -206,7 +207,7 @@ class Kernels:
     def __init__(self, first: int) -> None:
         (self._own, self._behind), (self._theirs, self._before) = pieces(), pieces()
         self._launched = Launches(Ended)
-        self._out = SentStreams(self._own, self._behind)
+        self._out = SentStreams(self._own, self._behind, ROW_BYTES)
         self._in = ReceivedStreams(self._theirs, self._before, ROW_BYTES, self._launched)
         self._sent, self._received = (np.full(NUM_LANES.value, first, np.int32) for _ in range(2))
         for counts in (self._out._taken, self._in._sent, self._own.taken, self._before.taken):
@@ -223,7 +224,8 @@ class Kernels:
     def relay(self) -> int:
         num_streams = 0
         while (stream := self._out.take()) is not None:
-            self._in.put(stream)
+            assert stream[: len(STREAM)] == STREAM
+            self._in.put(stream[len(STREAM) :])
             num_streams += 1
         return num_streams
 
@@ -231,7 +233,8 @@ class Kernels:
         lanes = slice(min(num_rows, NUM_LANES.value))
         numbers = self._received[lanes] + 1
         assert (self._theirs.arrived[lanes] - numbers >= 0).all()
-        rows = self._theirs.read_stream(numbers, num_rows)
+        rows = np.empty((num_rows, ROW_BYTES), np.uint8)
+        self._theirs.read_stream(numbers, rows)
         self._before.taken[lanes] = self._received[lanes] = numbers
         return rows
 
@@ -286,4 +289,6 @@ def test_room_for_a_stream_is_awaited_until_a_launch_has_received_one() -> None:
     launched.note()
     thread.join(5)
     assert waited.is_set()
-    assert np.array_equal(own.read_stream(np.array([3, 2, 1], np.int32), 3), rows_of(3))
+    rows = np.empty((3, ROW_BYTES), np.uint8)
+    own.read_stream(np.array([3, 2, 1], np.int32), rows)
+    assert np.array_equal(rows, rows_of(3))
