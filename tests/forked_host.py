@@ -53,11 +53,6 @@ class ForkedHost(ForkServerProcess):
             sys.exit(str(error))
 
     @property
-    def joins(self) -> tuple[str, Path]:
-        """Address that it joins, and the file with its secret."""
-        return self._asked[:2]
-
-    @property
     def rank_pids(self) -> list[int]:
         """In the order of the ranks."""
         return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
