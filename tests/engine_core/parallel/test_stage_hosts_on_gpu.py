@@ -23,10 +23,10 @@ from tests.engine_core.oracle_speculator import answers_of_a_new_engine
 from tests.engine_core.parallel.parallel_models import QWEN3, folder_of
 from tests.engine_core.parallel.test_pipeline_parallel import told
 from tests.engine_core.parallel.test_ranks_on_gpu import engine
-from tests.engine_core.parallel.test_stage_hosts import Loss
+from tests.engine_core.parallel.test_stage_hosts import PROMPT, Loss
 from tests.engine_core.parallel.test_stages_on_gpu import SCORED
 from tests.engine_core.parallel.test_tensor_parallel import PROMPTS, SAMPLINGS
-from tests.engine_core.small_models import greedy
+from tests.engine_core.small_models import SmallEngine, greedy
 from tests.engine_core.test_draft_model import WholeDrafts
 from tests.engine_core.test_drafts_on_gpu import MAX_DRAFTS, prompts_of
 from tests.engine_core.test_own_drafts_on_gpu import PLAIN, check_own_drafts
@@ -72,7 +72,7 @@ def test_stages_on_other_hosts_answer_to_the_bit_as_one_process(
         (PROMPTS, [SCORED]),
         (PROMPTS, SAMPLINGS),
         # Longer than the lanes of a stream, and more requests than seats.
-        ([[(7 * i) % 500 for i in range(700)]] * 2, [greedy(4, num_logprobs=1)]),
+        ([PROMPT[:700]] * 2, [greedy(4, num_logprobs=1)]),
         (many, [greedy(1 + i % 7) for i in range(len(many))]),
     ]
     with hosts_of(qwen3, tmp_path, monkeypatch, **layout) as (options, _), engine(qwen3, **options) as several:
@@ -109,6 +109,26 @@ def test_guesses_of_the_first_stage_reach_other_hosts_and_change_no_bit(
             assert [each.logprobs for each in answers] == [each.logprobs for each in expected]
             # The draft model is the served one.
             assert load.num_accepted_tokens > 10
+
+
+def test_what_a_relay_costs(qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prints it, with `pytest -s`: milliseconds a token of an answer alone, and of each of 8 at once."""
+    prompts, asked = [PROMPT[i : i + 20] for i in range(8)], greedy(300)
+
+    def measured(name: str, two: SmallEngine) -> list[list[int]]:
+        answers = two.tokens(prompts, asked)
+        for num_rows in (1, 8):
+            two.tokens(prompts[:num_rows], asked)
+            began = time.perf_counter()
+            assert two.tokens(prompts[:num_rows], asked) == answers[:num_rows]
+            print(f"\n{name}, {num_rows} at once: {1e3 * (time.perf_counter() - began) / asked.max_tokens:.2f} ms")
+        return answers
+
+    with hosts_of(qwen3, tmp_path, monkeypatch) as (options, _), engine(qwen3, **options) as two:
+        relayed = measured("on another host", two)
+    for access in ("auto", "off"):
+        with engine(qwen3, pipeline_parallel_size=2, peer_access=access) as two:
+            assert measured(f"on one host, peer access {access}", two) == relayed
 
 
 @pytest.mark.parametrize("who", ["host", "rank"])
