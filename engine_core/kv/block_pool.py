@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 NULL_BLOCK = 0
+CachedBlock = tuple[int, bytes, int]
+"""A block, the hash that it caches, and its generation."""
 
 
 class BlockPool:
@@ -21,7 +23,7 @@ class BlockPool:
         self.ref_counts = [0] * num_blocks
         self.generations: list[int] | memoryview[int] = [0] * num_blocks
         """How often each block was handed out: what it contained in an earlier generation is gone."""
-        self._cached: list[int] | None = None
+        self._cached: list[CachedBlock] | None = None
         """Blocks that were cached since the last `take_cached`; None: the engine does not publish its blocks."""
         self.num_shared = 0
         """Blocks held more than once."""
@@ -103,7 +105,7 @@ class BlockPool:
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
         if self._cached is not None:
-            self._cached.append(block)
+            self._cached.append((block, block_hash, self.generations[block]))
         return block_hash not in self.elsewhere
 
     def find(self, block_hash: bytes) -> int | None:
@@ -129,15 +131,14 @@ class BlockPool:
         for block, generation in enumerate(self.generations):
             generations[block] = generation
         self.generations = generations
-        self._cached = list(self._block_of.values())
+        self._cached = [(block, block_hash, generations[block]) for block_hash, block in self._block_of.items()]
 
-    def take_cached(self) -> list[tuple[int, bytes, int]]:
-        """Block, hash and generation of blocks that were cached since the last call and still are."""
+    def take_cached(self) -> list[CachedBlock]:
+        """Blocks that were cached since the last call; what was handed out again is of an older generation."""
         if not self._cached:
             return []
         cached, self._cached = self._cached, []
-        hash_of, generations = self._hash_of, self.generations
-        return [(block, found, generations[block]) for block in cached if (found := hash_of[block]) is not None]
+        return cached
 
     def hash_of(self, block: int) -> bytes | None:
         """By which it can be found."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..executor import Int32Array
 from ..process_memory import host_id, is_shareable, open_memory
 from ..ring import anonymous_memory, map_at_least
-from .block_pool import BlockPool
+from .block_pool import BlockPool, CachedBlock
 from .lending import Steps
 
 BoolArray = npt.NDArray[np.bool_]
@@ -47,10 +47,11 @@ class PublishedBlocks:
         self._descriptor = anonymous_memory(self._name, _num_bytes(num_blocks))
         weakref.finalize(self, os.close, self._descriptor).atexit = False
         mapped = map_at_least(self._descriptor, _num_bytes(num_blocks))
-        self._generations, self._stamps, self._hashes = _columns(mapped, num_blocks)
-        pool.publish(memoryview(mapped)[HEADER_LEN : HEADER_LEN + 8 * num_blocks].cast("Q"))
-        self._computing = deque[tuple[int, list[tuple[int, bytes, int]]]]()
-        """Block, hash and generation of blocks that were cached, behind the last step that may compute them."""
+        generations, stamps, self._hashes = _memory(mapped, num_blocks)
+        self._stamps = stamps.cast("Q")
+        pool.publish(generations.cast("Q"))
+        self._computing = deque[tuple[int, list[CachedBlock]]]()
+        """Blocks that were cached, behind the last step that may compute them."""
         mapped[:TOKEN_LEN] = self._token
         self.handle = json.dumps(
             {
@@ -77,18 +78,15 @@ class PublishedBlocks:
         while self._computing and self._computing[0][0] <= retired_step:
             self._publish(self._computing.popleft()[1])
 
-    def _publish(self, cached: list[tuple[int, bytes, int]]) -> None:
-        generations = self._pool.generations
-        current = [(block, block_hash, number) for block, block_hash, number in cached if generations[block] == number]
-        if not current:
-            return
-        blocks, hashes, numbers = zip(*current, strict=True)
-        self._write(self._hashes, list(blocks), _words(hashes))
-        # The last: a reader that sees the stamp sees the hash.
-        self._write(self._stamps, list(blocks), np.array(numbers, np.uint64))
-
-    def _write(self, column: UInt64Array, blocks: list[int], values: UInt64Array) -> None:
-        column[blocks] = values
+    def _publish(self, cached: list[CachedBlock]) -> None:
+        # Blocks of a step are few: written one by one, they take less time than as arrays.
+        generations, hashes, stamps = self._pool.generations, self._hashes, self._stamps
+        for block, block_hash, number in cached:
+            if generations[block] == number:
+                start = HASH_LEN * block
+                hashes[start : start + HASH_LEN] = block_hash
+                # The last: a reader that sees the stamp sees the hash.
+                stamps[block] = number
 
 
 class Found(NamedTuple):
@@ -163,8 +161,15 @@ def _num_bytes(num_blocks: int) -> int:
 
 def _columns(mapped: mmap.mmap, num_blocks: int) -> tuple[UInt64Array, UInt64Array, UInt64Array]:
     """Generations [blocks]; the generation that each hash belongs to [blocks], 0: none; hashes [blocks, 2]."""
-    words = np.frombuffer(mapped, np.uint64, offset=HEADER_LEN)
-    return words[:num_blocks], words[num_blocks : 2 * num_blocks], words[2 * num_blocks : 4 * num_blocks].reshape(-1, 2)
+    generations, stamps, hashes = (np.frombuffer(each, np.uint64) for each in _memory(mapped, num_blocks))
+    return generations, stamps, hashes.reshape(-1, 2)
+
+
+def _memory(mapped: mmap.mmap, num_blocks: int) -> tuple[memoryview[int], memoryview[int], memoryview[int]]:
+    """The bytes of the columns, in their order."""
+    whole, end = memoryview(mapped), _num_bytes(num_blocks)
+    stamps, hashes = HEADER_LEN + 8 * num_blocks, HEADER_LEN + 16 * num_blocks
+    return whole[HEADER_LEN:stamps], whole[stamps:hashes], whole[hashes:end]
 
 
 def _words(hashes: Sequence[bytes]) -> UInt64Array:

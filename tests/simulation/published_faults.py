@@ -10,34 +10,50 @@ import json
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from headwater.bench.program import run_program
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.published_blocks import PublishedBlocks, UInt64Array
+from headwater.engine_core.kv.published_blocks import PublishedBlocks
 from tests.simulation.peer_twins import RacedView
 
 NUM_BLOCKS, NUM_PREFIXES, PREFIX_LEN = 9, 3, 3
 HASHES = [[bytes([prefix, at]) * 8 for at in range(PREFIX_LEN)] for prefix in range(NUM_PREFIXES)]
 
 
+class SlowMemory:
+    """Memory that is written word by word, when a queue of writes gets there."""
+
+    def __init__(self, memory: memoryview[int], writes: deque[Callable[[], None]]) -> None:
+        self._memory, self._writes = memory, writes
+
+    def __setitem__(self, at: int | slice[int, int, None], value: int | bytes) -> None:
+        for place, word in self._words(at, value):
+            self._writes.append(partial(self._memory.__setitem__, place, word))
+
+    def _words(self, at: int | slice[int, int, None], value: int | bytes) -> Iterator[tuple[Any, Any]]:
+        if isinstance(at, int):
+            yield at, value
+            return
+        assert isinstance(value, bytes)
+        for start in range(0, len(value), 8):
+            yield slice(at.start + start, at.start + start + 8), value[start : start + 8]
+
+
 class SlowlyPublished(PublishedBlocks):
-    """Writes word by word; readers see what was written so far."""
+    """Readers see what was written so far."""
 
     def __init__(self, pool: BlockPool, owner: Owner) -> None:
         super().__init__(pool, owner)
         self.writes = deque[Callable[[], None]]()
         """Writes that are due, in their order. The owner does nothing else before they are done."""
-
-    def _write(self, column: UInt64Array, blocks: list[int], values: UInt64Array) -> None:
-        parts = zip(column.T, values.T, strict=True) if column.ndim == 2 else [(column, values)]
-        for part, words in parts:
-            self.writes.append(partial(part.__setitem__, blocks, words))
+        self._hashes = SlowMemory(self._hashes, self.writes)  # type: ignore[assignment]
+        self._stamps = SlowMemory(self._stamps, self.writes)  # type: ignore[assignment]
 
 
 @dataclass(slots=True)

@@ -9,9 +9,9 @@ import pytest
 
 from headwater.engine_core.kv import published_blocks
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.published_blocks import BlocksView, Found, PublishedBlocks, UInt64Array
+from headwater.engine_core.kv.published_blocks import BlocksView, Found, PublishedBlocks
 from tests.simulation import peer_faults, published_faults
-from tests.simulation.published_faults import SlowlyPublished
+from tests.simulation.published_faults import SlowMemory
 
 MOST_SEEDS = 500
 """Within which a planted fault has to show."""
@@ -105,15 +105,15 @@ def hash_before_its_stamp(patch: pytest.MonkeyPatch) -> None:
 
 def stamp_before_its_hash(patch: pytest.MonkeyPatch) -> None:
     """The owner says of which generation a hash is before it has written the hash."""
-    write = SlowlyPublished._write
+    write = SlowMemory.__setitem__
 
-    def write_last_first(blocks: SlowlyPublished, column: UInt64Array, rows: list[int], values: UInt64Array) -> None:
-        before = list(blocks.writes)
-        blocks.writes.clear()
-        write(blocks, column, rows, values)
-        blocks.writes += before
+    def write_last_first(memory: SlowMemory, at: int | slice[int, int, None], value: int | bytes) -> None:
+        before = list(memory._writes)
+        memory._writes.clear()
+        write(memory, at, value)
+        memory._writes.extend(before)
 
-    patch.setattr(SlowlyPublished, "_write", write_last_first)
+    patch.setattr(SlowMemory, "__setitem__", write_last_first)
 
 
 def published_before_it_is_computed(patch: pytest.MonkeyPatch) -> None:
