@@ -163,6 +163,10 @@ class SwapPlan:
     """[M] no plan lists them before the copies are done."""
 
 
+NO_PLACES: Int32Array = np.empty(0, np.int32)
+"""The blocks or slots of a plan that copies nothing that way."""
+
+
 class Swapper(Protocol):
     """Copies blocks in the order of the plans, without waiting. A step that writes to a block which is on its way out
     waits for that copy, as does whatever reads a slot."""

@@ -15,7 +15,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from ..executor import Swapper, SwapPlan
+from ..executor import NO_PLACES, Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
@@ -75,12 +75,16 @@ class BlockLeases:
         self._num_saved = self._num_writing = 0
         self._results: deque[Callable[[], None]] = deque()
         """Results of jobs, which the step loop applies."""
+        self._is_quiet = True
+        """Nothing was asked for since the last `advance`, and no lease waits for a step, a copy or a slot."""
         self._num_lent = self.num_lent_from_tiers = 0
         """Blocks that were copied for other engines, and those of them that were not in the KV cache."""
 
     @property
     def is_busy(self) -> bool:
         """Whether `advance` is to be called soon."""
+        if self._is_quiet:
+            return False
         is_busy = bool(self._pinned or self._copying or self._num_writing or (self._asked and self._free_slots))
         return is_busy or (self._direct is not None and self._direct.is_busy)
 
@@ -100,6 +104,7 @@ class BlockLeases:
         return [*direct, *(block for lease in (*self._pinned, *self._copying) for block in lease.blocks)]
 
     def lend(self, request: LeaseRequest) -> None:
+        self._is_quiet = False
         if request.is_direct:
             self._lend_direct(request)
             return
@@ -109,6 +114,7 @@ class BlockLeases:
     def end(self, number: int, num_copied: int = 0) -> None:
         """Ends a lease; one that is not here has ended already. What is being copied is discarded. `num_copied`: blocks
         that another engine copied directly."""
+        self._is_quiet = False
         if self._direct is not None:
             self._direct.end(number, num_copied)
         if (lease := self._leases.pop(number, None)) is None:
@@ -119,19 +125,25 @@ class BlockLeases:
 
     def copied(self, number: int) -> None:
         """Another engine has copied the blocks of a direct lease."""
+        self._is_quiet = False
         if self._direct is not None:
             self._direct.copied(number)
 
     def advance(self, retired_step: int) -> bool:
         """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of."""
+        if self._direct is not None:
+            self._direct.publish(retired_step)
+        if self._is_quiet:
+            return False
         has_released = self._direct is not None and self._direct.advance(retired_step)
-        if not (self._asked or self._pinned or self._copying or self._num_writing):
-            return has_released
-        while self._results:
-            self._results.popleft()()
-        self._pin_asked()
-        self._copy_pinned(retired_step)
-        return self._release_copied() or has_released
+        if self._asked or self._pinned or self._copying or self._num_writing:
+            while self._results:
+                self._results.popleft()()
+            self._pin_asked()
+            self._copy_pinned(retired_step)
+            has_released |= self._release_copied()
+        self._is_quiet = not (self._asked or self.is_busy)
+        return has_released
 
     def _lend_direct(self, request: LeaseRequest) -> None:
         if self._direct is not None:
@@ -178,13 +190,12 @@ class BlockLeases:
         self._copying += due
         if not any(lease.blocks for lease in due):
             return
-        none = np.empty(0, np.int32)
         self._swapper.swap(
             SwapPlan(
                 out_blocks=np.array([block for lease in due for block in lease.blocks], np.int32),
                 out_slots=np.array([slot for lease in due for slot in lease.slots[: len(lease.blocks)]], np.int32),
-                in_slots=none,
-                in_blocks=none,
+                in_slots=NO_PLACES,
+                in_blocks=NO_PLACES,
             )
         )
 

@@ -99,11 +99,14 @@ class DirectLeases:
                 self._let_go(lease)
         self.num_lent += num_copied if self.num_leases < num_leases else 0
 
+    def publish(self, retired_step: int) -> None:
+        """Publishes blocks of steps up to `retired_step`, which have ended. To be called after each step."""
+        if self._published is not None:
+            self._published.advance(retired_step)
+
     def advance(self, retired_step: int) -> bool:
         """Goes on with every lease; steps up to `retired_step` have ended. Returns whether blocks were let go of since
         the last call."""
-        if self._published is not None:
-            self._published.advance(retired_step)
         while self._asked and self._pin(self._asked[0]):
             self._asked.popleft()
         for number in [number for number, lease in self._pinned.items() if lease.after_step <= retired_step]:
