@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import compress, takewhile
 from typing import NamedTuple
 
 from .block_pool import BlockPool
@@ -76,6 +76,9 @@ class BlockLoads:
         """Requests that wait while a prompt is computed."""
         self._pool, self._cache, self._clock, self._compute_seconds = pool, cache, clock, compute_seconds
         self._sources = tuple(sources)
+        self._keepers = tuple(source for source in sources if source.keeps_blocks)
+        self._is_asked = False
+        """Whether a source was asked for something since the last launch."""
         self._open: dict[Ticket, _Load] = {}
         self._loading: dict[bytes, Ticket] = {}
         """By hash of each block on its way that requests can wait for."""
@@ -105,16 +108,15 @@ class BlockLoads:
         """Lets go of a sequence's blocks, given from first to last, the first of which have these hashes and follow
         `parent`; sources may copy those that no request uses now."""
         self._pool.release(blocks)
-        if not self._sources:
+        if not self._keepers:
             return
-        ref_counts, hash_of = self._pool.ref_counts, self._pool.hash_of
-        kept, unused, parents = [], [], []
-        for before, block_hash, block in zip([parent, *hashes], hashes, blocks, strict=False):
-            if ref_counts[block] == 0 and hash_of(block) == block_hash:
-                kept.append(block_hash)
-                unused.append(block)
-                parents.append(before)
-        for source in self._sources if kept else ():
+        are_unheld = self._pool.are_unheld(blocks, hashes)
+        if True not in are_unheld:
+            return
+        kept, unused = list(compress(hashes, are_unheld)), list(compress(blocks, are_unheld))
+        parents = list(compress([parent, *hashes], are_unheld))
+        self._is_asked = True
+        for source in self._keepers:
             source.save(kept, unused, parents, owner)
 
     def find(self, chain: HashChain, start: int, end: int, excluded: Collection[Loader] = ()) -> Offer | None:
@@ -125,11 +127,11 @@ class BlockLoads:
         hashes = chain.hashes[start:end] if self._sources else []
         if self._loading:
             hashes = list(takewhile(lambda block_hash: block_hash not in self._loading, hashes))
-        best, most, compute_seconds = None, (0.0, 0.0), self._compute_seconds() if hashes else 0.0
+        best, most = None, (0.0, 0.0)
         for source in self._sources if hashes else ():
             if source in excluded or not (num_blocks := source.find(hashes)):
                 continue
-            cost = source.cost(num_blocks)
+            cost, compute_seconds = source.cost(num_blocks), self._compute_seconds()
             num_waiting = 1 + (self.num_decoding() if source.spares_steps else 0)
             saved = num_blocks * compute_seconds * num_waiting - cost
             if compute_seconds and saved < 0:
@@ -160,6 +162,7 @@ class BlockLoads:
         hashes = chain.hashes[start : start + offer.num_blocks]
         blocks = self._pool.allocate(len(hashes))
         ticket = offer.source.load(hashes, blocks)
+        self._is_asked = True
         self._loading |= dict.fromkeys(hashes, ticket)
         self._open[ticket] = _Load(
             source=offer.source,
@@ -178,13 +181,16 @@ class BlockLoads:
         return ticket if ticket is not None and self._open[ticket].source not in excluded else None
 
     def launch(self) -> None:
-        for source in self._sources:
-            source.launch()
+        """Begins what sources were asked for, and goes on with open loads."""
+        if self._is_asked or self._open:
+            self._is_asked = False
+            for source in self._sources:
+                source.launch()
 
     def poll(self) -> list[SettledLoad]:
         """Loads that ended or were given up since the last call; those that were given up are named again when they
         end. What was loaded can be hit, and the other blocks of loads that ended are free."""
-        settled = list[SettledLoad]()
+        settled: list[SettledLoad] = []
         for source in self._sources:
             for end in source.poll():
                 settled.append(self._end(end))

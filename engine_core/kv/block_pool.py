@@ -8,6 +8,7 @@ for something else; the list is ordered by worth: blocks without a hash first, t
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from operator import eq, gt
 
 NULL_BLOCK = 0
 CachedBlock = tuple[int, bytes, int]
@@ -92,6 +93,12 @@ class BlockPool:
                 preceding[block], following[block] = before, after
                 self.num_free += 1
 
+    def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
+        """Says of each block of a sequence whether nobody holds it and its hash is found there."""
+        caches_it = map(eq, map(self._hash_of.__getitem__, blocks), hashes)
+        # True is more than no holds, and not more than any.
+        return list(map(gt, caches_it, map(self.ref_counts.__getitem__, blocks)))
+
     def count_unheld(self, blocks: Sequence[int]) -> int:
         """How many of these blocks sharing would take out of the free list."""
         return sum(self.ref_counts[block] == 0 for block in blocks)
@@ -150,6 +157,11 @@ class BlockPool:
     def has(self, block_hash: bytes) -> bool:
         """Whether the device or a block source has a hash."""
         return block_hash in self._block_of or block_hash in self.elsewhere
+
+    def lacking(self, hashes: Sequence[bytes]) -> list[bytes]:
+        """Hashes that neither the device nor a block source has."""
+        block_of, elsewhere = self._block_of, self.elsewhere
+        return [each for each in hashes if each not in block_of and each not in elsewhere]
 
     def note_gone(self, block_hash: bytes) -> None:
         """Notes that a hash which only a block source had is lost."""

@@ -23,6 +23,10 @@ NOT_OURS: Collection[bytes] = ()
 """The hashes that a block source holds whose blocks do not count as this engine's, such as those of another replica."""
 
 
+OnLost = Callable[[Sequence[bytes]], None]
+OnGained = Callable[[bytes, bytes], None]
+
+
 class Outcome(Enum):
     LOADED = "loaded"
     FAILED = "failed"
@@ -87,6 +91,10 @@ class BlockSource(Loader, Protocol):
         device, or later, after a call of `on_gained`."""
 
     @property
+    def keeps_blocks(self) -> bool:
+        """Whether the source takes blocks of this engine; `save` is not called where it does not. Does not change."""
+
+    @property
     def spares_steps(self) -> bool:
         """Whether blocks lie there so that steps here need not compute them: what computing takes then counts once more
         for each request that decodes beside it, as routing counts it."""
@@ -95,8 +103,8 @@ class BlockSource(Loader, Protocol):
     def has_background_work(self) -> bool:
         """Whether `poll` is to be called soon although no load is open."""
 
-    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
-        """Called once, before all else. Both are to be called in the step loop: `on_lost` for each hash that has left
+    def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
+        """Called once, before all else. Both are to be called in the step loop: `on_lost` with hashes that have left
         `held`; `on_gained`, within `poll`, for each that is about to join it, with the hash before it in its chain (or
         empty) first."""
 
@@ -112,7 +120,8 @@ class BlockSource(Loader, Protocol):
         chain, empty before the first."""
 
     def launch(self) -> None:
-        """Begins what `load` and `save` asked for since the last call. Steps that are submitted later may write to
+        """Begins what `load` and `save` asked for since the last call, which is called after either and between polls
+        while a load is open. Steps that are submitted later may write to
         saved blocks: a source that has not read them by then has the executor's swapper hold up such a step."""
 
     def poll(self) -> Sequence[LoadEnd]:

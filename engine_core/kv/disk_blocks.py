@@ -16,11 +16,11 @@ from functools import partial
 
 import numpy as np
 
-from ..executor import Swapper, SwapPlan
+from ..executor import NO_PLACES, Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from ..step_output import DiskUse
 from .block_files import BlockFiles, FoundBlock, is_disk_full
-from .block_source import LoadEnd, Owner, Ticket
+from .block_source import LoadEnd, OnGained, OnLost, Owner, Ticket
 from .lending import Read
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
@@ -45,6 +45,7 @@ class DiskBlocks:
     """See `BlockSource` and `Lender`."""
 
     tier = "disk"
+    keeps_blocks = True
     spares_steps = False
 
     def __init__(
@@ -83,8 +84,8 @@ class DiskBlocks:
         self._num_written = self._num_read = self._num_damaged = 0
         self._failure = ""
         self._costs = ReadCosts(clock)
-        self._on_lost: Callable[[bytes], None] = lambda _: None
-        self._on_gained: Callable[[bytes, bytes], None] = lambda parent, block_hash: None
+        self._on_lost: OnLost = lambda _: None
+        self._on_gained: OnGained = lambda parent, block_hash: None
         self._writes.submit(self._scan_files)
 
     @property
@@ -107,7 +108,7 @@ class DiskBlocks:
     def has_background_work(self) -> bool:
         return bool(self._is_scanning or self._found or self._saving or self._results)
 
-    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+    def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
         self._on_lost, self._on_gained = on_lost, on_gained
 
     def find(self, hashes: Sequence[bytes]) -> int:
@@ -150,11 +151,12 @@ class DiskBlocks:
     def launch(self) -> None:
         if self._asked:
             pairs = np.array([(block, save.slot) for save, block in self._asked], np.int32)
-            none = np.empty(0, np.int32)
             self._leaving += (save for save, _ in self._asked)
             self._asked.clear()
             out_blocks, out_slots = pairs[:, 0].copy(), pairs[:, 1].copy()
-            self._swapper.swap(SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=none, in_blocks=none))
+            self._swapper.swap(
+                SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=NO_PLACES, in_blocks=NO_PLACES)
+            )
         self._loads.launch()
 
     def cancel(self, ticket: Ticket) -> None:
@@ -232,7 +234,7 @@ class DiskBlocks:
 
     def _lose(self, block_hash: bytes) -> None:
         namespace = self._namespace_of.pop(block_hash)
-        self._on_lost(block_hash)
+        self._on_lost([block_hash])
         self._writes.submit(partial(self._drop, namespace, block_hash))
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
@@ -265,8 +267,7 @@ class DiskBlocks:
         lost = list(self._namespace_of)
         self._namespace_of.clear()
         self._found.clear()
-        for block_hash in lost:
-            self._on_lost(block_hash)
+        self._on_lost(lost)
         self._loads.cancel_all()
 
     # The methods below run beside the step loop.

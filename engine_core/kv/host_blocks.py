@@ -7,14 +7,14 @@ have nearly all blocks. Knows hashes, blocks and slots; knows nothing about requ
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import count, islice
+from itertools import compress, count, islice
 
 import numpy as np
 
-from ..executor import Swapper, SwapPlan
-from .block_source import LoadEnd, Outcome, Owner, Ticket
+from ..executor import NO_PLACES, Int32Array, Swapper, SwapPlan
+from .block_source import LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .lending import Read
 
 
@@ -26,6 +26,7 @@ class HostBlocks:
     """
 
     tier = "host"
+    keeps_blocks = True
     spares_steps = False
     has_background_work = False
 
@@ -36,7 +37,8 @@ class HostBlocks:
         self._swapper = swapper
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         """In order of use. A dict would be searched past every entry that left its front."""
-        self._free_slots = deque(range(num_slots))
+        self._free_slots = list(reversed(range(num_slots)))
+        """The last are taken first."""
         self._loads: deque[tuple[int, Ticket]] = deque()
         """Each with the number of blocks that will have come back, of all loads so far, when it is done."""
         self._num_asked = 0
@@ -44,13 +46,13 @@ class HostBlocks:
         self._cancelled: set[Ticket] = set()
         self._reading = Counter[bytes]()
         """Loads and leases that read a hash's slot, which stays."""
-        self._save_number: dict[bytes, int] = {}
-        """By hash, saves up to the one that fills its slot."""
+        self._save_number: dict[int, int] = {}
+        """By slot, saves up to the one that fills it."""
         self._saves: tuple[list[int], list[int]] = ([], [])
         """Blocks and slots of saves that were not launched."""
         self._fetches: tuple[list[int], list[int]] = ([], [])
         """Slots and blocks of loads that were not launched."""
-        self._on_lost: Callable[[bytes], None] = lambda _: None
+        self._on_lost: OnLost = lambda _: None
 
     @property
     def num_used_slots(self) -> int:
@@ -60,7 +62,7 @@ class HostBlocks:
     def held(self) -> Collection[bytes]:
         return self._slot_of
 
-    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+    def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
         self._on_lost = on_lost
 
     def find(self, hashes: Sequence[bytes]) -> int:
@@ -84,18 +86,19 @@ class HostBlocks:
         return ticket
 
     def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
-        slot_of, fresh = self._slot_of, dict(zip(hashes, blocks, strict=True))
-        known = [block_hash for block_hash in hashes if block_hash in slot_of]
-        for block_hash in known:
-            del fresh[block_hash]
-        self._touch(known)
-        # Where there are too few slots, the first blocks are worth most. In order, neighbours are one copy.
-        slots = sorted(self._take_slots(len(fresh), set(known)))
-        placed = list(fresh)[: len(slots)]
-        slot_of.update(zip(reversed(placed), reversed(slots), strict=True))
-        self._save_number.update(zip(placed, count(self.num_saved + 1), strict=False))
-        self.num_saved += len(placed)
-        self._saves[0].extend(islice(fresh.values(), len(slots)))
+        slot_of, kept = self._slot_of, set[bytes]()
+        if known := list(filter(slot_of.__contains__, hashes)):
+            kept = set(known)
+            self._touch(known)
+            is_fresh = [block_hash not in kept for block_hash in hashes]
+            hashes, blocks = list(compress(hashes, is_fresh)), list(compress(blocks, is_fresh))
+        # In order, neighbours are one copy.
+        slots = sorted(self._take_slots(len(hashes), kept))
+        # Where there are too few slots, the first blocks are worth most.
+        slot_of.update(zip(reversed(hashes[: len(slots)]), reversed(slots), strict=True))
+        self._save_number.update(zip(slots, count(self.num_saved + 1), strict=False))
+        self.num_saved += len(slots)
+        self._saves[0].extend(blocks[: len(slots)])
         self._saves[1].extend(slots)
 
     def launch(self) -> None:
@@ -105,10 +108,10 @@ class HostBlocks:
         self._saves, self._fetches = ([], []), ([], [])
         self._swapper.swap(
             SwapPlan(
-                out_blocks=np.array(out_blocks, np.int32),
-                out_slots=np.array(out_slots, np.int32),
-                in_slots=np.array(in_slots, np.int32),
-                in_blocks=np.array(in_blocks, np.int32),
+                out_blocks=_places(out_blocks),
+                out_slots=_places(out_slots),
+                in_slots=_places(in_slots),
+                in_blocks=_places(in_blocks),
             )
         )
         # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until that is counted.
@@ -119,7 +122,7 @@ class HostBlocks:
         self._cancelled.add(ticket)
 
     def poll(self) -> list[LoadEnd]:
-        ends = list[LoadEnd]()
+        ends: list[LoadEnd] = []
         if not self._loads:
             return ends
         self.num_loaded = self._swapper.num_loaded
@@ -142,7 +145,7 @@ class HostBlocks:
         num_saved, reads = self._swapper.num_saved, list[Read]()
         for block_hash in hashes:
             slot = self._slot_of.get(block_hash)
-            if slot is None or self._save_number[block_hash] > num_saved:
+            if slot is None or self._save_number[slot] > num_saved:
                 break
             reads.append(partial(self._read, slot))
         self._reading.update(hashes[: len(reads)])
@@ -160,16 +163,23 @@ class HostBlocks:
 
     def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
         """As many as can be had without those of hashes that are kept or read."""
-        if (missing := count - len(self._free_slots)) > 0:
+        free = self._free_slots
+        if (missing := count - len(free)) > 0:
             stay = kept | self._reading.keys()
-            leaving = (each for each in self._slot_of if each not in stay) if stay else self._slot_of
-            for block_hash in list(islice(leaving, missing)):
-                self._free_slots.append(self._slot_of.pop(block_hash))
-                del self._save_number[block_hash]
-                self._on_lost(block_hash)
-        return [self._free_slots.popleft() for _ in range(min(count, len(self._free_slots)))]
+            unused = (each for each in self._slot_of if each not in stay) if stay else self._slot_of
+            lost = list(islice(unused, missing))
+            free.extend(map(self._slot_of.pop, lost))
+            self._on_lost(lost)
+        start = max(len(free) - count, 0)
+        taken = free[start:]
+        del free[start:]
+        return taken
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
         """Marks hashes as used, the first of a sequence last."""
         for block_hash in reversed(hashes):
             self._slot_of.move_to_end(block_hash)
+
+
+def _places(numbers: list[int]) -> Int32Array:
+    return np.array(numbers, np.int32) if numbers else NO_PLACES

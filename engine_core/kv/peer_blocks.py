@@ -21,7 +21,7 @@ from ..lanes import Lane, ThreadLane
 from ..request import Holder
 from . import block_record
 from .block_record import HEADER_LEN
-from .block_source import NOT_OURS, LoadEnd, Outcome, Owner, Ticket
+from .block_source import NOT_OURS, LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .direct_pulls import DirectEnd, DirectPulls
 from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
 from .read_costs import ReadCosts
@@ -46,6 +46,7 @@ class PeerBlocks:
     """See `BlockSource`."""
 
     tier = "peer"
+    keeps_blocks = False
     spares_steps = True
     held = NOT_OURS
 
@@ -109,7 +110,7 @@ class PeerBlocks:
         while len(self._hints) > MOST_HINTS:
             self._hints.popitem(last=False)
 
-    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+    def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
         """Does nothing: no block here counts as this engine's."""
 
     def find(self, hashes: Sequence[bytes]) -> int:

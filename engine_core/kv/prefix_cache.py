@@ -113,12 +113,11 @@ class PrefixCache:
         if not self._pool.has(block_hash):
             self._gained[block_hash] = parent
 
-    def note_lost(self, block_hash: bytes) -> None:
-        """Notes that a block source holds a hash no longer."""
-        if self._pool.has(block_hash):
-            return
-        if self._gained.pop(block_hash, None) is None:
-            self._pool.note_gone(block_hash)
+    def note_lost(self, hashes: Sequence[bytes]) -> None:
+        """Notes that a block source holds these hashes no longer."""
+        for block_hash in self._pool.lacking(hashes):
+            if self._gained.pop(block_hash, None) is None:
+                self._pool.note_gone(block_hash)
 
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 from ..executor import DirectCopies, Swapper, SwapPlan, UInt8Array
 
@@ -49,15 +50,10 @@ class SwapperPart:
         return self._whole.swapper.direct_copies
 
     def swap(self, plan: SwapPlan) -> None:
-        self._whole.swap(
-            self,
-            SwapPlan(
-                out_blocks=plan.out_blocks,
-                out_slots=plan.out_slots + self._first,
-                in_slots=plan.in_slots + self._first,
-                in_blocks=plan.in_blocks,
-            ),
-        )
+        if self._first:
+            out_slots, in_slots = plan.out_slots + self._first, plan.in_slots + self._first
+            plan = replace(plan, out_slots=out_slots, in_slots=in_slots)
+        self._whole.swap(self, plan)
 
     @property
     def num_saved(self) -> int:

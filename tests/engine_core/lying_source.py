@@ -4,12 +4,12 @@ nothing. Adding them touches no file of the engine core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from headwater.engine_core.executors.simulated_model import UInt64Array
-from headwater.engine_core.kv.block_source import NOT_OURS, LoadEnd, Outcome, Owner, Ticket
+from headwater.engine_core.kv.block_source import NOT_OURS, LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 
 GARBAGE = np.uint64(0xDEAD)
 
@@ -26,9 +26,10 @@ class ScriptedSource:
         self._contents: dict[bytes, UInt64Array] = {}
         self._saving: list[tuple[bytes, int]] = []
         self._ends: list[LoadEnd] = []
-        self._on_lost: Callable[[bytes], None] = lambda _: None
+        self._on_lost: OnLost = lambda _: None
 
     tier = "elsewhere"
+    keeps_blocks = True
     spares_steps = False
     has_background_work = False
 
@@ -36,7 +37,7 @@ class ScriptedSource:
     def held(self) -> Collection[bytes]:
         return self._contents if self._is_local else NOT_OURS
 
-    def connect(self, on_lost: Callable[[bytes], None], on_gained: Callable[[bytes, bytes], None]) -> None:
+    def connect(self, on_lost: OnLost, on_gained: OnGained) -> None:
         self._on_lost = on_lost
 
     def find(self, hashes: Sequence[bytes]) -> int:
@@ -89,7 +90,7 @@ class ScriptedSource:
     def lose(self, block_hash: bytes) -> None:
         del self._contents[block_hash]
         if self._is_local:
-            self._on_lost(block_hash)
+            self._on_lost([block_hash])
 
 
 class LyingSource(ScriptedSource):

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.engine_core.kv.block_loads import MIN_PATIENCE_SECONDS, BlockLoads, Offer, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
+from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Owner, Ticket
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
 from headwater.engine_core.step_output import StoredChain
 from tests.engine_core.lying_source import ScriptedSource
@@ -82,6 +82,68 @@ def test_what_is_computed_in_less_time_is_not_loaded() -> None:
     assert loads.find(LONG, 0, 4) == Offer(fast, 2, 1.0)
     assert loads.find(LONG, 2, 4) is None
     assert Blocks(slow, fast).loads.find(LONG, 0, 4) == Offer(slow, 4, 8.0), "where it is not known, they are"
+
+
+class CountedSource(ScriptedSource):
+    num_saves = num_launches = 0
+
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int], parents: Sequence[bytes], owner: Owner) -> None:
+        super().save(hashes, blocks, parents, owner)
+        self.num_saves += 1
+
+    def launch(self) -> None:
+        super().launch()
+        self.num_launches += 1
+
+
+def cache_and_release(blocks: Blocks, chain: HashChain) -> None:
+    taken = blocks.pool.allocate(len(chain.hashes))
+    blocks.cache.adopt(b"", chain.hashes, taken)
+    blocks.loads.release(taken, chain.hashes, chain.owner)
+
+
+def test_sources_are_launched_when_they_were_asked_for_something_and_while_loads_are_open() -> None:
+    source = CountedSource(np.zeros((NUM_BLOCKS, 1), np.uint64))
+    blocks = Blocks(source)
+    blocks.loads.launch()
+    assert source.num_launches == 0
+    cache_and_release(blocks, LONG)
+    blocks.loads.launch()
+    blocks.loads.launch()
+    assert (source.num_saves, source.num_launches) == (1, 1)
+    blocks = Blocks(source)
+    ticket = blocks.load(LONG)
+    for num_launches in (2, 3, 4):
+        blocks.loads.launch()
+        assert source.num_launches == num_launches
+    source.end(ticket)
+    blocks.loads.poll()
+    blocks.loads.launch()
+    blocks.loads.launch()
+    assert source.num_launches == 4
+
+
+def test_blocks_are_offered_to_sources_that_keep_some_and_to_no_others() -> None:
+    keeper, reader = (CountedSource(np.zeros((NUM_BLOCKS, 1), np.uint64)) for _ in range(2))
+    reader.keeps_blocks = False
+    cache_and_release(Blocks(keeper, reader), LONG)
+    assert (keeper.num_saves, reader.num_saves) == (1, 0)
+    assert list(keeper.held) == LONG.hashes
+
+
+def test_blocks_are_offered_that_nobody_holds_and_that_are_found_by_their_hashes() -> None:
+    source = CountedSource(np.zeros((NUM_BLOCKS, 1), np.uint64))
+    blocks = Blocks(source)
+    first = blocks.pool.allocate(2)
+    blocks.cache.adopt(b"", SHORT.hashes, first)
+    # Another sequence begins with the same tokens, which it has computed anew in its second block.
+    blocks.pool.share(first[:1])
+    second = [first[0], *blocks.pool.allocate(3)]
+    blocks.cache.adopt(SHORT.hashes[-1], LONG.hashes[2:], second[2:])
+    blocks.loads.release(second, LONG.hashes, LONG.owner)
+    assert list(source.held) == LONG.hashes[2:]
+    blocks.loads.release(first, SHORT.hashes, SHORT.owner)
+    assert list(source.held) == [*LONG.hashes[2:], *SHORT.hashes]
 
 
 def test_loads_end_in_any_order() -> None:
