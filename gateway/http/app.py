@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import msgspec
 import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -336,7 +336,7 @@ class RestSurface:
         if exchange.known is None:
             return caller
         # It was counted when its client asked for it.
-        return dataclasses.replace(caller, request_id=exchange.known.id, is_counted=True)
+        return msgspec.structs.replace(caller, request_id=exchange.known.id, is_counted=True)
 
     async def counted(self, exchange: Exchange) -> Caller:
         """The caller of something that no engine computes. Raises `LimitExceeded` where the minute is used up."""

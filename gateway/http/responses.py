@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -97,7 +96,7 @@ class Responses:
         gathered = Gathered()
         before, said = await self._before(caller, asked), items_of(asked)
         items = [*stored_items(before), *said]
-        request = dataclasses.replace(_request_of(caller, asked, items, len(before)), context=context)
+        request = msgspec.structs.replace(_request_of(caller, asked, items, len(before)), context=context)
         sink: Sink = events or gathered
         sink = NumberedSink(sink, out) if out is not None else sink
         generation = Generation(request, found)
@@ -224,7 +223,7 @@ async def _prepare(
             num_before, items = num_before - (len(items) - len(shorter)), shorter
             request, context = generation.request, generation.request.context
             again = _request_of(request.caller, asked, items, num_before)
-            generation.request = dataclasses.replace(again, context=context)
+            generation.request = msgspec.structs.replace(again, context=context)
 
 
 def _nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from headwater.services.runtime.errors import BadRequest
 
@@ -40,7 +40,7 @@ class ResumableStreams:
         context = StreamContext(
             kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
         )
-        request = dataclasses.replace(self._only_request(renderer, caller), context=context)
+        request = msgspec.structs.replace(self._only_request(renderer, caller), context=context)
         out = NumberedStream(exchange.open_stream)
         answer, stream = _stream_of(request, asked, renderer, out)
         answer.generations = [Generation(request)]
@@ -81,7 +81,7 @@ class ResumableStreams:
         found: Found,
     ) -> None:
         caller = caller.with_body(asked.request_id, asked.priority)
-        request = dataclasses.replace(self._only_request(renderer, caller), context=found.context)
+        request = msgspec.structs.replace(self._only_request(renderer, caller), context=found.context)
         answer, stream = _stream_of(request, asked, renderer, out)
         answer.generations = [Generation(request, found)]
         await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -77,15 +76,14 @@ class Renderer(Protocol):
     def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, kw_only=True):
     """One request's answer: its prompts, its renderer, and the extras that the client asked for."""
 
     id: str
     asked: Answering
     renderer: Renderer
     wants_receipt: bool
-    created: int = field(default_factory=lambda: int(time.time()))
+    created: int = msgspec.field(default_factory=lambda: int(time.time()))
     """Time of creation, seconds since 1970."""
     generations: Sequence[Generation] = ()
 
@@ -263,7 +261,7 @@ def _apart_from_end(piece: Piece) -> list[Piece]:
     if not piece.text or len(piece.logprobs) < 2 or piece.logprobs[-1].chosen.token_id not in ends:
         return [piece]
     end = Piece(piece.choice, token_ids=piece.token_ids[-1:], logprobs=piece.logprobs[-1:])
-    return [replace(piece, token_ids=piece.token_ids[:-1], logprobs=piece.logprobs[:-1]), end]
+    return [msgspec.structs.replace(piece, token_ids=piece.token_ids[:-1], logprobs=piece.logprobs[:-1]), end]
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

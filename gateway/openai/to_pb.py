@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import TypeVar
 
 import msgspec
@@ -48,8 +49,9 @@ FieldT = TypeVar("FieldT")
 
 def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
     """Converts the fields that chat and completions share."""
-    given = {name: value for name, value in zip(_SCALARS, _VALUES(asked), strict=True) if value is not None}
-    sampling = common_pb2.Sampling(**given)
+    values = _VALUES(asked)
+    given = compress(zip(_SCALARS, values, strict=True), map(is_not, values, repeat(None)))
+    sampling = common_pb2.Sampling(**dict(given))
     if asked.stop is not None:
         sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop)
     if asked.truncate_prompt_tokens is not None:

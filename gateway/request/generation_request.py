@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
 
@@ -10,8 +10,7 @@ from ..stages.stream_context import StreamContext
 from ..tenancy.caller import Caller
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt with its sampling, in the words of the stages' contract, unchecked."""
 
     caller: Caller

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -69,8 +69,7 @@ MAX_TENANTS = 1000
 OTHER_TENANTS = "others"
 
 
-@dataclass(slots=True)
-class TenantUse:
+class TenantUse(msgspec.Struct):
     """Tokens of one tenant since the gateway started. Labels of metrics are names, which may be given again."""
 
     name: str

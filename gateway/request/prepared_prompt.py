@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
 
 
-@dataclass(slots=True, eq=False)
-class PreparedPrompt:
+class PreparedPrompt(msgspec.Struct, eq=False):
     """A prepared prompt, shared by its choices. Knows none of them."""
 
-    prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
-    logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    prepared: processor_pb2.PrepareReply = msgspec.field(default_factory=processor_pb2.PrepareReply)
+    logprobs: list[common_pb2.TokenLogprob] = msgspec.field(default_factory=list)
     """Log probabilities of the prompt's tokens from the second on, where they were requested."""
     is_scored: bool = False
     """Whether the last of `logprobs` has come."""

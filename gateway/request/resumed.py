@@ -7,10 +7,11 @@ the state that rendering left.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from operator import attrgetter
 from typing import TypeVar
+
+import msgspec
 
 from headwater.proto import engine_pb2, output_processor_pb2
 from headwater.services.runtime import errors
@@ -32,7 +33,7 @@ ReplyT = TypeVar("ReplyT")
 def caller_of(found: Found, caller: Caller) -> Caller:
     """Caller that resumes, on the terms of the request."""
     context = found.context
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         caller,
         request_id=found.request_id,
         client_request_id=context.client_request_id,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+
+import msgspec
 
 from headwater.proto.common_pb2 import TokenLogprob, ToolCallDelta
 from headwater.proto.output_processor_pb2 import RowParts
@@ -14,8 +15,7 @@ from ..stages.output_session import Scores
 from .choice import Choice
 
 
-@dataclass(slots=True)
-class CallPiece:
+class CallPiece(msgspec.Struct):
     """Part of one call; `id` and `name` are empty unless the call begins here."""
 
     index: int
@@ -26,16 +26,15 @@ class CallPiece:
     """Whether it calls a custom tool; `arguments` is then the text that the tool takes."""
 
 
-@dataclass(slots=True)
-class Piece:
+class Piece(msgspec.Struct):
     """Part of one choice."""
 
     choice: Choice
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    calls: list[CallPiece] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    texts: list[str] = msgspec.field(default_factory=list)
+    thoughts: list[str] = msgspec.field(default_factory=list)
+    calls: list[CallPiece] = msgspec.field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    logprobs: list[TokenLogprob] = msgspec.field(default_factory=list)
 
     @property
     def text(self) -> str:

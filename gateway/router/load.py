@@ -6,7 +6,7 @@ from here, or told to be sent by other gateways, is therefore counted here, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from headwater.services.runtime.member import ReplicaLoad
 
@@ -14,8 +14,7 @@ _SETTLED_SECONDS = 1.0
 """After so long a report speaks of a request for sure."""
 
 
-@dataclass(slots=True, eq=False)
-class InFlight:
+class InFlight(msgspec.Struct, eq=False):
     """A request that this gateway, or another one that told of it, sent to a replica."""
 
     num_tokens: int

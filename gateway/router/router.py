@@ -11,9 +11,9 @@ import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
 from zlib import crc32
 
+import msgspec
 import structlog
 from prometheus_client import CollectorRegistry
 
@@ -47,8 +47,7 @@ _LAST_RESORT = (MISPLACED, "full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
 
-@dataclass(slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct):
     """A request that was sent where a decision said."""
 
     decision: Decision
@@ -63,8 +62,7 @@ class Dispatch:
     is_over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
+class _Asked(msgspec.Struct, frozen=True):
     """A prompt for which a replica is looked for; see `Router.choose`."""
 
     hashes: tuple[bytes, ...]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenNeed:
+
+class TokenNeed(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and seats that a request needs before it runs."""
 
     num_prompts: int
@@ -21,8 +22,7 @@ class TokenNeed:
     """Number of seats without which no choice can begin."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenUse:
+class TokenUse(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a request has used, over all its prompts."""
 
     num_prompts: int
