@@ -58,7 +58,6 @@ class GatewayFigures(msgspec.Struct):
 def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
     """Figures of this gateway. `tenant` is the key of the only tenant whose requests are meant; None: all."""
     prompts = [each for each in cluster.running_prompts() if tenant in (None, each.request.caller.tenant.key)]
-    ended = cluster.timelines.youngest(NUM_LOOKED_THROUGH)
     tenants, name = _tenants(cluster, prompts, tenant), cluster.timelines.gateway_id
     figures = GatewayFigures(
         gateway_id=name,
@@ -66,7 +65,7 @@ def read_figures(cluster: Cluster, tenant: str | None) -> GatewayFigures:
         tenants=tenants,
         models=cluster.demand_by_model() if tenant is None else _own_demand(prompts),
         running=running_rows(prompts, name),
-        recent=recent_rows(each for each in ended if tenant in (None, each.tenant_key)),
+        recent=recent_rows(cluster.timelines.youngest(NUM_LOOKED_THROUGH, tenant)),
         routed={},
     )
     if tenant is None:

@@ -35,7 +35,7 @@ from .generation import Generation
 from .metrics import Metrics
 from .migrations import Migrations
 from .prompt_windows import PromptWindows
-from .timelines import Explanation, Timelines
+from .timelines import Explanation, Timelines, rendered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -202,7 +202,7 @@ class Cluster:
         if not group:
             return known
         ended = known.prompts if known is not None else []
-        running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
+        running = [rendered(each.to_ended()) for each in group]
         return msgspec.structs.replace(known or self.explanation(group[0]), prompts=[*ended, *running])
 
     async def drain(self, limit: float, closing: Awaitable[object]) -> None:

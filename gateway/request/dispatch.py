@@ -29,7 +29,7 @@ from .prefetching import prefetching
 from .prompt_turns import PromptTurns
 from .release import release
 from .stream_failure import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, StreamLost
-from .timeline import Attempt
+from .timeline import Attempt, EngineStart
 
 WAIT_SECONDS = 30.0
 """Seconds that an answer which has begun waits for a replica or an output processor, where none is left."""
@@ -132,7 +132,7 @@ class Dispatcher:
         attempt = self._generation.timeline.attempts[-1]
         if attempt.start is not None:
             return False
-        attempt.start = start
+        attempt.start = EngineStart(start.queue_seconds, start.prefill_seconds)
         if not self._generation.has_begun:
             self._faults.pass_trial()
         if self._dispatch is not None:

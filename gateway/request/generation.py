@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.proto import common_pb2, engine_pb2, processor_pb2
+from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime import errors
 from headwater.services.runtime.served_model import ServedModel
 
@@ -18,10 +18,11 @@ from ..router.decision import Decision
 from ..stages.stream_context import Found
 from ..tenancy.grant import LEASE_TOKENS, Grant
 from .choice import Choice
+from .ended_prompt import EndedPrompt
 from .generation_request import GenerationRequest
 from .prepared_prompt import PreparedPrompt
 from .prompt_turns import Part
-from .timeline import Timeline, work_fields
+from .timeline import EngineStart, Timeline, work_fields
 
 MAX_EXPLAINED_CHOICES = 128
 
@@ -166,7 +167,7 @@ class Generation:
     def receipt(self) -> dict[str, Any]:
         """Receipt as plain data for the client: which replica served the prompt and why, and how long that took."""
         timeline = self.timeline
-        start = (timeline.attempts[-1].start if timeline.attempts else None) or engine_pb2.Start()
+        start = (timeline.attempts[-1].start if timeline.attempts else None) or EngineStart()
         return {
             "request_id": self.request.caller.request_id,
             "attempts": self.attempt,
@@ -181,18 +182,16 @@ class Generation:
             "engine": work_fields(choice.work for choice in self.choices),
         }
 
-    def explained(self) -> dict[str, Any]:
-        """Stages of its timeline as plain data, in their order."""
-        return {
-            "outcome": self.timeline.outcome,
-            "prompt_tokens": self.num_prompt_tokens,
-            "cached_tokens": self.cached_tokens,
-            "cached_by_tier": self.cached_by_tier,
-            "output_tokens": self.num_output_tokens,
-            "seconds": self.timeline.stretches(),
-            "choices": [_explained_choice(choice) for choice in self.choices[:MAX_EXPLAINED_CHOICES]],
-            "attempts": [attempt.explained() for attempt in self.timeline.attempts],
-        }
+    def to_ended(self) -> EndedPrompt:
+        """The prompt as a gateway remembers it, with the figures that it has now."""
+        return EndedPrompt(
+            timeline=self.timeline,
+            num_prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            cached_by_tier=self.cached_by_tier,
+            num_output_tokens=self.num_output_tokens,
+            choices=[_explained_choice(choice) for choice in self.choices[:MAX_EXPLAINED_CHOICES]],
+        )
 
 
 def _explained_choice(choice: Choice) -> dict[str, Any]:

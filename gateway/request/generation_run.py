@@ -103,4 +103,5 @@ def _record(cluster: Cluster, generation: Generation) -> None:
         if caller.span.is_collected:
             timeline.to_spans(caller.span)
     if cluster.timelines.has_room(caller.request_id):
-        cluster.timelines.keep(cluster.explanation(generation), generation.explained())
+        timeline.forget_hashes()
+        cluster.timelines.keep(cluster.explanation(generation), generation.to_ended())

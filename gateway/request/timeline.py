@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from headwater.proto import engine_pb2
 from headwater.services.runtime.tracing import Span
@@ -17,8 +18,15 @@ from headwater.services.runtime.tracing import Span
 from ..router.decision import Decision
 
 
-@dataclass(slots=True, kw_only=True)
-class Attempt:
+class EngineStart(NamedTuple):
+    """Seconds that an engine reports when it has computed a prompt."""
+
+    queue_seconds: float = 0.0
+    """Time before its first step."""
+    prefill_seconds: float = 0.0
+
+
+class Attempt(msgspec.Struct, kw_only=True):
     """One dispatch of a generation."""
 
     decision: Decision
@@ -26,8 +34,8 @@ class Attempt:
     """Time at which the router was asked."""
     dispatched_at: float
     ended_at: float | None = None
-    start: engine_pb2.Start | None = None
-    """Time at which the engine began to compute the prompt, as the engine reports it."""
+    start: EngineStart | None = None
+    """Set once the engine has computed the prompt. No message: it would keep all of its frame."""
     error: str = ""
     was_alone: bool = False
     """Whether no other suspect of an engine's death was being tried when the attempt was lost."""
@@ -45,11 +53,10 @@ class Attempt:
         }
 
 
-@dataclass(slots=True)
-class Timeline:
+class Timeline(msgspec.Struct):
     """Times of one prompt. `None`: not reached, or not yet."""
 
-    arrived_at: float = field(default_factory=time.perf_counter)
+    arrived_at: float = msgspec.field(default_factory=time.perf_counter)
     prepared_at: float | None = None
     queued_at: float | None = None
     """Time at which a replica of the model was there."""
@@ -57,7 +64,7 @@ class Timeline:
     first_token_at: float | None = None
     ended_at: float | None = None
     outcome: str = "running"
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[Attempt] = msgspec.field(default_factory=list)
 
     @property
     def is_exact(self) -> bool:
@@ -77,6 +84,12 @@ class Timeline:
     def queue_seconds(self) -> float | None:
         """Seconds of waiting for a turn in the gateway."""
         return _between(self.queued_at, self.admitted_at)
+
+    def forget_hashes(self) -> None:
+        """Forgets the hashes of the prompt's blocks, which a long prompt has thousands of. To be called once no more
+        attempts follow."""
+        for attempt in self.attempts:
+            attempt.decision.hashes = ()
 
     def to_spans(self, span: Span) -> None:
         """Adds the timeline's sections as parts of the request's span."""

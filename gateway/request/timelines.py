@@ -10,8 +10,7 @@ import contextlib
 import itertools
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import msgspec
 
@@ -20,10 +19,11 @@ from headwater.services.runtime.bus import Bus, Subscription
 from headwater.services.runtime.tasks import owned_task
 
 from ..tenancy.tenants import Tenant
+from .ended_prompt import EndedPrompt
 
 MAX_BYTES = 16 * 1024 * 1024
-_OVERHEAD_BYTES = 512
-"""Estimated bytes of a request besides its prompts."""
+_OVERHEAD_BYTES = 600
+"""Estimated bytes of memory of a request besides its prompts."""
 MAX_PROMPTS = 64
 """Largest number of prompts of one request that are kept."""
 MAX_ANSWER_BYTES = 512 * 1024
@@ -48,9 +48,24 @@ class Explanation(msgspec.Struct, kw_only=True):
     prompts: list[msgspec.Raw]
     object: str = "request.explanation"
 
+
+class _Kept(msgspec.Struct):
+    """A request as it is kept. Few are ever asked for: prompts are rendered then."""
+
+    head: Explanation
+    """Without prompts."""
+    prompts: list[EndedPrompt]
+
     @property
     def num_bytes(self) -> int:
-        return _OVERHEAD_BYTES + sum(len(prompt) for prompt in self.prompts)
+        return _OVERHEAD_BYTES + sum(prompt.num_bytes for prompt in self.prompts)
+
+    def to_explanation(self) -> Explanation:
+        return msgspec.structs.replace(self.head, prompts=[rendered(prompt) for prompt in self.prompts])
+
+
+def rendered(prompt: EndedPrompt) -> msgspec.Raw:
+    return msgspec.Raw(encode(prompt.explained()))
 
 
 class _Question(msgspec.Struct):
@@ -70,7 +85,7 @@ class Timelines:
         self.find_here: Callable[[str, str], Explanation | None] = self.find
         """Finds what other gateways ask for, by request id and tenant key: also what still runs, where it is known."""
         self._bus, self._max_bytes = bus, max_bytes
-        self._kept: OrderedDict[str, Explanation] = OrderedDict()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Timelines]:
@@ -96,23 +111,27 @@ class Timelines:
         known = self._kept.get(request_id)
         return known is None or len(known.prompts) < MAX_PROMPTS
 
-    def keep(self, explanation: Explanation, prompt: dict[str, Any]) -> None:
-        """Keeps the timeline of a prompt that has ended. To be called where `has_room` is true."""
-        known = self._kept.setdefault(explanation.id, explanation)
-        self.num_bytes += len(raw := encode(prompt)) + (0 if known.prompts else _OVERHEAD_BYTES)
-        known.prompts.append(msgspec.Raw(raw))
+    def keep(self, head: Explanation, prompt: EndedPrompt) -> None:
+        """Keeps a prompt that has ended; `head` is its request's. To be called where `has_room` is true."""
+        if (known := self._kept.get(head.id)) is None:
+            known = self._kept[head.id] = _Kept(head, [])
+            self.num_bytes += _OVERHEAD_BYTES
+        known.prompts.append(prompt)
+        self.num_bytes += prompt.num_bytes
         while self.num_bytes > self._max_bytes:
             _, oldest = self._kept.popitem(last=False)
             self.num_bytes -= oldest.num_bytes
 
-    def youngest(self, count: int) -> list[Explanation]:
-        """The requests that ended last, the last one first."""
-        return list(itertools.islice(reversed(self._kept.values()), count))
+    def youngest(self, count: int, tenant: str | None = None) -> Iterator[Explanation]:
+        """Requests among the `count` that ended last: those of the tenant with this key, or all; the last one first."""
+        for known in itertools.islice(reversed(self._kept.values()), count):
+            if tenant in (None, known.head.tenant_key):
+                yield known.to_explanation()
 
     def find(self, request_id: str, tenant: str) -> Explanation | None:
         """The request's explanation; None where there is none, also for a request of another tenant."""
         known = self._kept.get(request_id)
-        return known if known is not None and known.tenant_key == tenant else None
+        return known.to_explanation() if known is not None and known.head.tenant_key == tenant else None
 
     async def ask_others(self, request_id: str, tenant: str) -> Explanation | None:
         question = msgspec.msgpack.encode(_Question(request_id, tenant))

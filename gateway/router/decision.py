@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
+import msgspec
+
 from headwater.services.runtime.member import Member
 
 from .cost import Parts
@@ -14,8 +16,7 @@ MAX_SHOWN = 64
 """Candidates in a receipt; more would make it cost more than the decision."""
 
 
-@dataclass(slots=True, eq=False)
-class Candidate:
+class Candidate(msgspec.Struct, eq=False):
     """A replica as the router saw it."""
 
     replica_id: str
@@ -41,8 +42,7 @@ class Holder:
     num_tokens: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Decision:
+class Decision(msgspec.Struct, kw_only=True):
     """The chosen replica. `receipt` is plain data, for logs and for clients that ask."""
 
     member: Member
@@ -52,6 +52,7 @@ class Decision:
     """Candidates, as many as a receipt shows."""
     num_candidates: int
     hashes: tuple[bytes, ...]
+    """Hashes of the prompt's blocks; none once its request has ended."""
     num_prompt_tokens: int
     num_matched_blocks: int
     """Blocks of the prompt that the index has for the chosen replica."""

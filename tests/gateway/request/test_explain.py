@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.gateway.request.timelines import Timelines
-from headwater.gateway.tenancy.tenants import Tenant
-from headwater.services.runtime.bus import Bus
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway, completion_body
 
@@ -78,19 +75,6 @@ def test_any_gateway_explains_what_another_one_answered(
         assert told.json() == one.client.get(f"/v1/requests/{answer['id']}/explain").json()
         elsewhere = other.client.get(f"/v1/requests/{answer['id']}/explain", headers={"x-tenant": "eve"})
         assert elsewhere.status_code == 404
-
-
-def test_what_is_remembered_has_a_bound() -> None:
-    timelines = Timelines(Bus(None), "g", max_bytes=20_000)
-    for number in range(1000):
-        explanation = timelines.begin(f"{number}", Tenant(id="t"), "m", "", "")
-        timelines.keep(explanation, {"prompt": "x" * 100})
-        timelines.keep(explanation, {"prompt": "y" * 100})
-    assert timelines.num_bytes <= 20_000
-    assert timelines.find("0", "t") is None
-    last = timelines.find("999", "t")
-    assert last is not None
-    assert len(last.prompts) == 2
 
 
 @pytest.mark.parametrize("name", ["headwater_tenant_tokens_total", "headwater_request_prompt_tokens_count"])
