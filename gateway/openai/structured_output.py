@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -19,12 +20,27 @@ from .schema import Answering, ResponseFormat, StructuredOutputs
 
 Asked = tuple[str, StructuredOutput]
 """Client's name of the field, and its constraint."""
+_CONSTRAINTS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "structural_tag",
+    "regex",
+    "ebnf",
+    "json_schema",
+)
+_VALUES, _NONE = attrgetter(*_CONSTRAINTS), (None,) * len(_CONSTRAINTS)
 FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
 
 
 def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str]:
     """Sets the constraint in the sampling message; returns the client's name of the field by the contract's, if there
     is one. Raises `BadRequest` for constraints of more than one kind."""
+    if _VALUES(asked) == _NONE:
+        return {}
     found = [*_of_response_format(asked.response_format), *structured_outputs_to_pb(asked.structured_outputs)]
     found += [*_of_guided(asked), *_of_sglang(asked)]
     if not found:

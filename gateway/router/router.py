@@ -208,14 +208,12 @@ class Router:
         owner = replica_of(replicas, lender)
         splitting = Splitting(replicas.values(), has_begun=bool(numerics_id))
         asked = _Asked(hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, owner)
-        seen = self._look(model_key, asked, splitting, rates, now)
+        seen = self._look(model_key, replicas, asked, splitting, rates, now)
         able = _able(seen)
         if not able:
             raise _none_left(seen)
         chosen, reason = self._pick(able, hashes)
-        decision = _decide(
-            self._fleet.of(model_key)[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
-        )
+        decision = _decide(replicas[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens)
         decision.holder = find_holder(replicas, owner, decision, chosen, seen)
         if may_hand_over:
             of_kind = rates[decision.member.numerics_id]
@@ -281,16 +279,23 @@ class Router:
         self._metrics.event_lag(seconds)
 
     def _look(
-        self, model_key: str, asked: _Asked, splitting: Splitting, rates: Mapping[str, Rates], now: float
+        self,
+        model_key: str,
+        replicas: Mapping[str, Replica],
+        asked: _Asked,
+        splitting: Splitting,
+        rates: Mapping[str, Rates],
+        now: float,
     ) -> list[Candidate]:
         """Every replica of the model, scored."""
         index, num_tokens = self._feed.index(model_key), asked.num_tokens
         matched = index.lookup(asked.hashes)
-        # Replicas of a model have blocks of one size.
-        block_size = next((each.block_size for each in self._fleet.of(model_key).values()), 0)
-        num_lent = num_tokens if asked.owner is not None else max(matched.values(), default=0) * block_size
+        num_lent = num_tokens if asked.owner is not None else 0
+        if matched and asked.owner is None:
+            # Replicas of a model have blocks of one size.
+            num_lent = max(matched.values()) * next((each.block_size for each in replicas.values()), 0)
         seen = []
-        for replica_id, replica in self._fleet.of(model_key).items():
+        for replica_id, replica in replicas.items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
             if replica is asked.owner:
                 # Its events may still be on their way.
