@@ -17,7 +17,7 @@ from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..openai import errors as http_errors
-from ..openai.sse import SseStream
+from ..openai.sse import SseStream, rest_of
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
 from .content_encoding import MIN_BYTES, BodyDecoder, gzipped, takes_gzip
@@ -121,8 +121,7 @@ class Exchange:
         while True:
             asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND
             try:
-                async with asyncio.timeout(seconds - waited):
-                    message = await self._receive()
+                message = await self._next_message(seconds - waited)
             except TimeoutError:
                 self.reply_headers.append((b"connection", b"close"))
                 raise errors.SlowBody(size, seconds) from None
@@ -136,6 +135,18 @@ class Exchange:
             yield chunk
             if not message.get("more_body", False):
                 return
+
+    async def _next_message(self, seconds: float) -> Message:
+        """The server's next message. Raises `TimeoutError`. A message that is here already, as the body of a short
+        request, costs no timer."""
+        receiving: Any = self._receive()
+        try:
+            waits_for = receiving.send(None)
+        except StopIteration as done:
+            message: Message = done.value
+            return message
+        async with asyncio.timeout(seconds):
+            return await rest_of(receiving, waits_for)
 
     async def reply_json(self, content: Any, status: int = 200) -> None:
         await self.reply(msgspec.json.encode(content), JSON, status)

@@ -6,7 +6,7 @@ import asyncio
 import types
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 from headwater.services.runtime import errors
 
@@ -20,6 +20,7 @@ EVENT_STREAM: Headers = [
 ]
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+ResultT = TypeVar("ResultT")
 
 
 class SseStream:
@@ -98,7 +99,7 @@ class SseStream:
         self._resumer = asyncio.get_running_loop().create_task(self._resume(sending, waits_for))
 
     async def _resume(self, sending: Coroutine[Any, Any, None], waits_for: object) -> None:
-        await _rest_of(sending, waits_for)
+        await rest_of(sending, waits_for)
         while self._queue:
             await self._send(self._queue.popleft())
         self.blocked = False
@@ -110,13 +111,14 @@ def _ignore() -> None:
 
 
 @types.coroutine
-def _rest_of(coroutine: Coroutine[Any, Any, None], waits_for: object) -> Generator[object, None, None]:
-    """Finishes in a task a coroutine that was begun outside one and waits for `waits_for`."""
+def rest_of(coroutine: Coroutine[Any, Any, ResultT], waits_for: object) -> Generator[object, None, ResultT]:
+    """Finishes in a task a coroutine that was begun by `send` and waits for `waits_for`."""
     try:
         while True:
             yield waits_for
             waits_for = coroutine.send(None)
-    except StopIteration:
-        return
+    except StopIteration as done:
+        result: ResultT = done.value
+        return result
     finally:
         coroutine.close()
