@@ -163,7 +163,7 @@ class EventStream:
         # The token path: one string is escaped, the rest of the event was rendered with the choice's first chunk.
         if self._is_plain and not logprobs and parts is None and not self.out.blocked:
             if text:
-                head, tail = self._frames.get(choice.index) or self._begin(choice)
+                head, tail = self._frames.get(choice.index) or self._first_frame(choice)
                 self.out.write(head + encode(text) + tail)
             return True
         self._held.add(choice, text, token_ids, logprobs, parts)
@@ -174,7 +174,7 @@ class EventStream:
     def ended(self, choice: Choice) -> None:
         self._write_held(choice)
         if choice.index not in self._frames:
-            self._begin(choice)
+            self._write_opening(choice)
         ending: dict[str, Any] = {
             "index": choice.index,
             **self.answer.renderer.ending(),
@@ -199,17 +199,28 @@ class EventStream:
         events += DONE
         return self.out.numbered(events) if isinstance(self.out, NumberedStream) else events
 
-    def _begin(self, choice: Choice) -> tuple[bytes, bytes]:
-        """Writes what comes before a choice's answer and renders the frame around each of its texts."""
-        usage = self._usage_field()
+    def _first_frame(self, choice: Choice) -> tuple[bytes, bytes]:
+        """The frame around the first of a choice's texts: with what comes before the answer, in one write."""
+        opening = self._begin(choice)
+        head, tail = self._frames[choice.index]
+        return opening + head, tail
+
+    def _write_opening(self, choice: Choice) -> None:
+        if opening := self._begin(choice):
+            self.out.write(opening)
+
+    def _begin(self, choice: Choice) -> bytes:
+        """Renders the frame around each of a choice's texts. Returns the event that comes before its answer, if there
+        is one."""
+        usage, event = self._usage_field(), b""
         opening = self.answer.renderer.first_fields(choice)
         if opening is not None:
             first: dict[str, Any] = {"index": choice.index, "logprobs": None, **opening, "finish_reason": None}
-            self._write(self.answer.chunk([first], **usage, **self.answer.renderer.beside(choice.prompt)))
+            event = _event(self.answer.chunk([first], **usage, **self.answer.renderer.beside(choice.prompt)))
         part = {"index": choice.index, **self.answer.renderer.delta(_HOLE), "logprobs": None, "finish_reason": None}
         head, _, tail = _event(self.answer.chunk([part], **usage)).partition(encode(_HOLE))
         self._frames[choice.index] = head, tail
-        return head, tail
+        return event
 
     def _write_held(self, choice: Choice | None = None) -> bool:
         """Writes the held piece of a choice, or of the one that waits longest, as one event; False where nothing is
@@ -219,7 +230,7 @@ class EventStream:
             return False
         choice = piece.choice
         if choice.index not in self._frames:
-            self._begin(choice)
+            self._write_opening(choice)
         for part in _apart_from_end(piece):
             self._write_piece(choice, part)
         return True
