@@ -44,6 +44,11 @@ class Packing:
     """Number format that the checkpoint's tool rounds activations to: `int8` or `fp8`; empty: none."""
 
     @property
+    def rounds_whole_tokens(self) -> bool:
+        """Whether products round a token to integers with one scale."""
+        return self.format == "int_quantized" and self.activations == "int8"
+
+    @property
     def inputs_by_scale(self) -> int:
         """Number of inputs that share a scale; -1: all inputs of an output."""
         return self.group_size if self.block is None else self.block[1]
@@ -109,6 +114,11 @@ class Quantization:
     def is_of_integers(self) -> bool:
         """Whether all layers are packed integers."""
         return all(rule.packing.format != "fp8" for rule in self.rules)
+
+    @property
+    def rounds_whole_tokens(self) -> bool:
+        """Whether products of some layers round a token to integers with one scale, for which they need all of it."""
+        return any(each.packing.rounds_whole_tokens for each in self.rules)
 
     def packing_of(self, layer: str) -> Packing | None:
         return next((rule.packing for rule in self.rules if rule.matches(layer)), None)

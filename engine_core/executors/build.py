@@ -189,6 +189,9 @@ def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
         if sizes[name] != 1 and not allows:
             raise ConfigError(name, sizes[name], f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
+    if options.tensor_parallel_size > 1 and model.quantization is not None and model.quantization.rounds_whole_tokens:
+        allowed = "1 with weights whose tokens are rounded to int8, each with one scale"
+        raise ConfigError("tensor_parallel_size", options.tensor_parallel_size, allowed)
     if options.decode_steps > 1 and options.pipeline_parallel_size > 1:
         allowed = f"1 with pipeline_parallel_size {options.pipeline_parallel_size}, whose stages each compute a step"
         raise ConfigError("decode_steps", options.decode_steps, allowed)

@@ -79,6 +79,5 @@ def _packed(
         words.random_(-(1 << 31), 1 << 31, generator=generator)
         return int4.named(Int4Weight(words=words, scales=scales, zeros=zeros), name)
     numbers = torch.empty(n, k, dtype=torch.uint8, device=device).random_(0, 256, generator=generator)
-    rounds_tokens = packing.format == "int_quantized" and packing.activations == "int8"
-    weight = Int8Weight(values=numbers, scales=scales, zeros=zeros, rounds_tokens=rounds_tokens)
+    weight = Int8Weight(values=numbers, scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens)
     return byte_weights.named(weight, name)

@@ -46,7 +46,7 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
     if packing.has_zeros:
         zeros = _without_sign(_of_groups(f"{name}.{ZEROS}", tensors[ZEROS], n, groups, torch.int8))
     return Int8Weight(
-        values=_without_sign(weight), scales=scales, zeros=zeros, rounds_tokens=packing.activations == "int8"
+        values=_without_sign(weight), scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens
     )
 
 

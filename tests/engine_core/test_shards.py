@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build import checked
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.linear import Linear
 from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.shards import ParallelLayout, Shard, check_layout, local_config
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import dummy
@@ -115,6 +118,11 @@ def test_the_parts_of_eight_bit_layers_make_the_whole_ones(form: str, tmp_path: 
     # A token is rounded with one scale, which no rank could know.
     with pytest.raises(ConfigError, match=r"tensor_parallel_size of layers\.0\.\w+ is 2; allowed: 1 with weights"):
         part(folder, 0, 2)
+    options = ExecutorOptions(model_folder=folder, device="cpu", max_model_len=64, tensor_parallel_size=2)
+    with pytest.raises(
+        ConfigError, match="tensor_parallel_size is 2; allowed: 1 with weights whose tokens are rounded"
+    ):
+        checked(options, cpu.name, cpu.capabilities)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_1", "Q8_0"])
