@@ -9,12 +9,18 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.fitted_options import FEWEST_RANKS, OWN_MODEL, RANDOM_HEADS
+from tests.combinations.weight_capabilities import (
+    FP8_BLOCK_WEIGHTS,
+    FP8_WEIGHTS,
+    GGUF_WEIGHTS,
+    INT4_WEIGHTS,
+    W8A8_WEIGHTS,
+)
 
 CHUNK = 16
 TIGHT_BLOCKS = 25
@@ -300,36 +306,6 @@ DRAFT_HEADS = Capability(
     },
 )
 
-
-def _weights(kind: str, name: str = "", **others: Any) -> Capability:
-    """Linear layers of another kind than the model's own."""
-    return Capability(
-        name=f"{name or kind} weights",
-        promise=Promise.OWN,
-        options={"quantization": kind},
-        weights=kind,
-        took_place=lambda answer: answer.weights == kind,
-        may_coincide=True,
-        is_simulated=False,
-        **others,
-    )
-
-
-FP8_WEIGHTS = _weights("fp8")
-INT4_WEIGHTS = _weights(
-    "int4",
-    settings=frozenset({"activation_dtype"}),
-    beside={"fp8 weights": Refused(field="quantization", says="quantization is 'fp8'; allowed: auto or int4")},
-)
-GGUF_WEIGHTS = _weights(
-    "gguf",
-    "GGUF",
-    beside={
-        f"{kind} weights": Refused(field="quantization", says=f"quantization is 'gguf'; allowed: auto or {kind}")
-        for kind in ("int4", "fp8")
-    },
-)
-
 HAS_FEW_GPUS = torch.cuda.device_count() < 2
 TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
 TENSOR_PARALLEL = Capability(
@@ -361,8 +337,14 @@ TREE_NUMERICS = Capability(
     took_place=lambda answer: answer.numerics == "tree",
     may_coincide=True,
     beside={
-        name: Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True)
-        for name in ("int4 weights", "GGUF weights")
+        **{
+            name: Refused(field="numerics", says="allowed: default beside activations in int8", is_on_cpu=True)
+            for name in ("int4 weights", "GGUF weights")
+        },
+        W8A8_WEIGHTS.name: Refused(field="numerics", says="allowed: default beside activations in int8"),
+        FP8_BLOCK_WEIGHTS.name: Refused(
+            field="numerics", says="allowed: default beside activations in fp8", is_on_gpu=True
+        ),
     },
 )
 
@@ -392,6 +374,8 @@ CAPABILITIES = (
     INT4_WEIGHTS,
     FP8_WEIGHTS,
     GGUF_WEIGHTS,
+    FP8_BLOCK_WEIGHTS,
+    W8A8_WEIGHTS,
     TENSOR_PARALLEL,
     PIPELINE_PARALLEL,
     TREE_NUMERICS,

@@ -74,7 +74,7 @@ class Answer:
     """Processes that computed it; 0 of an engine without ranks."""
     kv_format: str = ""
     weights: str = ""
-    """Kind that the engine was told its model's weights must be of; an engine with others does not start."""
+    """Kind of the weights in the folder that the engine serves."""
     numerics: str = ""
     """What the engine was told of its sums; one that cannot make them so does not start."""
     company_ids: list[int] = field(default_factory=list)

@@ -18,7 +18,7 @@ from tests.combinations.capabilities import TIGHT_BLOCKS
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
 from tests.combinations.loss_relay import LossRelays
-from tests.combinations.weights_folder import engine_options
+from tests.combinations.weights_folder import engine_options, kind_of
 from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
@@ -65,7 +65,7 @@ class EngineKind:
     roles: tuple[str, ...] = ("both",)
     """One of each replica."""
 
-    def flags(self, folder: Path, common: Fields) -> list[str]:
+    def all_options(self, folder: Path, common: Fields) -> dict[str, Any]:
         sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
         sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
         options = sizes | engine_options({"model_folder": folder, **common}, self.options, self.weights)
@@ -73,8 +73,7 @@ class EngineKind:
         options["threads"] = max(options["threads"], options.get("tensor_parallel_size", 1))
         if "simulated_step_seconds" in options:
             options["simulated_step_seconds"] = BUSY_STEP_SECONDS
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
-        return [f"--served-model-name={self.name}", *flags]
+        return options
 
 
 @dataclass(slots=True)
@@ -130,17 +129,27 @@ class Replica:
 class Cluster:
     """All stages, for all cells."""
 
-    def __init__(self, gateway: Gateway, replicas: Mapping[str, list[Replica]], relays: LossRelays) -> None:
-        self.gateway, self.replicas, self.relays = gateway, replicas, relays
+    def __init__(
+        self,
+        gateway: Gateway,
+        replicas: Mapping[str, list[Replica]],
+        relays: LossRelays,
+        weights: Mapping[str, str],
+    ) -> None:
+        """`weights`: kind of those of each engine's model."""
+        self.gateway, self.replicas, self.relays, self.weights = gateway, replicas, relays, weights
         self.runs = itertools.count()
 
 
 @contextlib.contextmanager
 def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[str, Fields]) -> Iterator[Cluster]:
     """`common`: options of all engines of a kind, by the first word of the kind's name."""
+    wanted = {kind.name: kind.all_options(folder, common[kind.name.split("-")[0]]) for kind in kinds}
+    weights = {name: kind_of(options) for name, options in wanted.items()}
     stages: dict[str, list[Stage]] = {}
     for kind in kinds:
-        flags = kind.flags(folder, common[kind.name.split("-")[0]])
+        flags = [f"--served-model-name={kind.name}"]
+        flags += [f"--{name.replace('_', '-')}={value}" for name, value in wanted[kind.name].items()]
         stages[kind.name] = [
             Stage(
                 "headwater.services.engine",
@@ -172,7 +181,7 @@ def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[s
             for name, of_kind in stages.items()
         }
         gateway.wait_until(gateway.is_ready)
-        yield Cluster(gateway, replicas, relays)
+        yield Cluster(gateway, replicas, relays, weights)
 
 
 class ClusterWorld:
@@ -184,7 +193,7 @@ class ClusterWorld:
 
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
-        [kind] = [each for each in self._family if each.options == asked.options]
+        [kind] = [each for each in self._family if (each.options, each.weights) == (asked.options, asked.weights)]
         for _ in range(MOST_ASKED):
             answer = self._run(kind, asked)
             if all(each.took_place(answer) for each in asked.awaited):
@@ -217,7 +226,7 @@ class ClusterWorld:
         after = [replica.counters_of_all_ranks(then) for replica, then in zip(replicas, before, strict=True)]
         grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
         answer = self._answer(whole, grown, replicas, beside)
-        answer.weights = kind.weights
+        answer.weights = self._cluster.weights[kind.name]
         answer.numerics = str(kind.options.get("numerics", ""))
         return answer
 

@@ -25,7 +25,7 @@ from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_MODEL_LEN, NUM_BLOCKS, PLAIN, Asked
 from tests.combinations.capability import Answer, Fields, Move
-from tests.combinations.weights_folder import engine_options
+from tests.combinations.weights_folder import engine_options, kind_of
 from tests.engine_core.direct_link import DirectLink
 
 PROMPT_LEN = 100
@@ -79,8 +79,10 @@ class Heard:
 class Replica:
     """An engine and what its requests are told. Each run has a namespace of its own: it hits what it cached itself."""
 
-    def __init__(self, options: ExecutorOptions, link: DirectLink, address: str) -> None:
-        """`link` joins it, as `address`, with engines of the same options, where these have memory for it."""
+    def __init__(self, options: ExecutorOptions, link: DirectLink, address: str, weights: str) -> None:
+        """`link` joins it, as `address`, with engines of the same options, where these have memory for it. `weights`:
+        kind of those that it serves."""
+        self.weights = weights
         self._executor, config, self.facts = build_executor(options, lambda phase, done, total: None)
         drafters = (
             NGramDrafter(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
@@ -300,7 +302,7 @@ class EngineWorld:
             num_accepted_tokens=heard.num_accepted_tokens,
             num_ranks=replica.num_ranks,
             kv_format=replica.facts.kv_format,
-            weights=asked.options.get("quantization", ""),
+            weights=replica.weights,
             numerics=asked.options.get("numerics", ""),
             company_ids=company.token_ids if company is not None else [],
             num_company_steps=company.num_steps if company is not None else 0,
@@ -332,7 +334,7 @@ class EngineWorld:
                 # A machine may have fewer cores than ranks.
                 threads = given.num_threads if given.layout.num_ranks == 1 else given.layout.num_ranks
                 link = self._links.setdefault(key[1:], DirectLink())
-                self._replicas[key] = Replica(replace(given, num_threads=threads), link, str(number))
+                self._replicas[key] = Replica(replace(given, num_threads=threads), link, str(number), kind_of(options))
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]

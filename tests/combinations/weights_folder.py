@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,24 @@ import torch
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.quantization import GGUF
-from headwater.engine_core.weights import blocks, model_file
+from headwater.engine_core.weights import blocks, byte_weights, model_file
 from headwater.engine_core.weights.dummy import dummy
-from headwater.engine_core.weights.rounding import round_weights
+from headwater.engine_core.weights.rounding import HEAD, round_weights
+from headwater.engine_core.weights.unpacking import unpacked
 from headwater.kernels.block_formats import Q4_0, Q4_1, Q8_0, BlockFormat, BlockWeight, pack
+from headwater.kernels.byte_weights import ByteWeight
 from tests.combinations.capability import Fields
 from tests.combinations.fitted_options import fitted
+from tests.engine_core.byte_checkpoint import BYTE_FORMS
 
 LAYER_FORMATS = (Q4_1, Q4_0, Q8_0)
 """Formats that layers take in turn."""
+FP8_BLOCKS, W8A8 = "fp8 blocks", "w8a8"
+BLOCK, FP8_MOST, INT8_MOST = 128, 448, 127
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+"""Sizes of random models of these kinds: most matrices have several blocks, and one is cut off."""
+Published = dict[str, torch.Tensor]
+"""Tensors of a layer by the last part of their names in a checkpoint."""
 
 
 def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, Any]:
@@ -29,14 +39,27 @@ def engine_options(common: Fields, changes: Fields, weights: str) -> dict[str, A
     drafters are there, and that of the model has `weights`; empty: its own."""
     options, folder = dict(common), common["model_folder"]
     is_random = options.get("load_format", "auto") != "auto"
-    if weights == GGUF and is_random:
+    if weights in PUBLISHED or (weights == GGUF and is_random):
+        make = _published if weights in PUBLISHED else _in_blocks
         # A drafter reads its folder as the model does.
-        folder = options["model_folder"] = _in_blocks(folder, options["dtype"])
+        folder = options["model_folder"] = make(folder, weights, options["dtype"] if is_random else "")
         options["load_format"] = "auto"
     options |= fitted(changes, folder)
-    if weights not in ("", GGUF):
+    if weights not in ("", GGUF, *PUBLISHED):
         options["model_folder"] = _with_rounded(folder, weights, is_random=is_random)
     return options
+
+
+def kind_of(options: dict[str, Any]) -> str:
+    """The kind of weights that the folder of an engine's options has, as its file and `config.json` say."""
+    folder = options["model_folder"]
+    config = json.loads((folder / "config.json").read_text()).get("quantization_config")
+    if config is None:
+        is_stored = options.get("load_format", "auto") == "auto" and (folder / model_file.WEIGHTS_NAME).is_file()
+        return GGUF if is_stored and model_file.has_blocks(folder) else ""
+    return config.get("kind") or next(
+        kind for kind, (form, _) in PUBLISHED.items() if config == BYTE_FORMS[form].config
+    )
 
 
 def _with_rounded(folder: Path, kind: str, *, is_random: bool) -> Path:
@@ -54,9 +77,63 @@ def _with_rounded(folder: Path, kind: str, *, is_random: bool) -> Path:
     return copy
 
 
-def _in_blocks(folder: Path, dtype: str) -> Path:
+def _published(folder: Path, kind: str, dtype: str) -> Path:
+    """A copy of a folder, made once, beside it, as a checkpoint of the kind is converted: with random weights of
+    `dtype`, or with the folder's own where it is empty."""
+    copy = folder.with_name(f"{folder.name}-{kind.replace(' ', '-')}")
+    if copy.exists():
+        return copy
+    _copy(folder, copy)
+    form, pack_matrix = PUBLISHED[kind]
+    config = json.loads((folder / "config.json").read_text()) | (WIDE if dtype else {})
+    (copy / "config.json").chmod(0o644)
+    (copy / "config.json").write_text(json.dumps(config | {"quantization_config": BYTE_FORMS[form].config}))
+    model = registry.read_config(copy)
+    layout, cpu = model_class(model).layout(model), torch.device("cpu")
+    dense = dummy(layout, model_file.DTYPES[dtype], cpu) if dtype else model_file.load(folder, cpu)
+    kept: model_file.Tensors = {}
+    layers: dict[str, torch.Tensor] = {}
+    for name, spec in layout.items():
+        if not spec.tied_to:
+            (layers if spec.is_linear and name != HEAD else kept)[name] = dense[name]
+    tensors = (
+        (f"{name}.{suffix}", part)
+        for name, matrix in layers.items()
+        for suffix, part in pack_matrix(matrix.float()).items()
+    )
+    for name, weight in unpacked(tensors, model.quantization):
+        assert isinstance(weight, ByteWeight)
+        kept |= byte_weights.named(weight, name.removesuffix(".weight"))
+    model_file.save(kept, copy)
+    return copy
+
+
+def _as_fp8_blocks(weight: torch.Tensor) -> Published:
+    """weight float32 [N, K], in e4m3 with a scale for each block, as DeepSeek and Qwen publish it."""
+    n, k = weight.shape
+    whole = torch.zeros(n + -n % BLOCK, k + -k % BLOCK)
+    whole[:n, :k] = weight
+    scales = whole.view(len(whole) // BLOCK, BLOCK, -1, BLOCK).abs().amax((1, 3)) / FP8_MOST
+    of_weights = scales.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[:n, :k]
+    return {"weight": (weight / of_weights).to(torch.float8_e4m3fn), "weight_scale_inv": scales}
+
+
+def _as_int8(weight: torch.Tensor) -> Published:
+    """weight float32 [N, K], with a scale for each output, as llmcompressor writes W8A8."""
+    scales = weight.abs().amax(1, keepdim=True) / INT8_MOST
+    return {"weight": (weight / scales).round().to(torch.int8), "weight_scale": scales}
+
+
+PUBLISHED: dict[str, tuple[str, Callable[[torch.Tensor], Published]]] = {
+    FP8_BLOCKS: ("fp8, blocks larger than a matrix", _as_fp8_blocks),
+    W8A8: ("int-quantized W8A8", _as_int8),
+}
+"""Kinds of which there are checkpoints alone: the form whose `config.json` they have, and the tensors of a matrix."""
+
+
+def _in_blocks(folder: Path, kind: str, dtype: str) -> Path:
     """A copy of a folder, made once, beside it, with random matrices in GGUF's block formats."""
-    copy = folder.with_name(f"{folder.name}-{GGUF}")
+    copy = folder.with_name(f"{folder.name}-{kind}")
     if copy.exists():
         return copy
     _copy(folder, copy)
