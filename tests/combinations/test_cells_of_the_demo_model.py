@@ -20,7 +20,8 @@ HEAT = 5.0
 """A few letters of a pattern are drawn by lot then, and no seed gives another's answer."""
 REFUSALS = {"tree numerics": Refused(field="numerics", says="allowed: default beside activations in int8")}
 """The model's weights are packed integers, which a CPU multiplies with such."""
-COMPARED = {name: cell for name, cell in CELLS.items() if name != "fp8 weights × tree numerics"}
+NOT_COMPARED = {f"{name} × tree numerics" for name in ("fp8 weights", "FP8 block weights")}
+COMPARED = {name: cell for name, cell in CELLS.items() if name not in NOT_COMPARED}
 """Weights in fp8 allow tree numerics, but the model without them refuses what the pair would be compared with."""
 
 
