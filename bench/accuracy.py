@@ -1,5 +1,5 @@
 """`headwater bench accuracy`: loss of a served model over a text, against the same file expanded to its dtype or
-against another model of the same tokens.
+against another model of the same tokens; `--formats`: of one model in every format.
 
 Perplexity, agreement of the likeliest tokens and Kullback-Leibler divergence per token. Both models compute windows of
 the text in single passes: a row's bits do not depend on its batch, so an engine computes the same.
@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +36,7 @@ from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
 
+from .format_files import FormatFile, read_format_files
 from .program import run_program
 
 TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
@@ -63,6 +64,9 @@ class Accuracy:
     """Share of positions at which both have the same likeliest token."""
     kl_mean: float
     kl_p99: float
+    by_transformers: float | None = None
+    by_reading: float | None = None
+    """Perplexities that others find of the same file: see `FormatFile`."""
 
     @property
     def change(self) -> float:
@@ -118,6 +122,24 @@ class WholeModel:
         return self._model.logits(hidden).float().log_softmax(-1)
 
 
+class ExactModel(WholeModel):
+    """A model that others are compared with, one after another: it computes each window once."""
+
+    def __init__(self, options: ExecutorOptions, window: int) -> None:
+        super().__init__(options, window)
+        self._known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
+        key = tuple(token_ids)
+        if key not in self._known:
+            # A forward pass may write where an earlier one has.
+            self._known[key] = super().hidden(token_ids).clone()
+        return self._known[key]
+
+
+exact_model = lru_cache(maxsize=1)(ExactModel)
+
+
 def _activations(request: BuildRequest, weights: Weights) -> str:
     """Number format that products round activations to: that of layers that round tokens, else the request's."""
     rounded = {each.rounds_to.dtype for each in weights.linears.values() if each.rounds_to is not None}
@@ -157,7 +179,8 @@ def measure(
     served = WholeModel(replace(options, activation_dtype=_compared(device, against is None)), longest)
     if against is None and served.activations == served.dtype:
         raise ConfigError("against", "none", "a model to compare with, where activations are not rounded")
-    expanded = WholeModel(replace(options, model_folder=exact, activation_dtype="model"), longest)
+    build = WholeModel if against is None else exact_model
+    expanded = build(replace(options, model_folder=exact, activation_dtype="model"), longest)
     found = [scores(served, expanded, window) for window in track(windows, name, disable=quiet)]
     divergence = torch.cat([each.divergence for each in found]).double()
     return Accuracy(
@@ -209,32 +232,59 @@ def run(
     against: Annotated[
         str | None, typer.Option(help="a model of the same tokens to compare with; default: each model expanded")
     ] = None,
+    formats: Annotated[
+        Path | None,
+        typer.Option(help="measure each format of a folder that tests/engine_core/make_format_files.py made"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Compare models as a device serves them with the same files expanded to the model's dtype, or with another
     model."""
     if device not in DEVICES:
         raise typer.BadParameter(f"device is {device!r}; allowed: {' or '.join(DEVICES)}")
+    files = tuple(FormatFile(source=each, quantization=quantization) for each in model or (DEMO_NAME,))
+    if formats is not None:
+        found = read_format_files(formats, ROUNDED_KINDS)
+        files, against, num_tokens = found.files, found.against, found.num_tokens
     rows = []
-    for source in model or (DEMO_NAME,):
+    for file in files:
         obtain = partial(pull, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device=device)
-        folder, exact = obtain(source, quantization=quantization, calibration=calibration), against
-        if exact is None and quantization in ROUNDED_KINDS:
-            exact = source
+        folder, exact = obtain(file.source, quantization=file.quantization, calibration=calibration), against
+        if exact is None and file.quantization in ROUNDED_KINDS:
+            exact = file.source
         other = None if exact is None else (exact, obtain(exact))
-        tokenizer = load_text_model(folder, source, ServingChoices()).tokenizer
+        tokenizer = load_text_model(folder, file.source, ServingChoices()).tokenizer
         token_ids = tokenizer.encode(text.read_text(), add_special_tokens=False)[:num_tokens]
-        name = ModelManifest.read(folder).name
-        name += f" ({quantization}{', calibrated' if calibration else ''})" if quantization in ROUNDED_KINDS else ""
         windows = list(windows_of(token_ids, window))
-        rows.append(measure(folder, name, windows, against=other, device=device, threads=threads, quiet=as_json))
+        name = _name_of(folder, file.quantization, is_calibrated=calibration is not None)
+        row = measure(folder, name, windows, against=other, device=device, threads=threads, quiet=as_json)
+        rows.append(replace(row, by_transformers=file.by_transformers, by_reading=file.by_reading))
     if not as_json:
-        table = Table("model", "activations", "tokens", "perplexity", "change", "top-1", "KL", "KL p99")
-        for row in rows:
-            loss = row.perplexity, f"{row.change:+.2f} %", f"{row.top1_agreement:.2%}", row.kl_mean, row.kl_p99
-            table.add_row(*map(str, (row.model, f"{row.activations}, {row.dtype}", row.num_tokens, *loss)))
-        Console(width=110).print(table)
+        _show(rows)
     typer.echo(json.dumps([asdict(row) for row in rows]))
+
+
+def _name_of(folder: Path, quantization: str, *, is_calibrated: bool) -> str:
+    name = ModelManifest.read(folder).name
+    if quantization not in ROUNDED_KINDS:
+        return name
+    return f"{name} ({quantization}{', calibrated' if is_calibrated else ''})"
+
+
+def _show(rows: Sequence[Accuracy]) -> None:
+    has_oracles = any(row.by_transformers or row.by_reading for row in rows)
+    columns = ["model", "activations", "tokens", "perplexity", "change", "top-1", "KL", "KL p99"]
+    table = Table(*columns, *(["transformers", "plain reading"] if has_oracles else []))
+    for row in rows:
+        loss = row.perplexity, f"{row.change:+.2f} %", f"{row.top1_agreement:.2%}", row.kl_mean, row.kl_p99
+        beside = [_beside(row.perplexity, each) for each in (row.by_transformers, row.by_reading) if has_oracles]
+        table.add_row(*map(str, (row.model, f"{row.activations}, {row.dtype}", row.num_tokens, *loss, *beside)))
+    Console(width=130).print(table)
+
+
+def _beside(perplexity: float, oracle: float | None) -> str:
+    """An oracle's perplexity of the same file, and how far the served model's is from it."""
+    return "" if oracle is None else f"{oracle:.3f} ({100 * (perplexity / oracle - 1):+.2f} %)"
 
 
 if __name__ == "__main__":

@@ -81,6 +81,7 @@ def test_a_model_whose_weights_are_not_packed_is_refused(tmp_path: Path) -> None
 def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     dense, found = convert(tmp_path / "hf", tmp_path / "ours"), {}
+    accuracy.exact_model.cache_clear()
     for kind in ("fp8", "int8", "int4"):
         (tmp_path / kind).mkdir()
         conversion.convert(
@@ -90,6 +91,7 @@ def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path)
     assert [found[kind].activations for kind in ("fp8", "int8", "int4")] == ["float32", "int8", "int8"]
     assert found["int8"].kl_mean < found["int4"].kl_mean
     assert found["int4"].against == "dense"
+    assert [accuracy.exact_model.cache_info()[at] for at in (0, 1)] == [2, 1], "the dense model is loaded once"
     same = accuracy.measure(dense, "dense", [list(range(3, 130))], against=("dense", dense))
     assert (same.kl_mean, same.top1_agreement, same.change) == (0, 1, 0)
 
