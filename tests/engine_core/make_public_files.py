@@ -88,33 +88,50 @@ def samples() -> list[list[int]]:
     return [ids[i * LENGTH : (i + 1) * LENGTH] for i in range(NUM_SAMPLES)]
 
 
-def compress(source: Path, folder: Path, recipe: list[Any], *, reads: bool) -> None:
-    """By llmcompressor."""
+def compress(
+    source: Path, folder: Path, recipe: list[Any], sequences: list[list[int]] | None, format: str | None = None
+) -> None:
+    """By llmcompressor, which reads these; None: it reads nothing. `format`: None is the tool's choice."""
     from datasets import Dataset  # noqa: PLC0415 (of the tools' environment, as is what follows)
     from llmcompressor import oneshot  # noqa: PLC0415
 
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in samples()]
-    given = {"dataset": Dataset.from_list(rows), "num_calibration_samples": NUM_SAMPLES, "max_seq_length": LENGTH}
-    oneshot(model=model, tokenizer=tokenizer, recipe=recipe, **(given if reads else {}))
-    model.save_pretrained(folder, save_compressed=True)
+    given: dict[str, Any] = {}
+    if sequences is not None:
+        rows = [{"input_ids": ids, "attention_mask": [1] * len(ids)} for ids in sequences]
+        given = {"dataset": Dataset.from_list(rows), "num_calibration_samples": len(rows)}
+        given["max_seq_length"] = len(sequences[0])
+    oneshot(model=model, tokenizer=tokenizer, recipe=recipe, **given)
+    model.save_pretrained(folder, save_compressed=True, **({"quantization_format": format} if format else {}))
 
 
-def round_by_auto_round(source: Path, folder: Path, format: str, bits: int, *, symmetric: bool) -> None:
+def round_by_auto_round(
+    source: Path,
+    folder: Path,
+    format: str,
+    bits: int,
+    *,
+    symmetric: bool,
+    rows: list[list[int]],
+    group_size: int = 32,
+    iters: int = 20,
+) -> None:
     from auto_round import AutoRound  # noqa: PLC0415 (of the tools' environment)
 
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-    loader = DataLoader([{"input_ids": torch.tensor(ids)} for ids in samples()], batch_size=4)
+    loader = DataLoader([{"input_ids": torch.tensor(ids)} for ids in rows], batch_size=4)
     tool = AutoRound(
-        model, tokenizer, bits=bits, group_size=32, sym=symmetric, iters=20, nsamples=NUM_SAMPLES, seqlen=LENGTH,
-        batch_size=4, dataset=loader, device_map="cpu", enable_torch_compile=False,
+        model, tokenizer, bits=bits, group_size=group_size, sym=symmetric, iters=iters, nsamples=len(rows),
+        seqlen=len(rows[0]), batch_size=4, dataset=loader, device_map="cpu", enable_torch_compile=False,
+        disable_opt_rtn=True,
     )  # fmt: skip
     written = folder.with_name(f"{folder.name} written")
     tool.quantize_and_save(str(written), format=format)
     found = next(path.parent for path in sorted(written.rglob("config.json")))
     shutil.copytree(found, folder)
+    shutil.rmtree(written)
 
 
 def round_by_gptqmodel(source: Path, folder: Path) -> None:
@@ -142,13 +159,15 @@ def makers() -> dict[str, Any]:
         return QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=bits, type="int", **more))
 
     def by_llmcompressor(*recipe: Any, reads: bool = True) -> Any:
-        return lambda source, folder: compress(source, folder, list(recipe), reads=reads)
+        return lambda source, folder: compress(source, folder, list(recipe), samples() if reads else None)
 
     def plain(scheme: str, **more: Any) -> Any:
         return QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"], **more)
 
     def by_auto_round(format: str, bits: int, *, symmetric: bool) -> Any:
-        return lambda source, folder: round_by_auto_round(source, folder, format, bits, symmetric=symmetric)
+        return lambda source, folder: round_by_auto_round(
+            source, folder, format, bits, symmetric=symmetric, rows=samples()
+        )
 
     w4 = scheme(4, strategy="group", group_size=32, symmetric=False)
     mixed = {
