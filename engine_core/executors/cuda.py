@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -124,6 +125,9 @@ class CudaExecutor:
         """All kernels of likely steps: one layer of each shape that has some of its own, and each way to draw."""
         for shape in self._shapes.for_each_kernel():
             self._model.try_out(shape)
+            if shape.num_ends and len(self._model.kv_cache) == 1:
+                # Only in a step that looks at all tokens does the one layer compute more than the ends.
+                self._model.try_out(replace(shape, num_ends=0))
             if shape.is_decode:
                 hidden = self._chosen[: shape.num_tokens]
                 self._draw_and_advance(shape, hidden)

@@ -18,7 +18,7 @@ from headwater.kernels.guessed_rows import store_guesses, store_guesses_and_adva
 from ..config import EngineConfig
 from ..executor import Int32Array, StepPlan
 from ..ragged import places
-from .cuda_guesser import PASSES, GuessingSteps, guessing_step
+from .cuda_guesser import EVERY_NEED, PASSES, GuessingSteps, guessing_step
 from .device_model import DeviceModel, Shown
 from .device_sampler import PLAIN, DeviceSampler, Needs, Places
 from .device_table import DeviceTable
@@ -68,7 +68,8 @@ class CudaDraftModel:
         for shape in shapes:
             if shape.is_decode:
                 self._steps.buffers.clear(shape, shape.num_tokens)
-                self._passes(shape, 1, PLAIN)
+                for needs in EVERY_NEED:
+                    self._passes(shape, 1, needs)
         self._steps.shift(shapes[-1], 1)
         padding = self._steps.buffers.draws[:2, :1]
         store_guesses(padding[0], padding[1], self._sampler.tokens[:1], self._table.token_ids, self._sampler.vocab_size)

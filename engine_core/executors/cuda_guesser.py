@@ -14,7 +14,7 @@ from headwater.kernels.guessed_rows import find_shifts, shift_words
 from ..config import EngineConfig
 from ..executor import BoolArray, Int32Array, StepPlan
 from .device_model import Shown
-from .device_sampler import DeviceSampler, Needs
+from .device_sampler import PLAIN, DeviceSampler, Needs
 from .device_table import NO_CHANGES, DeviceTable
 from .step_buffers import StepBuffers
 from .step_shapes import StepShape, StepShapes
@@ -22,6 +22,8 @@ from .step_shapes import StepShape, StepShapes
 SENDS_A_STEP = 2
 PASSES = (8, 4, 2, 1)
 """Guesses behind the first, in one graph each."""
+EVERY_NEED = (PLAIN, Needs(edits=True, filters=True), Needs(filters=True))
+"""Needs of draws of guesses, which together launch all kernels that such draws launch."""
 
 
 class CudaGuesser(Protocol):

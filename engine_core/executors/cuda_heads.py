@@ -24,7 +24,7 @@ from ..heads.medusa import Medusa
 from ..heads.registry import ChainHeads
 from ..layers.batch import ForwardBatch
 from ..models.model import LastTokens, LayerInputs
-from .cuda_guesser import PASSES, GuessingSteps, guessing_step
+from .cuda_guesser import EVERY_NEED, PASSES, GuessingSteps, guessing_step
 from .device_model import DeviceModel, Shown
 from .device_sampler import PLAIN, DeviceSampler, Needs, Places
 from .device_table import DeviceTable
@@ -157,7 +157,8 @@ class CudaChainHeads(CudaHeads):
             self._read_pairs(shape, self._read.buffers.steps[:, :1])
         for shape in self._decodes():
             self._steps.buffers.clear(shape, shape.num_tokens)
-            self._first(shape, PLAIN)
+            for needs in EVERY_NEED:
+                self._first(shape, needs)
             self._passes(shape, PLAIN, 1)
         self._steps.shift(shape, 1)
 
@@ -230,7 +231,8 @@ class CudaParallelHeads(CudaHeads):
     def launch_likely(self) -> None:
         for shape in self._decodes():
             self._steps.buffers.clear(shape, shape.num_tokens)
-            self._all(shape, PLAIN, 1)
+            for needs in EVERY_NEED:
+                self._all(shape, needs, 1)
         self._keep(shape, self._served.buffers.steps[:, :1])
         self._steps.shift(shape, 1)
 
