@@ -75,7 +75,8 @@ class StageSizes:
 
     @property
     def num_bytes(self) -> int:
-        return self.first_guesses + 4 * self.num_guesses * self.guesses_len
+        """Bytes of a piece. What heads of the first stage read may lie behind it, see `stage_states`."""
+        return _aligned(self.first_guesses + 4 * self.num_guesses * self.guesses_len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,8 @@ class StageMemory:
     """0: this is the first stage."""
     behind: int
     """0: this is the last stage."""
+    first: int
+    """Address of the first stage's piece."""
     others: torch.Tensor
     """int64 [N]: of the first and the last stage, the addresses of all other pieces, in their order; else empty."""
     sizes: StageSizes
@@ -106,6 +109,11 @@ class StageMemory:
     def guesses_at(self, number: int) -> int:
         """As `message_at`, of a message of guesses."""
         return self.sizes.first_guesses + number % self.sizes.num_guesses * 4 * self.sizes.guesses_len
+
+
+def _aligned(num_bytes: int) -> int:
+    """To 128 bytes, as a slot for streams is."""
+    return -(-num_bytes // 128) * 128
 
 
 def allocate_piece(num_bytes: int) -> int:
@@ -127,7 +135,7 @@ def beside(own: int, index: int, handles: Sequence[bytes], sizes: StageSizes) ->
     addresses = {
         stage: open_address(handles[stage])
         for stage in range(len(handles))
-        if stage != index and (index in (0, last) or stage in (index - 1, index + 1))
+        if stage != index and (index in (0, last) or stage in (0, index - 1, index + 1))
     }
     return _stage_memory(index, last, addresses | {index: own}, sizes)
 
@@ -153,6 +161,7 @@ def _stage_memory(
         own=addresses[index],
         before=addresses.get(index - 1, 0),
         behind=addresses.get(index + 1, 0),
+        first=addresses[0],
         others=torch.tensor(others, dtype=torch.int64, device="cuda"),
         sizes=sizes,
         host=host,

@@ -151,7 +151,7 @@ def _count(piece, KIND: tl.constexpr, i_lane):
 
 
 @triton.jit
-def _await(p_count, least, max_polls, HOST: tl.constexpr, ON_GPU: tl.constexpr):
+def await_count(p_count, least, max_polls, HOST: tl.constexpr, ON_GPU: tl.constexpr):
     """Returns when another stage has counted up to `least`. What it wrote before is there then."""
     if HOST:
         await_words(p_count, 4, 1, least, max_polls, ON_GPU)
@@ -189,7 +189,7 @@ def _send_stream(
     inside = o_h < hidden
     p_sent = _count(own, SENT, i_lane)
     number = tl.load(p_sent) + 1
-    _await(_count(own, TAKEN, i_lane), number - NUM_SLOTS, max_polls, HOST, ON_GPU)
+    await_count(_count(own, TAKEN, i_lane), number - NUM_SLOTS, max_polls, HOST, ON_GPU)
     slot = behind + HEADER + (number & 1).to(tl.int64) * stream_bytes
     p_slot = slot.to(tl.pointer_type(p_stream.dtype.element_ty))
     i_row = i_lane.to(tl.int64)
@@ -199,7 +199,7 @@ def _send_stream(
         i_row += NUM_LANES
     if HOST:
         tl.store(_count(behind, LENGTHS, number & 1), num_tokens, mask=i_lane == 0, cache_modifier=".wt")
-    _say(_count(behind, ARRIVED, i_lane), number, HOST, ON_GPU)
+    say_count(_count(behind, ARRIVED, i_lane), number, HOST, ON_GPU)
     tl.store(p_sent, number)
 
 
@@ -221,7 +221,7 @@ def _receive_stream(
     inside = o_h < hidden
     p_received = _count(own, RECEIVED, i_lane)
     number = tl.load(p_received) + 1
-    _await(_count(own, ARRIVED, i_lane), number, max_polls, HOST, ON_GPU)
+    await_count(_count(own, ARRIVED, i_lane), number, max_polls, HOST, ON_GPU)
     slot = own + HEADER + (number & 1).to(tl.int64) * stream_bytes
     p_slot = slot.to(tl.pointer_type(p_stream.dtype.element_ty))
     i_row = i_lane.to(tl.int64)
@@ -229,7 +229,7 @@ def _receive_stream(
         b_row = fetched(p_slot + i_row * hidden + o_h, inside, HOST)
         tl.store(p_stream + i_row * hidden + o_h, b_row, mask=inside)
         i_row += NUM_LANES
-    _say(_count(before, TAKEN, i_lane), number, HOST, ON_GPU)
+    say_count(_count(before, TAKEN, i_lane), number, HOST, ON_GPU)
     tl.store(p_received, number)
 
 
@@ -336,7 +336,7 @@ def _receive_ends(
 
 
 @triton.jit
-def _say(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
+def say_count(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
     """Counts up to `number`, by one. What all threads of the block wrote is there before the count says so."""
     if HOST:
         settle(ON_GPU)
@@ -348,7 +348,7 @@ def _say(p_count, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
 
 @triton.jit
 def say_number(p_message, number, HOST: tl.constexpr, ON_GPU: tl.constexpr):
-    """As `_say`, of the number of a message."""
+    """As `say_count`, of the number of a message."""
     if HOST:
         settle(ON_GPU)
         put_word(p_message, number, ON_GPU)

@@ -102,7 +102,7 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     if request.heads is not None and place.stage.is_first:
         heads = _loaded_heads(request, config, progress, place.shard)
     if needs_served_head(request, place):
-        stored = load_served_head(request, place, CpuPlatform.device, progress)
+        stored = load_served_head(request, place, CpuPlatform.device, progress, keeps_packed=True)
         part = f"vocabulary head of shard {place.shard.index} of {place.shard.size}"
         head = _prepared(replace(request, is_tree=False), platform, stored, progress, part=part)
     return rank_executor(request, place, config, platform, packed, draft=draft, heads=heads, head=head), config

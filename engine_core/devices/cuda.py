@@ -53,6 +53,7 @@ capabilities = Capabilities(
     tree_numerics=True,
     rank_drafts=True,
     stage_drafts=True,
+    stage_heads=True,
 )
 
 

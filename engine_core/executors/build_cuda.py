@@ -12,7 +12,6 @@ from functools import partial
 import torch
 
 from headwater.kernels.compile_ahead import CompileAhead
-from headwater.kernels.stage_memory import StageMemory
 
 from ..config import ConfigError, EngineConfig
 from ..layers.kinds import Weights
@@ -26,6 +25,7 @@ from .cuda_drafting import (
     LoadedHeads,
     LoadedModel,
     ModelDrafting,
+    TakenDrafts,
 )
 from .cuda_guessers import by_first_stage
 from .cuda_prompt_scores import SCORED_AT_ONCE
@@ -44,12 +44,12 @@ def build_cuda_executor(
     *,
     draft: LoadedModel | None,
     heads: LoadedHeads | None,
-    stages: StageMemory | None = None,
+    taken: TakenDrafts | None = None,
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
 ) -> tuple[CudaExecutor | CudaStageExecutor, EngineConfig]:
-    """`stages`: how guesses come from the first stage; None: they are this one's, if there are any. With `is_sized` the
+    """`taken`: how guesses come from the first stage; None: they are this one's, if there are any. With `is_sized` the
     config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what would fit."""
     block_size, weights, platform = config.block_size, served.weights, served.platform(config)
     decoder, planes = served.on(platform, config.max_model_len), [served.planes]
@@ -60,7 +60,7 @@ def build_cuda_executor(
     with CompileAhead(device) as ahead:
         if platform.probes(weights):
             ahead.note(partial(platform.launch_probe, weights))
-        inputs = LayerInputs(() if heads is None else heads.config.input_layers)
+        inputs = LayerInputs(served.shown_layers(heads) if taken is None else taken.layers)
         memory = measure(decoder, platform, served.planes, config, ahead, inputs, has_head=served.has_head)
         if drafting is not None:
             # One computes after the other.
@@ -78,12 +78,12 @@ def build_cuda_executor(
         log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, dtype, num_bytes / GB)
         kv_caches = [each.allocate(num_blocks, block_size, device) for each in planes]
         swapper = _swapper(served, kv_caches, config) if config.num_swap_slots else None
-        looks_at_all = drafting is not None and drafting.looks_at_all
+        looks_at_all = drafting.looks_at_all if drafting is not None else taken is not None and taken.looks_at_all
         executor = served.executor(decoder, platform, config, kv_caches, swapper=swapper, looks_at_all=looks_at_all)
         if drafting is not None:
             executor.draft_by(drafting.make(config, kv_caches[1:]))
-        elif stages is not None:
-            executor.draft_by(partial(by_first_stage, stages))
+        elif taken is not None:
+            executor.draft_by(partial(by_first_stage, taken.memory, taken.shown))
         ahead.note(executor.launch_likely)
     _choose_products(platform, weights, config, device)
     served.begin(executor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -14,31 +14,40 @@ from ..config import ConfigError, EngineConfig
 from ..executor import UInt8Array
 from ..heads.served import Served, ServedPart
 from ..layers.group import Group
+from ..layers.kinds import Weights
 from ..layers.leaf_matrix import keep_leaves
 from ..layers.ordered import order_linears
 from ..layers.sharded import over_group
 from ..models.model import Model, model_class
-from ..options import OFF, BuildRequest, ExecutorOptions, Progress
+from ..options import BuildRequest, Progress
 from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import with_look_up
 from ..platforms.cuda_rank import SummingPlatform
-from ..platforms.peer_group import PeerGroup, open_peer_group
-from ..shards import ParallelLayout, Shard
+from ..platforms.peer_group import PeerGroup
+from ..shards import Shard
 from ..weights.byte_weights import Keeps
 from ..weights.model_file import DTYPES
 from .build_cuda import build_cuda_executor
 from .build_single import KV_DTYPES, block_bytes_of, engine_config_of, load_heads_weights
 from .cuda import CudaExecutor
-from .cuda_drafting import LoadedHeads, LoadedModel
+from .cuda_drafting import LoadedHeads, LoadedModel, TakenDrafts
 from .cuda_stage import CudaStageExecutor
 from .cuda_swapper import CudaSwapper
-from .gpu_stage import GpuStageEnds, open_stage_memory, recorded, sizes_of
+from .gpu_stage import GpuStageEnds
+from .gpu_states import FirstStates
 from .head_part import HeadPart
-from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
 from .locked_slots import LOCKABLE, RankSlots, check_room, touch
+from .rank_channels import agreed, open_channels
 from .rank_drafts import HEAD, draft_layout, load_draft_weights
-from .rank_place import RankPlace, block_part, load_rank_weights, map_slots, rank_model
-from .stage_link import StageLinks
+from .rank_place import (
+    RankPlace,
+    block_part,
+    load_rank_weights,
+    load_served_head,
+    map_slots,
+    needs_served_head,
+    rank_model,
+)
 from .stage_relay import StageRelay
 
 
@@ -56,6 +65,10 @@ class LoadedRank(LoadedModel):
     """None: there is one stage."""
     relay: StageRelay | None = None
     """Where stages are on other hosts."""
+    states: FirstStates | None = None
+    """Where heads of the first stage find what other stages show them; None: they read nothing of them."""
+    served_head: Weights | None = None
+    """The vocabulary head by which heads guess, where another stage has the model's."""
 
     @property
     def has_head(self) -> bool:
@@ -86,7 +99,16 @@ class LoadedRank(LoadedModel):
         looks_at_all: bool,
     ) -> CudaExecutor | CudaStageExecutor:
         if self.stages is not None and not self.has_head:
-            return CudaStageExecutor(decoder, platform, config, kv_caches, self.stages, swapper=swapper)
+            return CudaStageExecutor(
+                decoder,
+                platform,
+                config,
+                kv_caches,
+                self.stages,
+                swapper=swapper,
+                head_part=None if self.states is None else self.head_part(platform),
+                states=self.states,
+            )
         return CudaExecutor(
             decoder,
             platform,
@@ -121,11 +143,15 @@ class LoadedRank(LoadedModel):
     def head_part(self, platform: CudaPlatform) -> HeadPart | None:
         return None if self.group is None else _head_part(self, platform, self.place.shard, self.group)
 
+    def shown_layers(self, heads: LoadedHeads | None) -> tuple[int, ...]:
+        return LoadedModel.shown_layers(self, heads) if self.states is None else self.states.own
+
     def for_heads(self, decoder: Model, platform: CudaPlatform) -> Served:
-        return ServedPart(decoder.config, decoder.embedding, platform.linear(self.weights.linears[HEAD]))
+        weights = self.weights if self.served_head is None else self.served_head
+        return ServedPart(decoder.config, decoder.embedding, platform.linear(weights.linears[HEAD]))
 
     def agreed(self, number: int) -> int:
-        return _agreed(self.host, self.place.links, number)
+        return agreed(self.host, self.place.links, number)
 
     def begin(self, executor: CudaExecutor | CudaStageExecutor) -> None:
         self.agreed(0)
@@ -166,10 +192,15 @@ def build_cuda_rank(
     weights = load_rank_weights(
         request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes, with_leaves=keep_leaves
     )
-    group, stages, relay = _opened(request, config, place)
+    served_head = None
+    if needs_served_head(request, place):
+        head = load_served_head(request, place, device, progress, keeps_bytes=keeps_bytes, in_planes=in_planes)
+        served_head = _ordered(request, head)
+    channels = open_channels(request, config, place)
+    group, stages, shown, is_first = channels.group, channels.stages, channels.shown, place.stage.is_first
     served = LoadedRank(
         place.local_config(request.model),
-        order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens),
+        _ordered(request, weights),
         KV_DTYPES[request.kv_format],
         request.is_tree,
         request,
@@ -177,7 +208,9 @@ def build_cuda_rank(
         group,
         host,
         stages,
-        relay,
+        channels.relay,
+        FirstStates(shown, device) if shown is not None and is_first else None,
+        served_head,
     )
     # Nobody writes into memory that another rank has not mapped yet.
     served.agreed(0)
@@ -185,13 +218,18 @@ def build_cuda_rank(
         served,
         config,
         device,
-        draft=_draft_of(request, place.shard, group, progress) if place.stage.is_first else None,
-        heads=_heads_of(request, place.shard),
-        stages=stages if request.stage_drafts is not None and not place.stage.is_first else None,
+        draft=_draft_of(request, place.shard, group, progress) if is_first else None,
+        heads=_heads_of(request, place.shard) if is_first else None,
+        taken=None if is_first or stages is None or request.stage_drafts is None else TakenDrafts(stages, shown),
         kv_cache_memory=options.kv_cache_memory // options.layout.num_ranks,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
     )
+
+
+def _ordered(request: BuildRequest, weights: Weights) -> Weights:
+    """The weights as the platform multiplies them."""
+    return order_linears(with_look_up(weights), rounds_tokens=request.rounds_tokens)
 
 
 def _draft_of(request: BuildRequest, shard: Shard, group: PeerGroup | None, progress: Progress) -> LoadedModel | None:
@@ -209,77 +247,3 @@ def _heads_of(request: BuildRequest, shard: Shard) -> LoadedHeads | None:
     if request.heads is None:
         return None
     return LoadedHeads(request.heads, load_heads_weights(request, torch.device("cuda"), shard), shard)
-
-
-def _opened(
-    request: BuildRequest, config: EngineConfig, place: RankPlace
-) -> tuple[PeerGroup | None, StageMemory | None, StageRelay | None]:
-    """How this rank exchanges with those that divide its layers, and with other stages, on this host and on others,
-    where there are such."""
-    hidden_size, dtype, options = request.model.hidden_size, DTYPES[request.dtype], request.options
-    row_bytes, layout = hidden_size * dtype.itemsize, options.layout
-    stage_sizes = sizes_of(config, hidden_size, dtype) if layout.pipeline > 1 else None
-    sizes = ExchangeSizes(
-        layout=layout, row_bytes=row_bytes, stages=stage_sizes, here=options.stages_beside(place.stage_index)
-    )
-    group, stages, relay = None, None, None
-    exchange = _host_exchange(request, place, sizes)
-    if layout.tensor > 1 and exchange is not None and exchange.has_peers:
-        group = PeerGroup(exchange.peers())
-    elif layout.tensor > 1:
-        group = open_peer_group(place.group, row_bytes)
-    if stage_sizes is not None:
-        of_all = place.links.of_all_stages
-        stages = open_stage_memory(place.stage_index, stage_sizes, of_all) if exchange is None else exchange.stages()
-    if options.stage_hosts:
-        assert exchange is not None
-        relay = exchange.relay(place.links, recorded)
-    return group, stages, relay
-
-
-def _host_exchange(request: BuildRequest, place: RankPlace, sizes: ExchangeSizes) -> HostExchange | None:
-    """Host memory through which ranks exchange; None: their GPUs reach one another's memory. Raises `ConfigError` on
-    all ranks where one of them cannot lock it, so that none waits for it."""
-    options, own = request.options, _rank_of(place, sizes.layout)
-    why = "peer_access is off" if options.peer_access == OFF else _unreached(place, options, own)
-    if not why and not options.stage_hosts:
-        return None
-    # Stages of this host and of others exchange in one way.
-    sizes = replace(sizes, has_peers=bool(why))
-    exchange = open_exchange(place.exchange, sizes, own)
-    if not _agreed(place.group, place.links, int(exchange is not None)) or exchange is None:
-        raise _unlocked(options, sizes, why)
-    if why:
-        place.warn(f"{why}: ranks exchange tensors through host memory, which is slower than between GPUs")
-    return exchange
-
-
-def _unlocked(options: ExecutorOptions, sizes: ExchangeSizes, why: str) -> ConfigError:
-    missing = f"the host does not let a GPU lock {sizes.num_bytes} bytes to exchange through"
-    if options.stage_hosts:
-        return ConfigError("stage_hosts", options.stage_hosts, f"0, since {missing}")
-    allowed = f"auto, where GPUs reach one another's memory; {why}, and {missing}"
-    return ConfigError("peer_access", options.peer_access, allowed)
-
-
-def _unreached(place: RankPlace, options: ExecutorOptions, own: int) -> str:
-    """Names the first two ranks whose GPUs do not reach one another's memory, the same on all ranks; empty: all that
-    exchange through it do."""
-    other, num_ranks = first_unreached(options, own), options.layout.num_ranks
-    none = num_ranks * num_ranks
-    pair = _agreed(place.group, place.links, none if other is None else own * num_ranks + other)
-    if pair == none:
-        return ""
-    one, another = divmod(pair, num_ranks)
-    return f"the GPUs of ranks {one} and {another} do not reach one another's memory with atomic operations"
-
-
-def _rank_of(place: RankPlace, layout: ParallelLayout) -> int:
-    return place.stage_index * layout.tensor + place.shard.index
-
-
-def _agreed(host: Group, links: StageLinks, number: int) -> int:
-    """The least of what all ranks give."""
-    of_stage = int(host.join(torch.tensor([[number]])).min())
-    of_all = links.of_all_stages(of_stage.to_bytes(8, "little"))
-    return min(int.from_bytes(each, "little") for each in of_all)

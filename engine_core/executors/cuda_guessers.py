@@ -21,6 +21,7 @@ from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
 from .gpu_stage import FirstStageGuesses
+from .gpu_states import ShownStates
 from .head_part import HeadPart
 from .step_buffers import StepBuffers
 from .step_shapes import StepShapes
@@ -90,6 +91,7 @@ def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: Engi
     return make
 
 
-def by_first_stage(stages: StageMemory, drafted: Drafted) -> CudaGuesser:
-    """Takes guesses from the first stage."""
-    return FirstStageGuesses(stages, drafted.table, drafted.served)
+def by_first_stage(stages: StageMemory, shown: ShownStates | None, drafted: Drafted) -> CudaGuesser:
+    """Takes guesses from the first stage. `shown`: what it is shown, if heads guess there."""
+    teller = None if shown is None else shown.teller(drafted.table.token_ids.device)
+    return FirstStageGuesses(stages, drafted.table, drafted.served, teller)

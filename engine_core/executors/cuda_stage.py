@@ -27,6 +27,8 @@ from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
 from .gpu_stage import FirstStageGuesses, GuessTeller, MessageNumbers, parts_of
+from .gpu_states import FirstStates, LateStates
+from .head_part import HeadPart
 from .own_drafts import leaves_drafts
 from .own_rows import OwnRows, knows_alone
 from .runner import NOTHING
@@ -35,6 +37,8 @@ from .stage_relay import StageRelay
 from .step_buffers import StepBuffers
 from .step_sender import StepSender
 from .step_shapes import StepShape, StepShapes
+
+NO_ROWS: Int32Array = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,14 @@ class AwaitedTokens:
     count: int
     """Padded, of rows or positions."""
     are_ends: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedStates:
+    """A step that heads have not read, because later stages may not have computed it."""
+
+    rows: Int32Array
+    """Rows of the table that the step computes."""
 
 
 class CudaStageExecutor:
@@ -65,8 +77,11 @@ class CudaStageExecutor:
         memory: StageMemory,
         *,
         swapper: CudaSwapper | None = None,
+        head_part: HeadPart | None = None,
+        states: FirstStates | None = None,
     ) -> None:
-        """kv_caches: see `CudaExecutor`."""
+        """kv_caches, head_part: see `CudaExecutor`; here it is that of heads. `states`: where heads find hidden states
+        on the first stage; None: none read any."""
         self.swapper = swapper
         self._config, self._device = config, platform.device
         self.can_draft = config.max_draft_tokens > 0
@@ -82,12 +97,13 @@ class CudaStageExecutor:
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._done = [torch.cuda.Event(blocking=True) for _ in range(parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         self._memory, self._numbers, self._most_awaited = memory, MessageNumbers(), parts
-        self._awaited: deque[AwaitedTokens] = deque()
-        self._decoder = decoder
+        self._awaited: deque[AwaitedTokens | AwaitedStates] = deque()
+        self._decoder, self._head_part, self._states = decoder, head_part, states
         self._guesser: CudaGuesser | None = None
         self._sampler: DeviceSampler | None = None
         """Settings of rows and draws of the model or heads that guess on the first stage."""
         self._teller: GuessTeller | None = None
+        self._late: LateStates | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         self._unprepared: deque[Callable[[], object]] = deque(
@@ -99,11 +115,16 @@ class CudaStageExecutor:
     def draft_by(self, make: Make) -> None:
         """See `CudaExecutor`. What the first stage guesses it tells the others."""
         sizes, served = (self._config.num_rows, self._config.max_positions), self._decoder
-        sampler = DeviceSampler(served.lm_head, *sizes, served.dtype, self._device, len(self._done))
-        self._guesser = make(Drafted(self._model, sampler, self._table, len(self._done)))
+        num_parts, part = len(self._done), self._head_part
+        sampler = DeviceSampler(served.lm_head, *sizes, served.dtype, self._device, num_parts, part)
+        self._guesser = make(Drafted(self._model, sampler, self._table, num_parts))
         self._own_rows.are_guessed = True
+        self._model.shown = self._guesser.shown
         if not self._memory.before:
             self._sampler, self._teller = sampler, GuessTeller(self._memory, self._table, self._model)
+        if self._states is not None:
+            self._late = LateStates(self._states, self._guesser, self._model)
+            self._model.shown = self._late.shown
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def relay_by(self, relay: StageRelay) -> None:
@@ -128,6 +149,8 @@ class CudaStageExecutor:
             self._guesser.launch_likely()
         if self._teller is not None:
             self._teller.rehearse()
+        if self._late is not None:
+            self._late.rehearse()
         if self.swapper is not None:
             self.swapper.rehearse()
 
@@ -153,6 +176,8 @@ class CudaStageExecutor:
             self._await(plan.rows, num_own, are_ends=True)
         elif num_draws:
             self._await(plan.rows[plan.samples], num_draws, are_ends=False)
+        if self._late is not None:
+            self._awaited.append(AwaitedStates(plan.rows))
         return plan.step
 
     def _compute(self, plan: StepPlan) -> tuple[int, int]:
@@ -161,7 +186,8 @@ class CudaStageExecutor:
         guesser, own = self._guesser, None
         for admitted in plan.admitted if guesser is not None else ():
             self._seat(admitted)
-        if knows_alone(plan):
+        if self._model.shown is not None or knows_alone(plan):
+            # Heads are told how far each row came, as in `CudaExecutor`.
             own = self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
         shape, num_draws = self._sender.send(plan, spread_drafts(plan), own)
         num_own = 0 if own is None else own.shape[1]
@@ -174,6 +200,8 @@ class CudaStageExecutor:
             launch = partial(self._own_rows.draft, shape, num_own)
             self._model.graphs.run_once((shape, "drafts", num_own), launch)
         self._model.hidden(shape)
+        if self._late is not None:
+            self._late.note(shape, num_own)
         return num_own, num_draws
 
     def _seat(self, admitted: AdmittedRow) -> None:
@@ -183,6 +211,8 @@ class CudaStageExecutor:
             self._sampler.admit(admitted)
 
     def _prepare(self, shape: StepShape) -> None:
+        # Between requests, when the buffers hold a step of another shape.
+        self._buffers.clear(shape, self._shapes.num_rows(shape.num_decodes or 1))
         self._model.prepare(shape)
         if self._guesser is not None and shape.is_decode and not shape.shares:
             self._guesser.prepare(shape)
@@ -224,15 +254,35 @@ class CudaStageExecutor:
         self._awaited.append(AwaitedTokens(self._numbers.next(), rows, count, are_ends))
 
     def _settle(self, plan: StepPlan) -> None:
-        """Receives tokens that the plan reads, those of rows that it gives to others, and those of plans that are
-        retired."""
-        here = np.array([*plan.released, *(admitted.row for admitted in plan.admitted), *plan.rows], np.int32)
-        num_needed = max(len(self._awaited) - self._most_awaited, 0)
-        for i, awaited in enumerate(self._awaited):
-            if np.isin(awaited.rows, here).any():
-                num_needed = max(num_needed, i + 1)
-        for _ in range(num_needed):
-            self._receive(self._awaited.popleft())
+        """Receives what the plan depends on, and what belongs to plans that are retired."""
+        for _ in range(max(self._num_needed(plan), self._num_left_over())):
+            awaited = self._awaited.popleft()
+            if isinstance(awaited, AwaitedTokens):
+                self._receive(awaited)
+            else:
+                assert self._late is not None
+                self._late.see()
+
+    def _num_needed(self, plan: StepPlan) -> int:
+        """How many come first up to the last one of rows that the plan reads or gives to others. Heads have to have
+        read what there is of rows for which they guess, and of blocks that are copied."""
+        if self._late is not None and plan.copied_blocks.size:
+            return len(self._awaited)
+        left = np.array([*plan.released, *(admitted.row for admitted in plan.admitted)], np.int32)
+        guessed = plan.rows[plan.num_drafts > 0] if plan.num_drafts is not None and leaves_drafts(plan) else NO_ROWS
+        read = {AwaitedTokens: np.concatenate([left, plan.rows]), AwaitedStates: np.concatenate([left, guessed])}
+        needed = (i + 1 for i, each in enumerate(self._awaited) if np.isin(each.rows, read[type(each)]).any())
+        return max(needed, default=0)
+
+    def _num_left_over(self) -> int:
+        """How many come first up to one beyond which there are as many as may be in flight."""
+        num_tokens = num_states = 0
+        for i, awaited in enumerate(reversed(self._awaited)):
+            num_tokens += isinstance(awaited, AwaitedTokens)
+            num_states += isinstance(awaited, AwaitedStates)
+            if num_tokens > self._most_awaited or (self._late is not None and num_states >= self._late.most):
+                return len(self._awaited) - i
+        return 0
 
     def _receive(self, awaited: AwaitedTokens) -> None:
         """Launches what waits for the message."""

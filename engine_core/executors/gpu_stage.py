@@ -9,6 +9,7 @@ import torch
 from headwater.kernels.peer_memory import handle_of
 from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import LAST_TOKENS, StageMemory, StageSizes, allocate_piece, beside
+from headwater.kernels.stage_states import StateMemory, StateSizes
 from headwater.kernels.stage_stream import MOST_NUMBERS, receive_stream, send_ends, send_stream, send_tokens
 
 from ..config import EngineConfig
@@ -18,6 +19,7 @@ from ..layers.group import Group
 from ..models.model import LastNorm
 from .device_model import DeviceModel, Shown
 from .device_table import DeviceTable
+from .gpu_states import StateTeller
 from .own_drafts import leaves_drafts
 from .stage_relay import StageRelay
 from .step_shapes import StepShape
@@ -104,11 +106,13 @@ class TokenTeller:
 class FirstStageGuesses:
     """See `CudaGuesser`: in the place of what drafts, on a stage that is not the first."""
 
-    shown: Shown | None = None
-
-    def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
+    def __init__(
+        self, memory: StageMemory, table: DeviceTable, served: DeviceModel, shown: StateTeller | None = None
+    ) -> None:
+        """`shown` hands hidden states on to the first stage; None: it reads none."""
         self._memory, self._table, self._served = memory, table, served
-        self._numbers = MessageNumbers()
+        self._numbers, self._states = MessageNumbers(), shown
+        self.shown: Shown | None = shown
         self.relay: StageRelay | None = None
         """As that of `TokenTeller`."""
 
@@ -126,6 +130,8 @@ class FirstStageGuesses:
 
     def launch_likely(self) -> None:
         self._receive(1, *padded_step(self._served))
+        if self._states is not None:
+            self._states.rehearse()
 
     def prepare(self, shape: StepShape) -> None:
         """Does nothing."""
@@ -198,8 +204,12 @@ def parts_of(config: EngineConfig) -> int:
     return 2 * config.async_depth + 1
 
 
-def open_stage_memory(index: int, sizes: StageSizes, of_all_stages: Callable[[bytes], list[bytes]]) -> StageMemory:
-    """Allocates this stage's piece and maps those of the others. Raises `PeerError`."""
-    own = allocate_piece(sizes.num_bytes)
+def open_stage_memory(
+    index: int, sizes: StageSizes, states: StateSizes | None, of_all_stages: Callable[[bytes], list[bytes]]
+) -> tuple[StageMemory, StateMemory | None]:
+    """Allocates this stage's piece and maps those of the others. What is shown to the first stage, if anything is, lies
+    behind that one's. Raises `PeerError`."""
+    own = allocate_piece(sizes.num_bytes + (0 if states is None or index else states.num_bytes))
     handle, _ = handle_of(own)
-    return beside(own, index, of_all_stages(handle), sizes)
+    memory = beside(own, index, of_all_stages(handle), sizes)
+    return memory, None if states is None else StateMemory(address=memory.first + sizes.num_bytes, sizes=states)

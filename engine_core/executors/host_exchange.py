@@ -2,7 +2,8 @@
 
 Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each rank that divides
 layers with others (`peer_memory`), and behind these a piece for each rank of a stage (`stage_memory`). Stages on other
-hosts have pieces here where they are next to a stage of this host: what lies there is relayed.
+hosts have pieces here where they are next to a stage of this host: what lies there is relayed. Behind all pieces lies
+what is shown to each rank of the first stage (`stage_states`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from headwater.kernels.peer_memory import (
+    HOST_POLLS,
     PeerError,
     PeerMemory,
     host_address,
@@ -23,6 +25,7 @@ from headwater.kernels.peer_memory import (
     slot_bytes_of,
 )
 from headwater.kernels.stage_memory import StageMemory, StageSizes, stages_in_host_memory
+from headwater.kernels.stage_states import StateMemory, StateSizes
 
 from ..options import ExecutorOptions
 from ..platforms.peer_group import LEAST_SLOT
@@ -49,6 +52,8 @@ class ExchangeSizes:
     """Stages of this host."""
     has_peers: bool = True
     """Whether ranks that divide layers exchange here; False: their GPUs reach one another's memory."""
+    states: StateSizes | None = None
+    """None: no hidden states are shown to the first stage."""
 
     @property
     def slot_bytes(self) -> int:
@@ -78,7 +83,17 @@ class ExchangeSizes:
 
     @property
     def num_bytes(self) -> int:
+        return self.first_states + self.states_bytes * self.layout.tensor
+
+    @property
+    def first_states(self) -> int:
+        """Bytes before what is shown to the first rank."""
         return self.stage_offset + len(self.with_pieces) * self.layout.tensor * self.stage_bytes
+
+    @property
+    def states_bytes(self) -> int:
+        """Bytes of what is shown to one rank."""
+        return 0 if self.states is None else _aligned(self.states.num_bytes)
 
 
 class HostExchange:
@@ -118,6 +133,18 @@ class HostExchange:
         assert sizes.stages is not None
         addresses = {stage: self._address + self._offset(stage) for stage in sizes.with_pieces}
         return stages_in_host_memory(self._stage, sizes.layout.pipeline, addresses, sizes.stages, self._locked)
+
+    def states(self) -> StateMemory | None:
+        """Channels to the rank of the first stage that has the same share of its layers as this one."""
+        if self._sizes.states is None:
+            return None
+        return StateMemory(
+            address=self._address + self._sizes.first_states + self._shard * self._sizes.states_bytes,
+            sizes=self._sizes.states,
+            owner=self._locked,
+            is_host=True,
+            max_polls=HOST_POLLS,
+        )
 
     def relay(self, links: StageLinks, record: Callable[[], Passed]) -> StageRelay:
         """The relay between pieces of stages on other hosts and the rank's links. `record`: see `StageRelay`."""

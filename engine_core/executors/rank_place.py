@@ -143,13 +143,24 @@ def load_rank_weights(
     return with_leaves(weights, local_names(layout, place.stage), place.shard) if request.is_tree else weights
 
 
-def load_served_head(request: BuildRequest, place: RankPlace, device: torch.device, progress: Progress) -> Weights:
+def load_served_head(
+    request: BuildRequest,
+    place: RankPlace,
+    device: torch.device,
+    progress: Progress,
+    *,
+    keeps_packed: bool = False,
+    keeps_bytes: Keeps = keeps_none,
+    in_planes: bool = False,
+) -> Weights:
     """This rank's rows of the served model's vocabulary head, which another stage has, for heads of the first stage
-    that guess by it. Raises `ConfigError`."""
+    that guess by it; see `load_rank_weights`. Raises `ConfigError`."""
     # Behind the last layer: what drafts is computed as by default, and multiplied as it is stored.
     total = place.stage.total
     behind, own = replace(place, stage=Stage(total, total, total)), replace(request, is_tree=False)
-    return load_rank_weights(own, behind, device, progress, keeps_packed=True)
+    return load_rank_weights(
+        own, behind, device, progress, keeps_packed=keeps_packed, keeps_bytes=keeps_bytes, in_planes=in_planes
+    )
 
 
 def needs_served_head(request: BuildRequest, place: RankPlace) -> bool:

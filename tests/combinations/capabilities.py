@@ -300,9 +300,6 @@ DRAFT_HEADS = Capability(
         "grammar": Aside(because=BY_LOOK_UP),
         "tools": Aside(because=BY_LOOK_UP),
         "draft model": Refused(field="draft_heads", says="none beside draft_model"),
-        "pipeline parallel": Refused(
-            field="draft_heads", says="allowed: none with pipeline_parallel_size 2", is_on_gpu=True
-        ),
     },
 )
 

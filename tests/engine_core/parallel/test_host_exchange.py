@@ -21,10 +21,12 @@ from headwater.engine_core.ring import anonymous_memory
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import memory_bytes
 from headwater.kernels.stage_memory import StageSizes
+from headwater.kernels.stage_states import StateSizes
 from tests.engine_core.parallel.thread_ranks import links_of
 from tests.engine_core.test_compiled_ahead import MODEL
 
 THREE = ParallelLayout(pipeline=3)
+STATES = StateSizes(num_channels=3, num_slots=2, slot_bytes=1024)
 STAGES = StageSizes(stream_bytes=1000, most_rows=3, most_positions=5, num_messages=2, num_guesses=2)
 
 
@@ -59,7 +61,8 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sizes_of(tensor: int, pipeline: int) -> ExchangeSizes:
     layout = ParallelLayout(tensor=tensor, pipeline=pipeline)
-    return ExchangeSizes(layout=layout, row_bytes=2048, stages=STAGES if pipeline > 1 else None, here=range(pipeline))
+    stages, states = (STAGES, STATES) if pipeline > 1 else (None, None)
+    return ExchangeSizes(layout=layout, row_bytes=2048, stages=stages, states=states, here=range(pipeline))
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 3), (2, 2)])
@@ -75,7 +78,11 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(tensor: int, 
             for i, base in enumerate(peers.bases.tolist()):
                 found.setdefault(("peers", stage * tensor + i), set()).add(base - first)
         if pipeline > 1:
-            stages = exchange.stages()
+            stages, states = exchange.stages(), exchange.states()
+            assert states is not None
+            assert states.is_host
+            found.setdefault(("states", shard), set()).add(states.address - first)
+            found.setdefault(("stage", shard), set()).add(stages.first - first)
             found.setdefault(("stage", rank), set()).add(stages.own - first)
             if stage + 1 < pipeline:
                 found.setdefault(("stage", rank + tensor), set()).add(stages.behind - first)
@@ -83,7 +90,7 @@ def test_no_two_pieces_share_a_byte_and_ranks_agree_where_they_lie(tensor: int, 
                 found.setdefault(("stage", rank - tensor), set()).add(stages.before - first)
     assert os.fstat(memory).st_size == sizes.num_bytes
     os.close(memory)
-    lengths = {"peers": memory_bytes(tensor, sizes.slot_bytes), "stage": STAGES.num_bytes}
+    lengths = {"peers": memory_bytes(tensor, sizes.slot_bytes), "stage": STAGES.num_bytes, "states": STATES.num_bytes}
     end = 0
     for [begin], kind in sorted((sorted(begins), kind) for (kind, _), begins in found.items()):
         assert begin % 16 == 0
