@@ -304,6 +304,8 @@ DRAFT_HEADS = Capability(
 )
 
 HAS_FEW_GPUS = torch.cuda.device_count() < 2
+RANKS_OF_BOTH = 4
+"""Ranks that divide both the layers' widths and the layers."""
 TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
@@ -315,6 +317,9 @@ TENSOR_PARALLEL = Capability(
     refused_on_gpu=Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS) if HAS_FEW_GPUS else None,
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
+    beside={"pipeline parallel": Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS, is_on_gpu=True)}
+    if torch.cuda.device_count() < RANKS_OF_BOTH
+    else {},
 )
 PIPELINE_PARALLEL = Capability(
     name="pipeline parallel",
