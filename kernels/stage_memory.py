@@ -32,8 +32,6 @@ HEADER = tl.constexpr(5 * 4 * 128)
 """Bytes before the slots."""
 NUM_SLOTS = tl.constexpr(2)
 """Streams that may be on their way: one is read while the next one is written."""
-
-
 LAST_TOKENS = 32
 """Tokens before the end of a row of which a message may tell: as many as a step with drafts can add."""
 
@@ -90,7 +88,7 @@ class StageMemory:
     behind: int
     """0: this is the last stage."""
     first: int
-    """Address of the first stage's piece."""
+    """Address of the first stage's piece; 0: it is on another host."""
     others: torch.Tensor
     """int64 [N]: of the first and the last stage, the addresses of all other pieces, in their order; else empty."""
     sizes: StageSizes
@@ -161,7 +159,7 @@ def _stage_memory(
         own=addresses[index],
         before=addresses.get(index - 1, 0),
         behind=addresses.get(index + 1, 0),
-        first=addresses[0],
+        first=addresses.get(0, 0),
         others=torch.tensor(others, dtype=torch.int64, device="cuda"),
         sizes=sizes,
         host=host,

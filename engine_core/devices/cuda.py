@@ -182,8 +182,14 @@ def _check_drafting_ranks(request: BuildRequest) -> None:
             raise ConfigError(tier, str(value), f"{none} {where} {getattr(options, of_ranks)} on the platform {name}")
 
 
-def _check_stage_hosts(options: ExecutorOptions) -> None:
-    """Raises `ConfigError` where a processor may store the word that announces data before the data, see `Piece`."""
+def _check_stage_hosts(request: BuildRequest) -> None:
+    """Raises `ConfigError` for heads, to which no hidden states come back from other hosts, and where a processor may
+    store the word that announces data before the data, see `Piece`."""
+    options, drafts = request.options, request.stage_drafts
+    if options.stage_hosts and drafts is not None and drafts.reads_states:
+        allowed = f"none with stage_hosts {options.stage_hosts} on the platform {name}"
+        # The other hosts have no folder of heads.
+        raise ConfigError("draft_heads", str(options.draft_heads or "on the engine's host"), allowed)
     if options.stage_hosts and machine.machine() not in ORDERED_STORES:
         allowed = f"0 on the platform {name} beside processors of kind {machine.machine()}"
         raise ConfigError("stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores")
@@ -202,7 +208,7 @@ def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
 def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
     _check_drafting_ranks(request)
-    _check_stage_hosts(request.options)
+    _check_stage_hosts(request)
     from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
 
     return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))

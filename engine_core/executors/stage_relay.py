@@ -45,9 +45,10 @@ class Piece:
         slots = memory[HEADER.value : sizes.first_message].reshape(NUM_SLOTS.value, -1)
         self._slots = [slot[: self.most_rows * row_bytes].reshape(-1, row_bytes) for slot in slots]
         words = memory[sizes.first_message : sizes.num_bytes].view(np.int32)
-        num_words = sizes.num_messages * sizes.message_len
+        num_words, num_guessed = sizes.num_messages * sizes.message_len, sizes.num_guesses * sizes.guesses_len
         self._messages = words[:num_words].reshape(sizes.num_messages, sizes.message_len)
-        self._guesses = words[num_words:].reshape(sizes.num_guesses, sizes.guesses_len)
+        guesses = words[num_words : num_words + num_guessed]
+        self._guesses = guesses.reshape(sizes.num_guesses, sizes.guesses_len)
 
     def message(self, number: int) -> Int32Array:
         """Slot of that message of tokens."""

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors import build_cuda_rank, host_exchange
-from headwater.engine_core.executors.build_cuda_rank import _host_exchange
+from headwater.engine_core.executors import host_exchange, rank_channels
 from headwater.engine_core.executors.host_exchange import ExchangeSizes, HostExchange
+from headwater.engine_core.executors.rank_channels import _host_exchange
 from headwater.engine_core.executors.stage_link import StageLinks
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
@@ -163,7 +163,7 @@ def exchanged(
     access: str, host: Host, reached: int | None, monkeypatch: pytest.MonkeyPatch, *, num_hosts: int = 0
 ) -> tuple[Any, list[str]]:
     """What a rank finds, and what it says."""
-    monkeypatch.setattr(build_cuda_rank, "first_unreached", lambda options, own: reached)
+    monkeypatch.setattr(rank_channels, "first_unreached", lambda options, own: reached)
     said: list[str] = []
     memory = anonymous_memory("exchange", 0)
     sizes = on_hosts(2, range(1), has_peers=True) if num_hosts else sizes_of(2, 1)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, VISIBLE, most_ranks, rank_variables
-from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.heads_config import EAGLE, MEDUSA, HeadsConfig
+from headwater.engine_core.options import BuildRequest, ExecutorOptions
+from headwater.engine_core.stage_drafts import StageDrafts
+from tests.engine_core.test_compiled_ahead import MODEL
 
 
 def test_each_rank_sees_its_own_gpu_first_and_those_of_its_engine_alone() -> None:
@@ -33,13 +38,33 @@ def test_ranks_on_another_host_have_the_first_gpus_there(monkeypatch: pytest.Mon
     assert seen == ["0,1,2,3", "1,0,2,3", "2,0,1,3", "3,0,1,2", "0,1", "1,0"]
 
 
+def request_of(stage_hosts: int = 0, **more: Any) -> BuildRequest:
+    options = ExecutorOptions(
+        model_folder=None, pipeline_parallel_size=2, stage_hosts=stage_hosts, first_stage_drafts=more.pop("told", "")
+    )
+    return BuildRequest(
+        options=options, model=MODEL, **dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16"), **more
+    )
+
+
 def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda.machine, "machine", lambda: "aarch64")
-    options = ExecutorOptions(model_folder=None, pipeline_parallel_size=2, stage_hosts=1)
     with pytest.raises(ConfigError) as refusal:
-        cuda._check_stage_hosts(options)
+        cuda._check_stage_hosts(request_of(stage_hosts=1))
     assert str(refusal.value) == (
         "stage_hosts is 1; allowed: 0 on the platform cuda beside processors of kind aarch64, which may not keep the "
         "order of stores"
     )
-    cuda._check_stage_hosts(ExecutorOptions(model_folder=None, pipeline_parallel_size=2))
+    cuda._check_stage_hosts(request_of())
+
+
+@pytest.mark.parametrize("kind", [MEDUSA, EAGLE])
+def test_heads_are_refused_on_the_hosts_of_all_stages(kind: str) -> None:
+    """Hidden states of other hosts do not come back to the first stage."""
+    heads = HeadsConfig(kind=kind, num_heads=3)
+    for asked in ({"heads": heads}, {"told": StageDrafts.of(heads).to_json()}):
+        with pytest.raises(ConfigError, match=r"draft_heads .* allowed: none with stage_hosts 1 on the platform cuda"):
+            cuda._check_stage_hosts(request_of(stage_hosts=1, **asked))
+        cuda._check_stage_hosts(request_of(**asked))
+    # A draft model's guesses are relayed.
+    cuda._check_stage_hosts(request_of(stage_hosts=1, told=StageDrafts().to_json()))

@@ -80,6 +80,7 @@ class Host:
             own=own,
             before=before if index > 0 else 0,
             behind=behind if index < 2 else 0,
+            first=0,
             others=torch.tensor(others, dtype=torch.int64, device=DEVICE),
             sizes=SIZES,
             host=self._host,
