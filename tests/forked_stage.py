@@ -1,7 +1,8 @@
-"""Stages as processes that are forked from one that has imported the libraries that stages use.
+"""Stages as processes that are forked from one that has imported what stages use.
 
-A stage imports its own modules and runs the program that `python -m` runs, with flags, environment and file descriptors
-of its own. Libraries cost most of the time that a stage takes to start; each worker of a test run imports them once.
+A stage imports the modules that it still lacks and runs the program that `python -m` runs, with flags, environment and
+file descriptors of its own. Imports cost most of the time that a stage takes to start; each worker of a test run makes
+them once.
 """
 
 from __future__ import annotations
@@ -40,10 +41,25 @@ LIBRARIES = [
     "uvicorn",
     "uvloop",
 ]
-"""None starts a thread, or registers something that a stage would show, when it is imported."""
+MODULES = [
+    "headwater.engine_core.executors.rank_process",
+    "headwater.engine_core.models.decoder",
+    "headwater.engine_core.platforms.cpu",
+    "headwater.gateway.admin.routes",
+    "headwater.gateway.http.app",
+    "headwater.services.engine.__main__",
+    "headwater.services.engine.core_process",
+    "headwater.services.engine.requests",
+    "headwater.services.processor.prepare",
+    "headwater.services.text.stage",
+]
+"""With what these import, most of what engines, their ranks and the gateway consist of.
+
+Neither these nor `LIBRARIES` start a thread, or register what only some stages show, when they are imported.
+"""
 STDERR = "stderr"
 ENGINE = "headwater.services.engine"
-multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES)
+multiprocessing.get_context("forkserver").set_forkserver_preload([*LIBRARIES, *MODULES])
 
 
 class ForkedStage(ForkServerProcess):
