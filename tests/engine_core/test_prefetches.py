@@ -8,6 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from headwater.engine_core.executors import shared_kv
 from headwater.engine_core.kv import block_leases, peer_blocks
 from headwater.engine_core.kv.peer_link import PullRequest, ToLink
 from headwater.engine_core.prefetch import NewPrefetch
@@ -28,7 +29,11 @@ from tests.engine_core.pulling_pair import (
 
 @pytest.fixture(autouse=True)
 def lanes() -> Iterator[None]:
-    with patch.object(peer_blocks, "ThreadLane", AtOnce), patch.object(block_leases, "ThreadLane", AtOnce):
+    with (
+        patch.object(peer_blocks, "ThreadLane", AtOnce),
+        patch.object(block_leases, "ThreadLane", AtOnce),
+        patch.object(shared_kv, "ThreadLane", AtOnce),
+    ):
         yield
 
 
