@@ -97,7 +97,9 @@ class TokenTeller:
 
     def rehearse(self) -> None:
         """Launches both ways to tell, of padding; for where nothing is really launched."""
-        padding = torch.full((4,), -1, dtype=torch.int32, device=self._table.known.device)
+        padding = torch.full(
+            (min(4, self._memory.sizes.most_rows),), -1, dtype=torch.int32, device=self._table.known.device
+        )
         self.tell(padding, padding, padding)
         self.tell_ends(padding)
         self._numbers = MessageNumbers()

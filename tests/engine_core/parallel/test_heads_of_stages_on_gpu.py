@@ -54,12 +54,15 @@ def told(answers: list[Answer]) -> list[object]:
     return [(answer.token_ids, answer.logprobs) for answer in answers]
 
 
-def counts(engine: SmallEngine) -> tuple[int, int]:
-    """Drafts, and those accepted, of answers of few tokens: even random heads guess every eighth of them, and others
-    where they read other hidden states."""
-    speculator = WholeDrafts().beside(engine.config)
-    _, load = answers_of_a_new_engine(engine, PROMPTS, OF_FEW_TOKENS, speculator, num_rounds=2)
-    return load.num_draft_tokens, load.num_accepted_tokens
+def counts(engine: SmallEngine) -> list[tuple[int, int]]:
+    """Drafts of each answer, and those accepted. Even random heads guess every eighth of few tokens, and others where
+    they read other hidden states. One answer follows another: of several at once a step verifies fewer drafts."""
+    found = []
+    for prompt, sampling in zip(PROMPTS, OF_FEW_TOKENS, strict=True):
+        speculator = WholeDrafts().beside(engine.config)
+        _, load = answers_of_a_new_engine(engine, [prompt], [sampling], speculator)
+        found.append((load.num_draft_tokens, load.num_accepted_tokens))
+    return found
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -70,7 +73,7 @@ def test_the_first_stage_guesses_as_one_process_does_and_no_bit_changes(
     heads = heads_of(kind, tmp_path)
     with ranks_of(folder, tensor_parallel_size=1, draft_heads=heads) as one:
         expected, guessed = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0]), counts(one)
-    assert guessed[1] > 0.05 * guessed[0]
+    assert len({accepted for _, accepted in guessed} - {0}) > 1
     for access in ("auto", "off"):
         with ranks_of(folder, draft_heads=heads, peer_access=access, **STAGES) as engine:
             assert isinstance(engine.executor, MultiExecutor)

@@ -3,6 +3,7 @@ each message of guesses and each hidden state that is sent is received. Kernels 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -244,6 +245,15 @@ def check_relayed(relays: list[NotedRelay], guesses: list[int]) -> None:
     assert [number for number, _ in relays[0].guesses] == guesses
     assert all(1 < num_words <= sizes.message_len for _, num_words in relays[2].tokens)
     assert all(1 < num_words <= sizes.guesses_len for _, num_words in relays[0].guesses)
+
+
+@pytest.mark.usefixtures("_no_gpu", "launches")
+@pytest.mark.parametrize("num_seqs", [1, 3])
+def test_stages_of_few_requests_tell_their_tokens_in_messages_of_as_few_rows(
+    num_seqs: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "LIMITS", replace(LIMITS, max_num_seqs=num_seqs))
+    stage_of(len(STAGES) - 1, "draft model", tmp_path)
 
 
 @pytest.mark.usefixtures("_no_gpu", "launches")
