@@ -115,17 +115,13 @@ class FirstStageGuesses:
         self._memory, self._table, self._served = memory, table, served
         self._numbers, self._states = MessageNumbers(), shown
         self.shown: Shown | None = shown
-        self.relay: StageRelay | None = None
-        """As that of `TokenTeller`."""
 
     def seat(self, row: int) -> None:
         """Does nothing."""
 
     def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
         if leaves_drafts(plan):
-            number = self._numbers.next()
-            self._receive(number, steps, positions)
-            _relay_guesses(self.relay, number, plan, steps)
+            self._receive(self._numbers.next(), steps, positions)
 
     def see(self, shape: StepShape, steps: torch.Tensor) -> None:
         """Does nothing."""
@@ -151,14 +147,10 @@ class GuessTeller:
     def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
         self._memory, self._table, self._served = memory, table, served
         self._numbers = MessageNumbers()
-        self.relay: StageRelay | None = None
-        """As that of `TokenTeller`."""
 
-    def tell(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
+    def tell(self, steps: torch.Tensor, positions: torch.Tensor) -> None:
         """Guesses of a step, whose words for `draft_rows` these are."""
-        number = self._numbers.next()
-        self._send(number, steps, positions)
-        _relay_guesses(self.relay, number, plan, steps)
+        self._send(self._numbers.next(), steps, positions)
 
     def rehearse(self) -> None:
         """Launches it for padding; for where nothing is really launched."""
@@ -166,12 +158,6 @@ class GuessTeller:
 
     def _send(self, number: int, steps: torch.Tensor, positions: torch.Tensor) -> None:
         send_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
-
-
-def _relay_guesses(relay: StageRelay | None, number: int, plan: StepPlan, steps: torch.Tensor) -> None:
-    if relay is not None:
-        assert plan.num_drafts is not None
-        relay.note_guesses(number, 1 + steps.shape[1] * int(plan.num_drafts.max()))
 
 
 def recorded() -> torch.cuda.Event:

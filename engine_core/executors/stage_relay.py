@@ -19,9 +19,6 @@ from ..executor import Int32Array, UInt8Array
 from ..ring import PeerGone
 from .stage_link import Receiver, StageLinks, Writer
 
-STREAM = bytes(4)
-"""First word of a stream in a ring; that of other messages is their number, from 1 on."""
-
 
 class Passed(Protocol):
     """Event behind launches, which the device passes when all of them have ended; see `torch.cuda.Event`."""
@@ -45,19 +42,12 @@ class Piece:
         slots = memory[HEADER.value : sizes.first_message].reshape(NUM_SLOTS.value, -1)
         self._slots = [slot[: self.most_rows * row_bytes].reshape(-1, row_bytes) for slot in slots]
         words = memory[sizes.first_message : sizes.num_bytes].view(np.int32)
-        num_words, num_guessed = sizes.num_messages * sizes.message_len, sizes.num_guesses * sizes.guesses_len
+        num_words = sizes.num_messages * sizes.message_len
         self._messages = words[:num_words].reshape(sizes.num_messages, sizes.message_len)
-        guesses = words[num_words : num_words + num_guessed]
-        self._guesses = guesses.reshape(sizes.num_guesses, sizes.guesses_len)
 
     def message(self, number: int) -> Int32Array:
         """Slot of that message of tokens."""
         slot: Int32Array = self._messages[number % len(self._messages)]
-        return slot
-
-    def guesses(self, number: int) -> Int32Array:
-        """Slot of that message of guesses."""
-        slot: Int32Array = self._guesses[number % len(self._guesses)]
         return slot
 
     def read_stream(self, numbers: Int32Array, rows: UInt8Array) -> None:
@@ -123,8 +113,8 @@ class SentStreams:
         numbers = self._taken[lanes] + 1
         if (self._behind.arrived[lanes] - numbers < 0).any():
             return None
-        message = np.zeros(len(STREAM) + num_rows * self._row_bytes, np.uint8)
-        self._behind.read_stream(numbers, message[len(STREAM) :].reshape(num_rows, self._row_bytes))
+        message = np.zeros(num_rows * self._row_bytes, np.uint8)
+        self._behind.read_stream(numbers, message.reshape(num_rows, self._row_bytes))
         self._taken[lanes] = self._own.taken[lanes] = numbers
         return message.tobytes()
 
@@ -186,7 +176,7 @@ class Sender:
 
 
 class StageRelay:
-    """Relay of one rank of a stage: of its streams, tokens and guesses from and to other hosts. Methods that note
+    """Relay of one rank of a stage: of its streams and tokens from and to other hosts. Methods that note
     something are called behind the launch of it, on its stream of launches."""
 
     def __init__(
@@ -203,8 +193,6 @@ class StageRelay:
         self._own, self._before, self._links = own, before, links
         self._launched = Launches(record)
         self._received = None if before is None else ReceivedStreams(own, before, row_bytes, self._launched)
-        # Guesses of the first stage are in the pieces of all later ones; a later one passes on what has come to it.
-        self._guessed = own if links.stream_in is not None else behind
         self._sender: Sender | None = None
         if behind is not None:
             assert links.stream_out is not None
@@ -234,22 +222,11 @@ class StageRelay:
         assert self._before is not None
         self._sender.note(self._before.message(number)[:num_words])
 
-    def note_guesses(self, number: int, num_words: int) -> None:
-        """Notes a message of guesses that this stage has sent, or received."""
-        if self._sender is not None and not self._links.tokens_out:
-            assert self._guessed is not None
-            self._sender.note(self._guessed.guesses(number)[:num_words])
-
     def _receive_streams(self) -> None:
         assert self._received is not None
         assert self._links.stream_in is not None
         while True:
-            message = _next(self._links.stream_in)
-            if message[: len(STREAM)] == STREAM:
-                self._received.put(memoryview(message)[len(STREAM) :])
-            else:
-                words = np.frombuffer(message, np.int32)
-                _put(self._own.guesses(int(words[0])), words)
+            self._received.put(_next(self._links.stream_in))
 
     def _receive_tokens(self) -> None:
         assert self._links.tokens_in is not None

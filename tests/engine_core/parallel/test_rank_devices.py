@@ -8,7 +8,7 @@ import torch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
 from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, VISIBLE, most_ranks, rank_variables
-from headwater.engine_core.heads_config import EAGLE, MEDUSA, HeadsConfig
+from headwater.engine_core.heads_config import EAGLE, HeadsConfig
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.stage_drafts import StageDrafts
 from tests.engine_core.test_compiled_ahead import MODEL
@@ -58,13 +58,13 @@ def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.Mo
     cuda._check_stage_hosts(request_of())
 
 
-@pytest.mark.parametrize("kind", [MEDUSA, EAGLE])
-def test_heads_are_refused_on_the_hosts_of_all_stages(kind: str) -> None:
-    """Hidden states of other hosts do not come back to the first stage."""
-    heads = HeadsConfig(kind=kind, num_heads=3)
+def test_what_drafts_on_the_first_stage_is_refused_on_the_hosts_of_all_stages() -> None:
+    heads = HeadsConfig(kind=EAGLE)
     for asked in ({"heads": heads}, {"told": StageDrafts.of(heads).to_json()}):
         with pytest.raises(ConfigError, match=r"draft_heads .* allowed: none with stage_hosts 1 on the platform cuda"):
             cuda._check_stage_hosts(request_of(stage_hosts=1, **asked))
         cuda._check_stage_hosts(request_of(**asked))
-    # A draft model's guesses are relayed.
-    cuda._check_stage_hosts(request_of(stage_hosts=1, told=StageDrafts().to_json()))
+    for asked in ({"draft": request_of()}, {"told": StageDrafts().to_json()}):
+        with pytest.raises(ConfigError, match=r"draft_model .* allowed: none with stage_hosts 1 on the platform cuda"):
+            cuda._check_stage_hosts(request_of(stage_hosts=1, **asked))
+        cuda._check_stage_hosts(request_of(**asked))

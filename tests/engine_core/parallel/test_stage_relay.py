@@ -1,4 +1,4 @@
-"""Streams, tokens and guesses between pipeline stages whose pieces of memory lie on three hosts, in one process."""
+"""Streams and tokens between pipeline stages whose pieces of memory lie on three hosts, in one process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from headwater.engine_core.executors.gpu_stage import recorded
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
 from headwater.engine_core.executors.stage_relay import (
-    STREAM,
     Launches,
     Passed,
     Piece,
@@ -23,7 +22,6 @@ from headwater.engine_core.executors.stage_relay import (
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import host_address
-from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
 from headwater.kernels.stage_stream import (
     receive_ends,
@@ -176,24 +174,6 @@ def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(hosts: Hosts) 
             assert torch.equal(theirs[2, 4:36], table[2, 4:36])
 
 
-def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
-    steps = torch.tensor([[1, -1], [0, 0], [2, 0], [1, 0], [-1, -1]], dtype=torch.int32, device=DEVICE)
-    positions = torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE)
-    known = torch.tensor([0, 5], dtype=torch.int32, device=DEVICE)
-    table = torch.randint(1, 500, (2, 9), dtype=torch.int32, device=DEVICE)
-    for number, stream in zip((1, 2, 3), streams_of([1, 1, 1]), strict=True):
-        send_guesses(hosts.memory[0], number, steps, known, positions, table)
-        hosts.relays[0].note_guesses(number, 1 + 2 * 2)
-        hosts.send(0, stream)
-        for stage in (1, 2):
-            theirs = torch.zeros_like(table)
-            receive_guesses(hosts.memory[stage], number, steps, known, positions, theirs)
-            hosts.relays[stage].note_guesses(number, 1 + 2 * 2)
-            assert torch.equal(theirs[1, 5:7], table[1, 5:7])
-            assert int((theirs != 0).sum()) == 2
-        assert torch.equal(hosts.receive(1, 1), stream)
-
-
 def pieces() -> list[Piece]:
     return [Piece(np.zeros(PIECE_BYTES, np.uint8), SIZES, ROW_BYTES) for _ in range(2)]
 
@@ -225,8 +205,7 @@ class Kernels:
     def relay(self) -> int:
         num_streams = 0
         while (stream := self._out.take()) is not None:
-            assert stream[: len(STREAM)] == STREAM
-            self._in.put(stream[len(STREAM) :])
+            self._in.put(stream)
             num_streams += 1
         return num_streams
 
