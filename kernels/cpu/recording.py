@@ -67,6 +67,11 @@ class _OnlyTensors(TorchDispatchMode):
         super().__init__()
         self._notes = notes
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled here; to leave torch's compiler out takes importing it, 1.5 s of each start.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in _EMPTY:
             tensor = func(*args, **(kwargs or {}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -139,3 +141,18 @@ def test_views_of_a_tensor_are_recorded_one_or_several_and_copies_are_refused() 
     assert calls.tensors == []
     with pytest.raises(UnrecordableError, match=r"reshape|clone"), recording():
         x.t().reshape(6)
+
+
+def test_a_recording_leaves_the_compiler_of_torch_alone() -> None:
+    """It is 1.5 s of imports, which every engine would pay as it starts."""
+    program = """
+import sys, torch
+from headwater.kernels.cpu.recording import recording
+from headwater.kernels.cpu.rms_norm import rms_norm
+x, weight = torch.ones(2, 64), torch.ones(64)
+with recording() as notes:
+    rms_norm(x, weight, 1e-6)
+assert notes.calls
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
