@@ -1,17 +1,20 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
+from headwater.engine_core.executors import build_cuda_rank
 from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, VISIBLE, most_ranks, rank_variables
 from headwater.engine_core.heads_config import EAGLE, HeadsConfig
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
 from headwater.engine_core.stage_drafts import StageDrafts
 from tests.engine_core.test_compiled_ahead import MODEL
+
+HEADS = HeadsConfig(kind=EAGLE)
 
 
 def test_each_rank_sees_its_own_gpu_first_and_those_of_its_engine_alone() -> None:
@@ -58,13 +61,27 @@ def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.Mo
     cuda._check_stage_hosts(request_of())
 
 
-def test_what_drafts_on_the_first_stage_is_refused_on_the_hosts_of_all_stages() -> None:
-    heads = HeadsConfig(kind=EAGLE)
-    for asked in ({"heads": heads}, {"told": StageDrafts.of(heads).to_json()}):
-        with pytest.raises(ConfigError, match=r"draft_heads .* allowed: none with stage_hosts 1 on the platform cuda"):
-            cuda._check_stage_hosts(request_of(stage_hosts=1, **asked))
-        cuda._check_stage_hosts(request_of(**asked))
-    for asked in ({"draft": request_of()}, {"told": StageDrafts().to_json()}):
-        with pytest.raises(ConfigError, match=r"draft_model .* allowed: none with stage_hosts 1 on the platform cuda"):
-            cuda._check_stage_hosts(request_of(stage_hosts=1, **asked))
-        cuda._check_stage_hosts(request_of(**asked))
+@pytest.mark.parametrize(
+    ("field", "asked"),
+    [
+        ("draft_heads", {"heads": HEADS}),
+        ("draft_heads", {"told": StageDrafts.of(HEADS).to_json()}),
+        ("draft_model", {"draft": request_of()}),
+        ("draft_model", {"told": StageDrafts().to_json()}),
+    ],
+    ids=["heads", "heads elsewhere", "a draft model", "a draft model elsewhere"],
+)
+def test_what_drafts_on_the_first_stage_is_refused_on_all_hosts_before_a_rank_loads_anything(
+    field: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hosts of later stages have neither folder: they are told that the first one drafts."""
+    began: list[object] = []
+    monkeypatch.setattr(cuda.machine, "machine", lambda: "x86_64")
+    monkeypatch.setattr(build_cuda_rank, "build_cuda_rank", lambda *given: began.append(given))
+    place, progress = cast("Any", None), lambda phase, done, total: None
+    with pytest.raises(ConfigError, match=rf"{field} .* allowed: none with stage_hosts 1 on the platform cuda"):
+        cuda.build_rank(request_of(stage_hosts=1, **asked), place, progress)
+    assert not began
+    cuda.build_rank(request_of(**asked), place, progress)
+    cuda.build_rank(request_of(stage_hosts=1), place, progress)
+    assert len(began) == 2
