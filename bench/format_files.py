@@ -59,5 +59,7 @@ def read_format_files(folder: Path, kinds: tuple[str, ...]) -> FormatFiles:
 def _path_of(folder: Path) -> str:
     """The checkpoint of a format: its folder, or the GGUF file in it."""
     if not folder.is_dir():
-        raise typer.BadParameter(f"{OPTION} is '{folder.parent}', without {folder.name}, which its {ORACLE} names")
+        raise typer.BadParameter(
+            f"{OPTION} is '{folder.parent}'; allowed: a folder with {folder.name}, which its {ORACLE} names"
+        )
     return str(next(folder.glob("*.gguf"), folder))

@@ -119,8 +119,8 @@ def _few_rows_gemm(
     NUM_TILES: gl.constexpr = K // BLOCK_K
     BLOCK_N: gl.constexpr = weight.block_type.shape[0]
     o_n = gl.program_id(0) * BLOCK_N
-    # The matrix unit reads 64 rows from where a tile's begin: behind its own are those of the tiles that follow, whose
-    # products nobody stores.
+    # The matrix unit reads 64 rows from where those of a tile begin. The first NUM_ROWS are the tile's; the others are
+    # rows of the tiles that follow, and their products are not stored.
     slab: gl.constexpr = gl.NVMMASharedLayout.get_default_for([NUM_ROWS, BLOCK_K], gl.bfloat16)
     x_tiles = gl.allocate_shared_memory(gl.bfloat16, [NUM_TILES + BLOCK_M // NUM_ROWS - 1, NUM_ROWS, BLOCK_K], slab)
     both: gl.constexpr = gl.NVMMASharedLayout.get_default_for([PARTS * BLOCK_N, BLOCK_K], gl.bfloat16)

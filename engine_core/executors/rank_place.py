@@ -128,10 +128,8 @@ def load_rank_weights(
     # The source of a tied weight is there for it alone.
     wanted = {**own, **{name: layout[name] for name in others & sources}}
     keeps_packed, in_planes = keeps_packed and not request.is_tree, in_planes and not request.is_tree
-    loading, keeps = (
-        partial(progress, "loading weights"),
-        keeps_divided(layout, place.shard, keeps_bytes) if in_planes else keeps_none,
-    )
+    loading = partial(progress, "loading weights")
+    keeps = keeps_divided(layout, place.shard, keeps_bytes) if in_planes else keeps_none
     if request.options.load_format == "auto":
         tensors = stored_tensors(request, torch.device("cpu"), loading, keeps_packed=keeps_packed, keeps=keeps)
         elsewhere = {name for name in others if name not in sources}

@@ -94,7 +94,7 @@ class BlockPool:
                 self.num_free += 1
 
     def are_unheld(self, blocks: Sequence[int], hashes: Sequence[bytes]) -> list[bool]:
-        """Says of each block of a sequence whether nobody holds it and its hash is found there."""
+        """Whether each block still caches its hash while no request holds it."""
         caches_it = map(eq, map(self._hash_of.__getitem__, blocks), hashes)
         # True is more than no holds, and not more than any.
         return list(map(gt, caches_it, map(self.ref_counts.__getitem__, blocks)))

@@ -53,7 +53,7 @@ class _Kept(msgspec.Struct):
     """A request as it is kept. Few are ever asked for: prompts are rendered then."""
 
     head: Explanation
-    """Without prompts."""
+    """The explanation but for its prompts."""
     prompts: list[EndedPrompt]
 
     @property

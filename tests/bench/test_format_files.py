@@ -39,5 +39,7 @@ def test_a_folder_without_its_oracle_or_a_format_that_it_names_is_refused(tmp_pa
     with pytest.raises(typer.BadParameter, match=r"--formats is '.*'; allowed: a folder with oracle\.json"):
         read_format_files(tmp_path, ())
     (tmp_path / "oracle.json").write_text(json.dumps({"num_tokens": 2, "files": {"awq-4": {"plain": 33.5}}}))
-    with pytest.raises(typer.BadParameter, match=r"--formats is '.*', without awq-4, which its oracle\.json names"):
+    with pytest.raises(
+        typer.BadParameter, match=r"--formats is '.*'; allowed: a folder with awq-4, which its oracle\.json names"
+    ):
         read_format_files(tmp_path, ())

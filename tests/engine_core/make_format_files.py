@@ -184,7 +184,7 @@ def gptqmodel_makers() -> dict[str, Make]:
 
 @torch.inference_mode()
 def perplexity(model: Any, ids: Sequence[int]) -> float:
-    """Of the text in windows, as `headwater bench accuracy` reads it."""
+    """The perplexity of a text, which the model reads in windows as `headwater bench accuracy` does."""
     found = []
     for begin in range(0, len(ids), WINDOW):
         window = torch.tensor([list(ids[begin : begin + WINDOW])])

@@ -101,7 +101,7 @@ def _keep_types_of_arrays() -> None:
 
 
 def _look_for_no_overflow() -> None:
-    """Without the option `debug`, what is found out of an overflow of integers is asserted nowhere."""
+    """Turns checks of integer overflow off unless `debug` is on: without it Triton computes them and asserts none."""
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
 
