@@ -82,7 +82,7 @@ class RingWriter:
         """Returns when the whole message is in the ring; raises `PeerGone`."""
         for piece, flag in self.pieces(message):
             while not self.try_write(piece, flag):
-                _wait_readable(self._end.release)
+                _wait_for(self._end.release, select.POLLIN)
 
     def pieces(self, message: bytes) -> Iterator[tuple[bytes, int]]:
         """Pieces for `try_write`, in order. One is at most a quarter of the ring, so it fits when all was read."""
@@ -158,7 +158,7 @@ class BroadcastWriter:
         for reader, end in enumerate(self._ends):
             self._free[reader] += sum(_records(end.release))
             while self._free[reader] < length:
-                _wait_readable(end.release)
+                _wait_for(end.release, select.POLLIN)
                 self._free[reader] += sum(_records(end.release))
 
     def _announce(self, end: RingEnd, record: bytes) -> None:
@@ -166,7 +166,7 @@ class BroadcastWriter:
             try:
                 os.write(end.announce, record)
             except BlockingIOError:
-                select.select([], [end.announce], [])
+                _wait_for(end.announce, select.POLLOUT)
             except BrokenPipeError:
                 raise PeerGone from None
             else:
@@ -189,13 +189,11 @@ class RingReader:
 
     def wait(self, seconds: float | None = None) -> None:
         """Returns when `read` has something to say, or the time is over."""
-        select.select([self._end.announce], [], [], seconds)
+        _wait_for(self._end.announce, select.POLLIN, seconds)
 
     def is_readable(self) -> bool:
         """Whether `wait` would return at once."""
-        poll = select.poll()
-        poll.register(self._end.announce, select.POLLIN)
-        return bool(poll.poll(0))
+        return _wait_for(self._end.announce, select.POLLIN, 0)
 
     def read(self) -> list[bytes]:
         """The messages that are complete now, without waiting; raises `PeerGone` when there will be no more."""
@@ -280,7 +278,9 @@ def _records(fd: int) -> list[int]:
     return [length for (length,) in _LENGTH.iter_unpack(data)]
 
 
-def _wait_readable(fd: int) -> None:
+def _wait_for(fd: int, event: int, seconds: float | None = None) -> bool:
+    """Waits for an event of `poll`, or an end that is gone. Returns False when the time was over first. `select` would
+    refuse descriptors from 1,024 on."""
     poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    poll.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -57,13 +59,36 @@ def test_messages_of_any_length_arrive_whole_and_in_order(messages: list[bytes],
     reader.close()
 
 
-def test_very_many_small_messages_wait_for_their_reader(ring: tuple[RingWriter, RingReader]) -> None:
-    writer, reader = ring
+@contextlib.contextmanager
+def descriptors_from(number: int) -> Iterator[None]:
+    """Takes all descriptors below a number, so that those of a ring lie above."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(number + 200, limits[1])), limits[1]))
+    with contextlib.ExitStack() as taken:
+        while (fd := os.open(os.devnull, os.O_RDONLY)) < number:
+            taken.callback(os.close, fd)
+        os.close(fd)
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("first_descriptor", [0, 1024])
+def test_very_many_small_messages_wait_for_their_reader(first_descriptor: int) -> None:
+    """So they do where `select` would refuse the ring's descriptors."""
     messages = [i.to_bytes(3, "little") for i in range(50_000)]
-    writing = threading.Thread(target=lambda: [writer.write(message) for message in messages])
-    writing.start()
-    assert read_all(reader, len(messages)) == messages
-    writing.join()
+    with (
+        ThreadPoolExecutor(1) as threads,
+        descriptors_from(first_descriptor),
+        contextlib.ExitStack() as ends,
+    ):
+        writer_end, reader_end = create_ring(1024)
+        writer, reader = RingWriter(writer_end), RingReader(reader_end)
+        ends.callback(writer.close)
+        ends.callback(reader.close)
+        assert reader.fileno() >= first_descriptor
+        writing = threads.submit(lambda: [writer.write(message) for message in messages])
+        assert read_all(reader, len(messages)) == messages
+        writing.result()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a pipe has the size that it has")
