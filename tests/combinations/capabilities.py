@@ -48,7 +48,7 @@ WEATHER = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
-PEER_BYTES = 4 << 20
+PEER_BYTES = 6 << 20
 PACE = {"simulated_prefill_seconds": 0.003, "simulated_step_seconds": 0.008}
 """Slow enough for blocks to be pulled, and for answers to run while others are routed."""
 MOST_BLOCKS = "the source that has most of the prompt is asked"
