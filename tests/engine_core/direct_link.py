@@ -78,16 +78,19 @@ class DirectLink:
             case Lent():
                 self._due.append(partial(self._carry, message))
             case PullEnd(pull=pull, num_copied=num_copied):
-                for lease, (puller, request) in list(self._open.items()):
-                    if (puller, request.pull) == (sender, pull):
-                        nothing = Lent(lease=lease, rows=[], before=Claim(), after=Claim())
-                        self._due.append(partial(self._carry, nothing, num_copied))
+                # It must not overtake the request, whose lease would never end.
+                self._due.append(partial(self._end, sender, pull, num_copied))
 
     def _ask(self, puller: str, request: PullRequest) -> None:
         lease = next(self._leases)
         self._open[lease] = puller, request
         asked = LeaseRequest(lease=lease, wanted=request.wanted, is_direct=request.is_direct)
         self._engines[request.holder.address].take(asked)
+
+    def _end(self, sender: str, pull: int, num_copied: int) -> None:
+        for lease, (puller, request) in list(self._open.items()):
+            if (puller, request.pull) == (sender, pull):
+                self._carry(Lent(lease=lease, rows=[], before=Claim(), after=Claim()), num_copied)
 
     def _carry(self, lent: Lent, num_copied: int = 0) -> None:
         if (found := self._open.pop(lent.lease, None)) is None:
