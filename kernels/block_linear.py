@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 
 from .block_activations import Activations, quantize, read
-from .block_formats import BLOCK, BlockWeight, read_scales, read_values
+from .block_formats import BLOCK, BlockWeight, Scales, read_scales, read_values
 
 
 def block_linear(x: torch.Tensor, parts: Sequence[BlockWeight]) -> torch.Tensor:
@@ -17,30 +18,38 @@ def block_linear(x: torch.Tensor, parts: Sequence[BlockWeight]) -> torch.Tensor:
     return torch.cat([_product(activations, part) for part in parts], dim=1).to(x.dtype)
 
 
-def _product(x: Activations, weight: BlockWeight) -> torch.Tensor:
+def _product(activations: Sequence[Activations], weight: BlockWeight) -> torch.Tensor:
     """The product with one part, float32 [T, N]."""
-    scales = read_scales(weight.tiles, weight.format)
+    scales, num_blocks = read_scales(weight.tiles, weight.format), activations[0].scale.shape[1]
     values = read_values(weight.tiles, weight.format).flatten(0, 1).unflatten(1, (-1, BLOCK)).double()
-    total = torch.zeros(len(x.scale), len(values))
-    for block in range(values.shape[1]):
-        own, inputs = values[:, block] - weight.format.offset, x.values[:, block].double()
-        scale, minimum = _of_block(scales.scale, block, len(x.scale[0])), scales.minimum
-        if scales.factor is None:
-            dot = inputs @ own.t()
-        else:
-            # Factors of whole or half blocks.
-            factors = scales.factor.flatten(0, 1).double().unflatten(1, (values.shape[1], -1))[:, block]
-            dot = torch.einsum("tfi,nfi,nf->tn", *_split(inputs, own, factors.shape[1]), factors)
-        product = dot.float() * (scale * x.scale[:, block, None])
-        if minimum is not None and scales.min_factor is None:
-            product = product + _of_block(minimum, block, len(x.scale[0])) * x.scaled_sum[:, block, None]
-        elif minimum is not None:
-            assert scales.min_factor is not None
-            whole = x.sum[:, block, None] * _of_block(scales.min_factor, block, len(x.scale[0]))
-            low = _of_block(minimum, block, len(x.scale[0])) * x.scale[:, block, None]
-            product = product - whole.float() * low
-        total = total + product
+    total = torch.zeros(len(activations[0].scale), len(values))
+    unit = weight.format.unit // BLOCK
+    for first in range(0, num_blocks, unit):
+        # Rests of a unit follow its blocks.
+        for each, block in product(activations, range(first, first + unit)):
+            part = _of_blocks(each, values[:, block] - weight.format.offset, scales, block)
+            total = torch.where(each.counts[:, block, None], total + part, total)
     return total[:, : weight.num_rows]
+
+
+def _of_blocks(x: Activations, own: torch.Tensor, scales: Scales, block: int) -> torch.Tensor:
+    """The product of a block of each row with that block of the weight, float32 [T, outputs]."""
+    num_blocks, inputs = x.scale.shape[1], x.values[:, block].double()
+    scale, minimum = _of_block(scales.scale, block, num_blocks), scales.minimum
+    if scales.factor is None:
+        dot = inputs @ own.t()
+    else:
+        # Factors of whole or half blocks.
+        factors = scales.factor.flatten(0, 1).double().unflatten(1, (num_blocks, -1))[:, block]
+        dot = torch.einsum("tfi,nfi,nf->tn", *_split(inputs, own, factors.shape[1]), factors)
+    whole = dot.float() * (scale * x.scale[:, block, None])
+    if minimum is None:
+        return whole
+    minimum = _of_block(minimum, block, num_blocks)
+    if scales.min_factor is None:
+        return whole + minimum * x.scaled_sum[:, block, None]
+    total = x.sum[:, block, None] * _of_block(scales.min_factor, block, num_blocks)
+    return whole - total.float() * (minimum * x.scale[:, block, None])
 
 
 def _of_block(scale: torch.Tensor, block: int, num_blocks: int) -> torch.Tensor:

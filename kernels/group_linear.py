@@ -22,6 +22,8 @@ def group_linear(x: torch.Tensor, weight: GroupTiles) -> torch.Tensor:
     for block in range(values.shape[1]):
         group = block // blocks_of_group
         own = values[:, block] - numbers.zeros[:, group, None].double()
-        dot = activations.values[:, block].double() @ own.t()
-        total = total + dot.float() * (numbers.scales[:, group] * activations.scale[:, block, None])
+        for each in activations:
+            dot = each.values[:, block].double() @ own.t()
+            product = dot.float() * (numbers.scales[:, group] * each.scale[:, block, None])
+            total = torch.where(each.counts[:, block, None], total + product, total)
     return total.to(x.dtype)

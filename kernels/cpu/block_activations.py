@@ -12,7 +12,9 @@ from numba.extending import intrinsic
 from ..block_activations import (
     HALF_SUM_AT,
     LEAST_MAGNITUDE,
+    LEAST_SQUARES,
     MOST,
+    REST_STEPS,
     ROW_BYTES,
     SCALE_AT,
     SCALED_SUM_AT,
@@ -21,27 +23,28 @@ from ..block_activations import (
 from ..block_formats import BLOCK
 from .compiled import Kernel, argument, items
 from .scalars import put, put_int32, size_of
-from .simd import highest_of, load, maximum, minimum, mul, nearest, splat, sub
+from .simd import add, highest_of, load, maximum, minimum, mul, nearest, splat, sub, sum_of
 from .simd_types import BF16_ELEMENT, F32, F32_ELEMENT, I64, LANES, NUM_LANES
 
 _INTS, _BYTES = ir.VectorType(ir.IntType(32), NUM_LANES), ir.VectorType(ir.IntType(8), NUM_LANES)
-_MOST, _LEAST = F32(MOST), F32(LEAST_MAGNITUDE)
+_MOST, _LEAST, _LEAST_SQUARES, _REST_STEPS = F32(MOST), F32(LEAST_MAGNITUDE), F32(LEAST_SQUARES), F32(REST_STEPS)
 
 
 def quantize(x: torch.Tensor) -> torch.Tensor:
-    """Rounds x [T, K], contiguous, to uint8 [T, K / 32, 48]."""
-    return _quantized(x, KERNEL)
+    """Rounds x [T, K], contiguous, to uint8 [T, 2, K / 32, 48]. The place of a rest that no block has holds
+    anything."""
+    return _quantized(x, KERNEL, 2)
 
 
 def quantize_tokens(x: torch.Tensor) -> torch.Tensor:
-    """As `quantize`, with one scale for all inputs of a row."""
-    return _quantized(x, TOKEN_KERNEL)
+    """Rounds x [T, K], contiguous, to uint8 [T, 1, K / 32, 48], with one scale for all inputs of a row."""
+    return _quantized(x, TOKEN_KERNEL, 1)
 
 
-def _quantized(x: torch.Tensor, kernel: Kernel) -> torch.Tensor:
+def _quantized(x: torch.Tensor, kernel: Kernel, num_parts: int) -> torch.Tensor:
     assert x.is_contiguous()
     num_rows, num_blocks = x.shape[0], x.shape[1] // BLOCK
-    rows = torch.empty(num_rows, num_blocks, ROW_BYTES, dtype=torch.uint8)
+    rows = torch.empty(num_rows, num_parts, num_blocks, ROW_BYTES, dtype=torch.uint8)
     kernel(x.dtype, num_rows, 2 * x.numel(), x.data_ptr(), rows.data_ptr(), num_blocks)
     return rows
 
@@ -71,52 +74,77 @@ def _magnitude(p_x: int, element: Any) -> Any:
 
 
 @njit
-def _put_block(p_x: int, p_block: int, magnitude: Any, element: Any) -> None:
-    """Stores a block of 32 numbers, none of which is larger than `magnitude`."""
-    low, high = splat(-_MOST), splat(_MOST)
-    inverse = splat(F32(0) if magnitude < _LEAST else _MOST / magnitude)
-    first, second = load(p_x, element), load(p_x + BLOCK * size_of(element) // 2, element)
-    half = _store_bytes(p_block, nearest(minimum(maximum(mul(first, inverse), low), high)))
-    rest = _store_bytes(p_block + NUM_LANES, nearest(minimum(maximum(mul(second, inverse), low), high)))
-    scale = magnitude / _MOST
-    put(p_block + SCALE_AT, scale, F32_ELEMENT)
-    put(p_block + SCALED_SUM_AT, scale * F32(half + rest), F32_ELEMENT)
-    put_int32(p_block + SUM_AT, half + rest)
-    put_int32(p_block + HALF_SUM_AT, half)
+def _scaled(p_x: int, inverse: Any, element: Any) -> Any:
+    """Sixteen numbers by the inverse of their scale."""
+    return minimum(maximum(mul(load(p_x, element), splat(inverse)), splat(-_MOST)), splat(_MOST))
 
 
 @njit
-def quantize_blocks(p_x: int, p_out: int, num_blocks: int, element: Any) -> None:
-    """Rounds blocks that follow one another, of elements of one type."""
-    size = BLOCK * size_of(element)
-    for block in range(num_blocks):
-        p_block = p_x + block * size
-        _put_block(p_block, p_out + block * ROW_BYTES, _magnitude(p_block, element), element)
+def _put_block(p_block: int, first: Any, second: Any, scale: Any, flag: int) -> None:
+    """Stores 32 whole numbers."""
+    half = _store_bytes(p_block, first)
+    total = half + _store_bytes(p_block + NUM_LANES, second)
+    put(p_block + SCALE_AT, scale, F32_ELEMENT)
+    put(p_block + SCALED_SUM_AT, scale * F32(total), F32_ELEMENT)
+    put_int32(p_block + SUM_AT, total)
+    put_int32(p_block + HALF_SUM_AT, 2 * half + flag)
+
+
+@njit
+def quantize_blocks(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
+    """Rounds rows of blocks that follow one another, of elements of one type; rests stand behind a row's blocks."""
+    size, rest_bytes = BLOCK * size_of(element), num_blocks * ROW_BYTES
+    for row in range(num_rows):
+        for block in range(num_blocks):
+            p_block, p_rounded = (
+                p_x + (row * num_blocks + block) * size,
+                p_out + (2 * row * num_blocks + block) * ROW_BYTES,
+            )
+            magnitude = _magnitude(p_block, element)
+            inverse, scale = _inverse(magnitude), magnitude / _MOST
+            first, second = _scaled(p_block, inverse, element), _scaled(p_block + size // 2, inverse, element)
+            whole, other = nearest(first), nearest(second)
+            has_rest = magnitude >= _LEAST and sum_of(add(mul(whole, whole), mul(other, other))) < _LEAST_SQUARES
+            _put_block(p_rounded, whole, other, scale, 1 if has_rest else 0)
+            if has_rest:
+                steps = splat(_REST_STEPS)
+                whole, other = nearest(mul(sub(first, whole), steps)), nearest(mul(sub(second, other), steps))
+                _put_block(p_rounded + rest_bytes, whole, other, scale / _REST_STEPS, 0)
 
 
 @njit
 def quantize_rows(p_x: int, p_out: int, num_rows: int, num_blocks: int, element: Any) -> None:
-    """Rounds rows of blocks that follow one another; the blocks of a row have one scale."""
+    """Rounds rows of blocks that follow one another; the blocks of a row have one scale, and no rests."""
     size = BLOCK * size_of(element)
     for row in range(num_rows):
         p_row, p_rounded = p_x + row * num_blocks * size, p_out + row * num_blocks * ROW_BYTES
         magnitude = F32(0)
         for block in range(num_blocks):
             magnitude = max(magnitude, _magnitude(p_row + block * size, element))
+        inverse, scale = _inverse(magnitude), magnitude / _MOST
         for block in range(num_blocks):
-            _put_block(p_row + block * size, p_rounded + block * ROW_BYTES, magnitude, element)
+            p_block = p_row + block * size
+            first, second = _scaled(p_block, inverse, element), _scaled(p_block + size // 2, inverse, element)
+            _put_block(p_rounded + block * ROW_BYTES, nearest(first), nearest(second), scale, 0)
+
+
+@njit
+def _inverse(magnitude: Any) -> Any:
+    return F32(0) if magnitude < _LEAST else _MOST / magnitude
 
 
 def _rows(rounds_tokens: bool, element: Any) -> Any:
+    num_parts = 1 if rounds_tokens else 2
+
     def work(arguments: int) -> None:
         num_blocks = argument(arguments, 2)
-        row_size = num_blocks * BLOCK * size_of(element)
+        row_size, row_bytes = num_blocks * BLOCK * size_of(element), num_parts * num_blocks * ROW_BYTES
         for row in items(arguments):
-            p_x, p_out = argument(arguments, 0) + row * row_size, argument(arguments, 1) + row * num_blocks * ROW_BYTES
+            p_x, p_out = argument(arguments, 0) + row * row_size, argument(arguments, 1) + row * row_bytes
             if rounds_tokens:
                 quantize_rows(p_x, p_out, 1, num_blocks, element)
             else:
-                quantize_blocks(p_x, p_out, num_blocks, element)
+                quantize_blocks(p_x, p_out, 1, num_blocks, element)
 
     return work
 

@@ -14,22 +14,61 @@ from numba.extending import intrinsic
 from ..block_activations import ROW_BYTES
 from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
 from .simd_types import F32, I64
-from .tile_code import FLOATS, INT, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock, TileCode, add_block, store_outputs
+from .tile_code import (
+    FLOATS,
+    INT,
+    INTS,
+    LONG,
+    NARROW,
+    VECTOR_BYTES,
+    TileBlock,
+    TileCode,
+    add_block,
+    add_blocks,
+    has_rest,
+    store_outputs,
+)
 
 
 def add_tile(
-    code: TileCode, totals: list[Any], format: BlockFormat, tile: Any, units: Any, rows: Any, row_bytes: Any
+    code: TileCode, totals: list[Any], format: BlockFormat, tile: Any, units: Any, rows: Any, row_bytes: Any, rests: Any
 ) -> None:
-    """Adds the product of a tile of `units` units to the sixteen outputs of each row, which `totals` points to."""
+    """Adds the product of a tile of `units` units to the sixteen outputs of each row, which `totals` points to; see
+    `add_blocks` for `rests`."""
     b, blocks = code.builder, format.unit // BLOCK
     with cgutils.for_range(b, units, intp=LONG) as loop:
         at = b.add(tile, b.mul(loop.index, ir.Constant(LONG, TILE_ROWS * format.unit_bytes)))
         first = b.add(rows, b.mul(loop.index, ir.Constant(LONG, blocks * ROW_BYTES)))
+        are_last = format.is_nested and rests is not None
         for i, block in enumerate(blocks_of(code, at, format)):
             address = b.add(first, ir.Constant(LONG, i * ROW_BYTES))
-            for total in totals:
-                b.store(add_block(code, b.load(total), block, address), total)
-                address = b.add(address, row_bytes)
+            add_blocks(code, totals, block, address, row_bytes, None if are_last else rests)
+        if are_last:
+            _add_rests(code, totals, format, at, first, row_bytes, rests)
+
+
+def _add_rests(
+    code: TileCode, totals: list[Any], format: BlockFormat, unit: Any, first: Any, row_bytes: Any, rests: Any
+) -> None:
+    """Adds the products of a unit with the rests of rows, behind those with all of its blocks: words that were kept for
+    rests, which are few, would leave no registers to the others. One code serves all rows, so their sums are in memory
+    meanwhile."""
+    b, num_rows = code.builder, len(totals)
+    offsets = [ir.Constant(LONG, i * ROW_BYTES) for i in range(format.unit // BLOCK)]
+    rows = [b.add(first, b.mul(row_bytes, ir.Constant(LONG, row))) for row in range(num_rows)]
+    with b.if_then(has_rest(code, [b.add(row, offset) for row in rows for offset in offsets]), likely=False):
+        sums = cgutils.alloca_once(b, FLOATS, num_rows)
+        places = [b.gep(sums, [ir.Constant(LONG, row)]) for row in range(num_rows)]
+        for total, place in zip(totals, places, strict=True):
+            b.store(b.load(total), place)
+        with cgutils.for_range(b, ir.Constant(LONG, num_rows), intp=LONG) as loop:
+            row, place = b.add(first, b.mul(row_bytes, loop.index)), b.gep(sums, [loop.index])
+            for block, offset in zip(blocks_of(code, code.hidden(unit), format), offsets, strict=True):
+                address = b.add(row, offset)
+                with b.if_then(has_rest(code, [address])):
+                    b.store(add_block(code, b.load(place), block, b.add(address, rests)), place)
+        for total, place in zip(totals, places, strict=True):
+            b.store(b.load(place), total)
 
 
 def blocks_of(code: TileCode, address: Any, format: BlockFormat) -> Any:

@@ -12,7 +12,7 @@ from numba.core import cgutils
 from ..block_activations import ROW_BYTES
 from ..block_formats import TILE_ROWS
 from ..group_tiles import GroupFormat
-from .tile_code import FLOATS, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock, TileCode, add_block
+from .tile_code import FLOATS, INTS, LONG, NARROW, VECTOR_BYTES, TileBlock, TileCode, add_blocks
 
 BLOCKS_BITS = 32
 """Number of lower bits of `units` of such a tile; they count groups, and the bits above them the blocks of each."""
@@ -23,7 +23,7 @@ def units_of(num_groups: int, blocks_of_group: int) -> int:
 
 
 def add_tile(
-    code: TileCode, totals: list[Any], format: GroupFormat, tile: Any, units: Any, rows: Any, row_bytes: Any
+    code: TileCode, totals: list[Any], format: GroupFormat, tile: Any, units: Any, rows: Any, row_bytes: Any, rests: Any
 ) -> None:
     """As `block_tiles.add_tile`."""
     b = code.builder
@@ -41,9 +41,7 @@ def add_tile(
             most = (1 << format.bits) - 1
             block = TileBlock(words=_words(code, words, head, format), most=most, scale=scale, zero=zero)
             address = b.add(first, b.mul(inner.index, ir.Constant(LONG, ROW_BYTES)))
-            for total in totals:
-                b.store(add_block(code, b.load(total), block, address), total)
-                address = b.add(address, row_bytes)
+            add_blocks(code, totals, block, address, row_bytes, rests)
 
 
 def _scales(code: TileCode, address: Any, format: GroupFormat) -> Any:

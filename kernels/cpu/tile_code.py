@@ -40,6 +40,12 @@ class TileCode:
         at = self.builder.add(address, ir.Constant(LONG, offset))
         return self.builder.load(self.builder.inttoptr(at, kind.as_pointer()), align=1)
 
+    def hidden(self, address: Any) -> Any:
+        """The address, of which the compiler does not know that it is the same: what is loaded from it is loaded
+        there, and not kept in registers from an earlier load."""
+        kind = ir.FunctionType(LONG, [LONG])
+        return self.builder.asm(kind, "", "=r,0", [address], side_effect=False)
+
     def spread(self, x: Any, kind: ir.VectorType) -> Any:
         first = self.builder.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(INT, 0))
         zeros = ir.Constant(ir.VectorType(INT, kind.count), [0] * kind.count)
@@ -134,6 +140,14 @@ class TileCode:
     def _pairs(self, x: Any, y: Any) -> Any:
         """Sums of two neighbouring products of 16-bit numbers."""
         b, wide = self.builder, ir.VectorType(INT, 32)
+        if "+avx2" in self.features:
+            # LLVM finds the instruction itself, but not where rows stand apart.
+            halves = [ir.Constant(ir.VectorType(INT, 16), list(range(16 * i, 16 * i + 16))) for i in range(2)]
+            sums = [
+                self._call_avx2("pmadd.wd", _HALF_INTS, *(b.shuffle_vector(each, each, half) for each in (x, y)))
+                for half in halves
+            ]
+            return b.shuffle_vector(*sums, ir.Constant(INTS, list(range(TILE_ROWS))))
         product = b.mul(b.sext(x, wide), b.sext(y, wide))
         first, second = (b.shuffle_vector(product, product, ir.Constant(INTS, list(range(at, 32, 2)))) for at in (0, 1))
         return b.add(first, second)
@@ -174,7 +188,7 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
 
     scale = b.fmul(block.scale, number(SCALE_AT, FLOAT))
     if len(block.factors) == 2:
-        half, whole = number(HALF_SUM_AT, INT), number(SUM_AT, INT)
+        half, whole = b.ashr(number(HALF_SUM_AT, INT), code.constant(1)), number(SUM_AT, INT)
         starts = start(half), start(b.sub(whole, half))
         parts = [dot(range(4 * i, 4 * i + 4), first) for i, first in enumerate(starts)]
         result = b.add(*(b.mul(part, factor) for part, factor in zip(parts, block.factors, strict=True)))
@@ -190,6 +204,31 @@ def add_block(code: TileCode, total: Any, block: TileBlock, address: Any) -> Any
     if block.minimum is not None:
         product = b.fadd(product, b.fmul(block.minimum, number(SCALED_SUM_AT, FLOAT)))
     return b.fadd(total, product)
+
+
+def add_blocks(
+    code: TileCode, totals: Sequence[Any], block: TileBlock, address: Any, row_bytes: Any, rests: Any
+) -> None:
+    """Adds the product with the block of each row, and with its rest, to the sixteen outputs that `totals` points to.
+
+    `address`: of the first row's block; `row_bytes`: distance between rows; `rests`: distance from a block to its rest,
+    None where rows have none.
+    """
+    b = code.builder
+    for total in totals:
+        b.store(add_block(code, b.load(total), block, address), total)
+        if rests is not None:
+            with b.if_then(has_rest(code, [address]), likely=False):
+                b.store(add_block(code, b.load(total), block, b.add(address, rests)), total)
+        address = b.add(address, row_bytes)
+
+
+def has_rest(code: TileCode, addresses: Sequence[Any]) -> Any:
+    """Whether one of the blocks of activations at these addresses has a rest."""
+    number = code.load(addresses[0], HALF_SUM_AT, INT)
+    for address in addresses[1:]:
+        number = code.builder.or_(number, code.load(address, HALF_SUM_AT, INT))
+    return code.builder.trunc(number, ir.IntType(1))
 
 
 def store_outputs(code: TileCode, total: Any, address: Any, num_outputs: Any, element: Any) -> None:

@@ -60,7 +60,7 @@ class TileProduct:
         """Outputs of parts follow one another; `rounds_tokens`: activations of a row have one scale."""
         self._quantize = quantize_tokens if rounds_tokens else quantize
         self._num_outputs = sum(part.num_outputs for part in parts)
-        self._row_bytes = num_inputs // BLOCK * ROW_BYTES
+        self._row_bytes = num_parts_of(rounds_tokens) * (num_inputs // BLOCK) * ROW_BYTES
         self._calls: list[_Call] = []
         at = 0
         for part in parts:
@@ -119,6 +119,12 @@ def kernel_of(format: BlockFormat | GroupFormat | Fp8Format, *, rounds_tokens: b
     return Kernel(_work(number, rounds_tokens, F32_ELEMENT), _work(number, rounds_tokens, BF16_ELEMENT))
 
 
+def num_parts_of(rounds_tokens: bool) -> int:
+    """Blocks that a row of activations has room for, for each 32 inputs: one, and where blocks have scales of their
+    own its rest."""
+    return 1 if rounds_tokens else 2
+
+
 def number_of(format: BlockFormat | GroupFormat | Fp8Format) -> int:
     """The format as a constant of a kernel, whose machine code is kept by its constants."""
     if isinstance(format, BlockFormat):
@@ -139,14 +145,15 @@ def multiply_tile(
     out_bytes: Any,
     num_outputs: Any,
     number: Any,
+    num_parts: Any,
     num_rows: Any,
     element: Any,
 ) -> Any:
     """Stores the product of a tile of `units` units with `num_rows` rows of activations, `row_bytes` apart.
 
     `out` is the address of the first row's first output, `out_bytes` the distance between rows of outputs. Of the
-    sixteen outputs the first `num_outputs` are stored, all if it is greater. Constants: the format's number, the number
-    of rows, and `element`, which names the type of outputs.
+    sixteen outputs the first `num_outputs` are stored, all if it is greater. Constants: the format's number, the parts
+    of a row of activations, the number of rows, and `element`, which names the type of outputs.
     """
 
     def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
@@ -155,10 +162,12 @@ def multiply_tile(
         for total in totals:
             builder.store(code.constant(0.0, FLOATS), total)
         format_number = number.literal_value
+        rests = builder.lshr(a[3], ir.Constant(LONG, 1)) if num_parts.literal_value == 2 else None
         if format_number < FIRST_GROUP_FORMAT:
-            block_tiles.add_tile(code, totals, FORMATS[format_number], *a[:4])
+            block_tiles.add_tile(code, totals, FORMATS[format_number], a[0], a[1], a[2], a[3], rests)
         elif format_number < FIRST_FP8_FORMAT:
-            group_tiles.add_tile(code, totals, GROUP_FORMATS[format_number - FIRST_GROUP_FORMAT], *a[:4])
+            group_format = GROUP_FORMATS[format_number - FIRST_GROUP_FORMAT]
+            group_tiles.add_tile(code, totals, group_format, a[0], a[1], a[2], a[3], rests)
         else:
             fp8_format = FP8_FORMATS[format_number - FIRST_FP8_FORMAT]
             fp8_tiles.add_tile(code, totals, fp8_format, a[0], a[1], a[2], a[3], element)
@@ -167,11 +176,12 @@ def multiply_tile(
             store_outputs(code, builder.load(total), address, a[6], element)
         return context.get_dummy_value()
 
-    return types.void(I64, I64, I64, I64, I64, I64, I64, number, num_rows, element), generate
+    return types.void(I64, I64, I64, I64, I64, I64, I64, number, num_parts, num_rows, element), generate
 
 
 def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
     rounds, has_eight = number < FIRST_FP8_FORMAT, FIRST_GROUP_FORMAT <= number < FIRST_FP8_FORMAT
+    num_parts, quantize_some = num_parts_of(rounds_tokens), quantize_rows if rounds_tokens else quantize_blocks
     if number < FIRST_GROUP_FORMAT:
         # A unit of the nested formats is eight times as long, and so is its code.
         has_eight = not FORMATS[number].is_nested
@@ -184,10 +194,7 @@ def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
         if rounds and argument(arguments, 10):
             # Few numbers: each thread has them for itself, which takes less time than a kernel before this one.
             p_rows += take_one(address_of(arguments, 11)) * num_rows * row_bytes
-            if rounds_tokens:
-                quantize_rows(argument(arguments, 10), p_rows, num_rows, row_bytes // ROW_BYTES, element)
-            else:
-                quantize_blocks(argument(arguments, 10), p_rows, num_rows * (row_bytes // ROW_BYTES), element)
+            quantize_some(argument(arguments, 10), p_rows, num_rows, row_bytes // (num_parts * ROW_BYTES), element)
         for item in items(arguments):
             first = item * tiles_per_item
             last = min(first + tiles_per_item, -(-num_outputs // TILE_ROWS))
@@ -200,16 +207,24 @@ def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
                     while row < end:
                         if has_eight and end - row >= 8:
                             count = 8
-                            multiply_tile(p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, 8, element)
+                            multiply_tile(
+                                p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, num_parts, 8, element
+                            )
                         elif end - row >= 4:
                             count = 4
-                            multiply_tile(p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, 4, element)
+                            multiply_tile(
+                                p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, num_parts, 4, element
+                            )
                         elif end - row >= 2:
                             count = 2
-                            multiply_tile(p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, 2, element)
+                            multiply_tile(
+                                p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, num_parts, 2, element
+                            )
                         else:
                             count = 1
-                            multiply_tile(p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, 1, element)
+                            multiply_tile(
+                                p_tile, units, p_row, row_bytes, p_out, out_bytes, rest, number, num_parts, 1, element
+                            )
                         row, p_row, p_out = row + count, p_row + count * row_bytes, p_out + count * out_bytes
 
     return work

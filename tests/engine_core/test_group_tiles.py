@@ -111,7 +111,7 @@ def test_activations_of_w8a8_are_rounded_token_by_token_as_the_checkpoint_says(t
     """Against products in float64 of activations that are rounded so: what is left is float32's rounding."""
     ours, dense = served(write(tmp_path, ALL_FORMS[W8A8])), served(tmp_path / "our expanded")
     x = torch.randn(20, 128)
-    rounded = read(quantize_tokens(x))
+    (rounded,) = read(quantize_tokens(x))
     whole = (rounded.values.double() * rounded.scale[..., None].double()).flatten(1)
     exact = whole @ dense["layers.1.down"].product(torch.eye(128)).double()
     assert (ours["layers.1.down"].product(x) - exact).abs().max() < 1e-5 * exact.abs().max()

@@ -49,7 +49,7 @@ def test_tokens_in_8_bits_have_the_bits_of_the_twin(dtype: torch.dtype) -> None:
 def test_a_token_is_rounded_to_a_127th_of_its_largest_number() -> None:
     x = torch.zeros(2, 64)
     x[0, 40], x[0, 1], x[1, 3] = -2.54, 0.05, 1.27
-    rounded = block_activations.read(quantize_tokens(x))
+    (rounded,) = block_activations.read(quantize_tokens(x))
     assert rounded.values[0].flatten()[[1, 40]].tolist() == [2, -127]
     assert rounded.values[1, 0, 3] == 127
     torch.testing.assert_close(rounded.scale, torch.tensor([[0.02, 0.02], [0.01, 0.01]]))
