@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar, Self
 
 import torch
 
 from ..config import ConfigError
-from ..weights.grouped import GROUPS, SCALES, ZEROS
-from .linear import ExpandableLinear
+from ..weights.grouped import GROUPS, SCALES, ZEROS, GroupedWeight, expanded, weight_of
+from .linear import ExpandableLinear, Parameter
 
 
 class GroupedLinear(ExpandableLinear):
     """A rank's share of the inputs is whole groups, or lies in one. Inputs that name their groups may name any of them,
     so each rank has all scales then."""
+
+    numbers: ClassVar[str]
+    """Name of the numbers in errors."""
+    values_dtype: ClassVar[torch.dtype]
+    values_a_word: ClassVar = 1
+    """Numbers in an element of the tensor of values, whose suffix is the first one."""
+    scale_dtypes: ClassVar[tuple[torch.dtype, ...]]
+    unit: ClassVar = 1
+    """Number that the inputs divide by."""
+
+    def __init__(self, weight: GroupedWeight, dtype: torch.dtype) -> None:
+        self.weight, self.dtype = weight, dtype
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
+        """Number of groups, dtype of scales, and whether there are zero points and inputs name their groups are as
+        stored."""
+        scales = stored[SCALES]
+        num_groups, dtypes = len(scales), cls.scale_dtypes
+        if in_features % cls.unit or not num_groups or in_features % num_groups:
+            allowed = f"equal ones, by {cls.unit}" if cls.unit > 1 else "equal ones"
+            raise ConfigError(f"groups of {cls.numbers} weights", f"{num_groups} of {in_features} inputs", allowed)
+        whole, of_groups = (out_features, in_features // cls.values_a_word), (num_groups, out_features)
+        scale_dtype = scales.dtype if scales.dtype in dtypes else dtypes[0]
+        parts = (
+            Parameter(suffix=cls.suffixes[0], shape=whole, dtype=cls.values_dtype, out_axis=0, in_axis=1),
+            Parameter(suffix=SCALES, shape=of_groups, dtype=scale_dtype, out_axis=1, in_axis=0),
+            Parameter(suffix=ZEROS, shape=of_groups, dtype=torch.uint8, out_axis=1, in_axis=0),
+            Parameter(suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0),
+        )
+        return tuple(part for part in parts if part.suffix in cls.suffixes or part.suffix in stored)
 
     @classmethod
     def cut_inputs(
@@ -25,6 +60,13 @@ class GroupedLinear(ExpandableLinear):
             for suffix in axes.keys() - others.keys():
                 found[suffix] = _groups_of(tensors[suffix], inputs, num_inputs)
         return found
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        return cls(weight_of(tensors), dtype)
+
+    def expanded(self) -> torch.Tensor:
+        return expanded(self.weight, self.dtype)
 
 
 def _groups_of(of_groups: torch.Tensor, inputs: range, num_inputs: int) -> torch.Tensor:

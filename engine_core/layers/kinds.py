@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headwater.kernels.byte_weights import ByteWeight
+from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
 from ..shards import WHOLE, Shard
 from ..weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
-from ..weights.byte_weights import Keeps, keeps_none, named, stored
+from ..weights.byte_weights import Keeps, keeps_none
+from ..weights.grouped import named, weight_of
 from ..weights.layout import Layout, Split, WeightSpec
 from ..weights.planes import PLANES, stored_planes
 from .blocks import BlockLinear, BlockTable
@@ -158,9 +160,11 @@ def _part_of_bytes(weight: ByteWeight, spec: WeightSpec, shard: Shard) -> ByteWe
     """A rank's part, without its values; None: the weight cannot be divided so."""
     tensors = named(replace(weight, values=weight.values.to("meta")), "")
     try:
-        return stored(_cut(_kind_of("", tensors), tensors, "", spec, weight.scales.dtype, shard))
+        part = weight_of(_cut(_kind_of("", tensors), tensors, "", spec, weight.scales.dtype, shard))
     except ConfigError:
         return None
+    assert not isinstance(part, Int4Weight)
+    return part
 
 
 def _inputs_of(spec: WeightSpec, shard: Shard) -> range:

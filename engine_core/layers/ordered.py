@@ -41,7 +41,7 @@ def order_linears(weights: Weights, *, rounds_tokens: bool) -> Weights:
     for name, each in weights.linears.items():
         if not isinstance(each, Int8Linear | Fp8Linear):
             linears[name] = each
-        elif rounds_tokens and each.rounds_tokens and w8a8.fits(each.weight):
+        elif rounds_tokens and each.weight.rounds_tokens and w8a8.fits(each.weight):
             linears[name] = RoundedLinear(each.weight)
         else:
             linears[name] = OrderedLinear(each.weight, each.dtype)

@@ -6,44 +6,29 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from headwater.kernels.byte_weights import ByteWeight, Fp8Weight, Int8Weight, expand
+from headwater.kernels.byte_weights import ByteWeight
+from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
 from .blocks import Parts
-from .grouped import GROUPS, SCALES, WIDE_SCALE_DTYPES, ZEROS, check_tensor
+from .grouped import (
+    FP8,
+    FP8_TOKENS,
+    GROUPS,
+    INT8,
+    SCALES,
+    W8A8,
+    WIDE_SCALE_DTYPES,
+    ZEROS,
+    check_tensor,
+    expanded,
+    named,
+    weight_of,
+)
 
-INT8, W8A8, FP8, FP8_TOKENS = ".int8", ".w8a8", ".fp8", ".f8a8"
-"""Names of the values in a model's file, behind the layer's: of integers, of integers made for activations that are
-rounded too, and likewise of floating-point numbers."""
 BYTES = (INT8, W8A8, FP8, FP8_TOKENS)
 Keeps = Callable[[str, ByteWeight | Parts], bool]
 """Whether a platform has a product for a weight of a name, so that it stays packed."""
-
-
-def named(weight: ByteWeight, name: str) -> dict[str, torch.Tensor]:
-    """The tensors of a weight as a model's file holds them."""
-    if isinstance(weight, Fp8Weight):
-        tensors = {FP8_TOKENS if weight.rounds_tokens else FP8: weight.values, SCALES: weight.scales}
-    else:
-        tensors = {W8A8 if weight.rounds_tokens else INT8: weight.values, SCALES: weight.scales, ZEROS: weight.zeros}
-        if weight.groups is not None:
-            tensors[GROUPS] = weight.groups
-    return {name + suffix: tensor.contiguous() for suffix, tensor in tensors.items()}
-
-
-def stored(tensors: Mapping[str, torch.Tensor]) -> ByteWeight:
-    """The weight of its tensors by suffix."""
-    for name in (FP8, FP8_TOKENS):
-        if name in tensors:
-            return Fp8Weight(values=tensors[name], scales=tensors[SCALES], rounds_tokens=name == FP8_TOKENS)
-    rounds_tokens = W8A8 in tensors
-    return Int8Weight(
-        values=tensors[W8A8 if rounds_tokens else INT8],
-        scales=tensors[SCALES],
-        zeros=tensors[ZEROS],
-        groups=tensors.get(GROUPS),
-        rounds_tokens=rounds_tokens,
-    )
 
 
 def keeps_none(name: str, weight: ByteWeight | Parts) -> bool:
@@ -59,10 +44,12 @@ def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keep
         own = {suffix: tensors.pop(layer + suffix, None) for suffix in (f".{values}", SCALES, ZEROS, GROUPS)}
         found = {suffix: tensor for suffix, tensor in own.items() if tensor is not None}
         _check(layer, f".{values}", found)
-        if keeps(layer, weight := stored(found)):
+        weight = weight_of(found)
+        assert not isinstance(weight, Int4Weight)
+        if keeps(layer, weight):
             tensors |= named(weight, layer)
         else:
-            tensors[layer] = expand(weight, dtype)
+            tensors[layer] = expanded(weight, dtype)
 
 
 def _check(layer: str, values: str, tensors: Mapping[str, torch.Tensor]) -> None:

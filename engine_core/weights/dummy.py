@@ -10,9 +10,8 @@ from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.int4_layout import WORD, Int4Weight
 
 from ..packing import Packing, Quantization
-from . import byte_weights, int4
 from .fp8 import rounds_inputs
-from .grouped import num_groups
+from .grouped import named, num_groups
 from .layout import Layout
 from .model_file import Tensors
 
@@ -68,7 +67,7 @@ def _packed(
         values = torch.randn(n, k, device=device, generator=generator).to(torch.float8_e4m3fn)
         scales = torch.full(of_groups, NORMAL_SPREAD, device=device)
         rounds_tokens = rounds_inputs(packing, k, len(scales))
-        return byte_weights.named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
+        return named(Fp8Weight(values=values, scales=scales, rounds_tokens=rounds_tokens), name)
     middle = 1 << packing.bits - 1
     # llm-compressor's scales have the model's dtype, those of other tools float16.
     dtype = torch.bfloat16 if packing.format == "pack_quantized" else torch.float16
@@ -77,7 +76,7 @@ def _packed(
     if packing.bits == 4:
         words = torch.empty(n, k // WORD, dtype=torch.int32, device=device)
         words.random_(-(1 << 31), 1 << 31, generator=generator)
-        return int4.named(Int4Weight(words=words, scales=scales, zeros=zeros), name)
+        return named(Int4Weight(words=words, scales=scales, zeros=zeros), name)
     numbers = torch.empty(n, k, dtype=torch.uint8, device=device).random_(0, 256, generator=generator)
     weight = Int8Weight(values=numbers, scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens)
-    return byte_weights.named(weight, name)
+    return named(weight, name)

@@ -3,22 +3,56 @@ no published format: each has a file of its own beside this one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from headwater.kernels import byte_weights, int4_layout
 from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
-from headwater.kernels.int4_layout import BLOCK, Int4Weight, zero_points
+from headwater.kernels.int4_layout import BLOCK, Int4Weight, without_zeros, zero_points
 
 from ..config import ConfigError
 
 GroupedWeight = Int4Weight | Int8Weight | Fp8Weight
+INT4, INT8, W8A8, FP8, FP8_TOKENS = ".int4", ".int8", ".w8a8", ".fp8", ".f8a8"
+"""Names of the values in a model's file, behind the layer's: of packed numbers of four bits, of integers of eight bits,
+of those made for activations that are rounded too, and likewise of floating-point numbers."""
 SCALES, ZEROS, GROUPS = ".scales", ".zeros", ".groups"
-"""Names of tensors in a model's file, behind the layer's."""
+"""Names of the tensors beside them."""
 SCALE_DTYPES = (torch.float16, torch.bfloat16)
 """Their products with a weight minus its zero point are exact in float32."""
 WIDE_SCALE_DTYPES = (*SCALE_DTYPES, torch.float32)
+
+
+def named(weight: GroupedWeight, name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a weight as a model's file holds them. Symmetric weights of four bits have no zero points."""
+    if isinstance(weight, Int4Weight):
+        weight = without_zeros(weight)
+        tensors = {INT4: weight.words, SCALES: weight.scales, ZEROS: weight.zeros, GROUPS: weight.groups}
+    elif isinstance(weight, Int8Weight):
+        values = W8A8 if weight.rounds_tokens else INT8
+        tensors = {values: weight.values, SCALES: weight.scales, ZEROS: weight.zeros, GROUPS: weight.groups}
+    else:
+        tensors = {FP8_TOKENS if weight.rounds_tokens else FP8: weight.values, SCALES: weight.scales}
+    return {name + suffix: tensor.contiguous() for suffix, tensor in tensors.items() if tensor is not None}
+
+
+def weight_of(tensors: Mapping[str, torch.Tensor]) -> GroupedWeight:
+    """The weight of its tensors by suffix."""
+    [values] = tensors.keys() & {INT4, INT8, W8A8, FP8, FP8_TOKENS}
+    numbers, scales, groups = tensors[values], tensors[SCALES], tensors.get(GROUPS)
+    if values == INT4:
+        return Int4Weight(words=numbers, scales=scales, zeros=tensors.get(ZEROS), groups=groups)
+    rounds_tokens = values in (W8A8, FP8_TOKENS)
+    if values in (FP8, FP8_TOKENS):
+        return Fp8Weight(values=numbers, scales=scales, rounds_tokens=rounds_tokens)
+    return Int8Weight(values=numbers, scales=scales, zeros=tensors[ZEROS], groups=groups, rounds_tokens=rounds_tokens)
+
+
+def expanded(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight [N, K] in the dtype."""
+    return int4_layout.expand(weight, dtype) if isinstance(weight, Int4Weight) else byte_weights.expand(weight, dtype)
 
 
 def can_join(parts: Sequence[GroupedWeight]) -> bool:

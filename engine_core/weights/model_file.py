@@ -10,13 +10,13 @@ from safetensors.torch import save_file
 
 from . import blocks, byte_weights
 from .blocks import BLOCKS
-from .byte_weights import INT8, W8A8, Keeps, keeps_none
-from .int4 import WORDS
+from .byte_weights import Keeps, keeps_none
+from .grouped import INT4, INT8, W8A8
 from .safetensors_file import opened
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
-INTEGERS = (BLOCKS, WORDS, INT8, W8A8)
+INTEGERS = (BLOCKS, INT4, INT8, W8A8)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels import byte_weights as byte_kernels
-from headwater.kernels import int4_layout
 from headwater.kernels.block_formats import BlockWeight
-from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
-from . import blocks, byte_weights, int4
-from .grouped import GroupedWeight, can_join, joined
+from . import blocks
+from .grouped import GroupedWeight, can_join, expanded, joined, named
 from .model_file import Tensors
 
 Weight = torch.Tensor | GroupedWeight | BlockWeight
@@ -96,8 +93,7 @@ def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype) -> Tensors:
         return blocks.named(in_blocks, name)
     grouped = [part for part in parts if isinstance(part, GroupedWeight)]
     if len(grouped) == len(parts) and can_join(grouped):
-        whole = joined(name, grouped)
-        return int4.named(whole, name) if isinstance(whole, Int4Weight) else byte_weights.named(whole, name)
+        return named(joined(name, grouped), name)
     plain = [_dense(part, dtype) for part in parts]
     return {name: torch.cat(plain) if len(plain) > 1 else plain[0].contiguous()}
 
@@ -106,8 +102,4 @@ def _dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weight in the dtype."""
     if isinstance(weight, BlockWeight):
         return blocks.dense([weight], dtype)
-    if isinstance(weight, Int4Weight):
-        return int4_layout.expand(weight, dtype)
-    if isinstance(weight, Int8Weight | Fp8Weight):
-        return byte_kernels.expand(weight, dtype)
-    return weight.to(dtype)
+    return expanded(weight, dtype) if isinstance(weight, GroupedWeight) else weight.to(dtype)

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels import byte_weights as byte_kernels
 from headwater.kernels import int4_layout
 from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.int4_layout import Int4Weight
 
-from . import byte_weights, int4
-from .grouped import GroupedWeight
+from .grouped import GroupedWeight, expanded, named
 from .layout import Layout
 from .model_file import Tensors
 
@@ -58,10 +56,10 @@ def round_weights(tensors: Tensors, layout: Layout, kind: str, dtype: torch.dtyp
         packed = ROUNDINGS[kind](weight)
         if packed is None:
             continue
-        changed += (_expanded(packed, dtype).float() - weight).double().square().sum().item()
+        changed += (expanded(packed, dtype).float() - weight).double().square().sum().item()
         whole += weight.double().square().sum().item()
         del rounded[name]
-        rounded |= _named(packed, name)
+        rounded |= named(packed, name)
     cost = Rounding(
         kind=kind,
         bytes_before=sum(tensor.nbytes for tensor in tensors.values()),
@@ -112,11 +110,3 @@ def _groups(weight: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor | None
     """[N, groups, inputs of a group]"""
     size = next((each for each in sizes if weight.shape[1] % each == 0), None)
     return None if size is None else weight.view(len(weight), -1, size)
-
-
-def _expanded(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
-    return int4_layout.expand(weight, dtype) if isinstance(weight, Int4Weight) else byte_kernels.expand(weight, dtype)
-
-
-def _named(weight: GroupedWeight, name: str) -> Tensors:
-    return int4.named(weight, name) if isinstance(weight, Int4Weight) else byte_weights.named(weight, name)

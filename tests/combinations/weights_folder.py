@@ -14,7 +14,7 @@ import torch
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.model import model_class
 from headwater.engine_core.quantization import GGUF
-from headwater.engine_core.weights import blocks, byte_weights, model_file
+from headwater.engine_core.weights import blocks, grouped, model_file
 from headwater.engine_core.weights.dummy import dummy
 from headwater.engine_core.weights.rounding import HEAD, round_weights
 from headwater.engine_core.weights.unpacking import unpacked
@@ -103,7 +103,7 @@ def _published(folder: Path, kind: str, dtype: str) -> Path:
     )
     for name, weight in unpacked(tensors, model.quantization):
         assert isinstance(weight, ByteWeight)
-        kept |= byte_weights.named(weight, name.removesuffix(".weight"))
+        kept |= grouped.named(weight, name.removesuffix(".weight"))
     model_file.save(kept, copy)
     return copy
 
