@@ -16,21 +16,12 @@ from ..layers.norm import RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
+from ..models.layered import FUSED_BIASES, FUSED_NAMES
 from ..models.model import LastTokens
 from ..weights.layout import Layout, linear, norm, table
 from .checkpoint import Shapes
 
-FUSED = {
-    "self_attn.q_proj.weight": ("qkv", 0),
-    "self_attn.k_proj.weight": ("qkv", 1),
-    "self_attn.v_proj.weight": ("qkv", 2),
-    "self_attn.q_proj.bias": ("qkv_bias", 0),
-    "self_attn.k_proj.bias": ("qkv_bias", 1),
-    "self_attn.v_proj.bias": ("qkv_bias", 2),
-    "mlp.gate_proj.weight": ("gate_up", 0),
-    "mlp.up_proj.weight": ("gate_up", 1),
-}
-"""Published names of parts of a tensor, behind the layer's prefix; see `CheckpointNames`."""
+FUSED = FUSED_NAMES | FUSED_BIASES
 NAMES = {
     "post_attention_layernorm.weight": "post_norm",
     "self_attn.o_proj.weight": "o",

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ..executor import Int32Array
 from ..layers.attention import Attention
-from ..layers.batch import ForwardBatch, last_tokens
 from ..layers.embedding import Embedding
 from ..layers.kinds import Weights
 from ..layers.lm_head import LMHead
@@ -18,29 +15,24 @@ from ..layers.norm import InputNorm, RMSNorm
 from ..layers.platform import Platform
 from ..layers.rope import cos_sin_table
 from ..model_config import ModelConfig
-from ..weights.layout import Layout, Split, joined_bias, joined_linear, linear, norm, table
+from ..weights.layout import Layout, joined_bias, norm
 from ..weights.names import CheckpointNames
-from .model import LastNorm, LastTokens, LayerInputs
+from . import layered
+from .layered import FUSED_BIASES, FUSED_NAMES, MODEL_NAMES, LayeredModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    input_norm: InputNorm
-    attention: Attention
+class Layer(layered.Layer):
     post_norm: InputNorm
-    mlp: Mlp
+
+    def behind_attention(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        return self.mlp(self.post_norm.add(x, residual))
 
 
-class Decoder:
-    """See `Model`."""
-
+class Decoder(LayeredModel):
     adds_products = True
     names = CheckpointNames(
-        model={
-            "model.embed_tokens.weight": "embed",
-            "model.norm.weight": "final_norm",
-            "lm_head.weight": "lm_head",
-        },
+        model=MODEL_NAMES,
         layer={
             "input_layernorm.weight": "input_norm",
             "post_attention_layernorm.weight": "post_norm",
@@ -49,16 +41,7 @@ class Decoder:
             "self_attn.k_norm.weight": "k_norm",
             "mlp.down_proj.weight": "down",
         },
-        fused={
-            "self_attn.q_proj.weight": ("qkv", 0),
-            "self_attn.k_proj.weight": ("qkv", 1),
-            "self_attn.v_proj.weight": ("qkv", 2),
-            "self_attn.q_proj.bias": ("qkv_bias", 0),
-            "self_attn.k_proj.bias": ("qkv_bias", 1),
-            "self_attn.v_proj.bias": ("qkv_bias", 2),
-            "mlp.gate_proj.weight": ("gate_up", 0),
-            "mlp.up_proj.weight": ("gate_up", 1),
-        },
+        fused=FUSED_NAMES | FUSED_BIASES,
     )
 
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
@@ -67,69 +50,18 @@ class Decoder:
         self.embedding = Embedding(weights.table("embed"))
         self.dtype = self.embedding.dtype
         self.layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
-        self.final_norm: LastNorm = RMSNorm(platform, weights.tensors["final_norm"], config.rms_norm_eps)
+        self.final_norm = RMSNorm(platform, weights.tensors["final_norm"], config.rms_norm_eps)
         self.lm_head = LMHead(platform, weights.linears["lm_head"])
 
     @staticmethod
     def layout(config: ModelConfig) -> Layout:
-        hidden, q_size, head_dim = config.hidden_size, config.num_heads * config.head_dim, config.head_dim
-        layer = {
-            "input_norm": norm(hidden),
-            "qkv": joined_linear(config.qkv_sizes, hidden),
-            "o": linear(hidden, q_size, split=Split.INPUTS),
-            "post_norm": norm(hidden),
-            "gate_up": joined_linear((config.intermediate_size, config.intermediate_size), hidden),
-            "down": linear(hidden, config.intermediate_size, split=Split.INPUTS),
-        }
+        norms = {name: norm(config.hidden_size) for name in ("input_norm", "post_norm")}
+        layer = norms | layered.products_of(config)
         if config.qkv_bias:
             layer["qkv_bias"] = joined_bias(config.qkv_sizes)
         if config.qk_norm:
-            layer |= {"q_norm": norm(head_dim), "k_norm": norm(head_dim)}
-        tied_to = "embed" if config.tie_word_embeddings else ""
-        return {
-            "embed": table(config.vocab_size, hidden, split=Split.VOCABULARY),
-            "final_norm": norm(hidden),
-            "lm_head": linear(config.vocab_size, hidden, tied_to=tied_to, split=Split.VOCABULARY),
-            **{f"layers.{i}.{name}": spec for i in range(config.num_layers) for name, spec in layer.items()},
-        }
-
-    def forward(
-        self,
-        batch: ForwardBatch,
-        kv_cache: torch.Tensor,
-        attention_plan: Any = None,
-        *,
-        ends: LastTokens | None = None,
-        num_layers: int | None = None,
-        inputs: LayerInputs | None = None,
-    ) -> torch.Tensor:
-        last = len(self.layers) - 1
-        attention_plan = attention_plan or self._platform.plan_attention(batch)
-        residual = self.embedding(batch.token_ids)
-        x = self.layers[0].input_norm(residual)
-        for i in [*range(last if num_layers is None else min(num_layers - 1, last)), last]:
-            layer = self.layers[i]
-            if inputs is not None:
-                inputs.take(i, residual)
-            queries = layer.attention.queries(x, batch, kv_cache[i])
-            if i == last and ends is not None:
-                if not len(ends.tokens):
-                    return residual[:0]
-                queries, residual = queries.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
-                attention_plan = ends.attention_plan
-            x = layer.attention.attend(queries, kv_cache[i], attention_plan)
-            x = layer.mlp(layer.post_norm.add(x, residual))
-            x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
-        # Nothing rounds what the last norm makes.
-        assert isinstance(x, torch.Tensor)
-        return x
-
-    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> LastTokens:
-        own = last_tokens(batch, num_wanted)
-        return LastTokens(own.sampled, self._platform.plan_attention(own, of_ends=True))
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden)
+            layer |= {"q_norm": norm(config.head_dim), "k_norm": norm(config.head_dim)}
+        return layered.layout_of(config, layer)
 
     def _layer(self, weights: Weights, prefix: str) -> Layer:
         linears, tensors = weights.linears, weights.tensors
