@@ -149,22 +149,23 @@ class StepResult:
     """By table row: float32 [hidden size] of prompts that are pooled."""
 
 
+def no_places() -> Int32Array:
+    """The blocks or slots of a plan that copies nothing that way."""
+    return np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapPlan:
     """Copies of whole KV blocks to slots of host memory and back, beside the steps. Copies out come first."""
 
-    out_blocks: Int32Array
+    out_blocks: Int32Array = field(default_factory=no_places)
     """[N] nobody writes to them before they are given to a row again."""
-    out_slots: Int32Array
+    out_slots: Int32Array = field(default_factory=no_places)
     """[N]"""
-    in_slots: Int32Array
+    in_slots: Int32Array = field(default_factory=no_places)
     """[M]"""
-    in_blocks: Int32Array
+    in_blocks: Int32Array = field(default_factory=no_places)
     """[M] no plan lists them before the copies are done."""
-
-
-NO_PLACES: Int32Array = np.empty(0, np.int32)
-"""The blocks or slots of a plan that copies nothing that way."""
 
 
 class Swapper(Protocol):

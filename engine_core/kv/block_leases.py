@@ -11,15 +11,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 
 import numpy as np
 
-from ..executor import NO_PLACES, Swapper, SwapPlan
+from ..executor import Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from .block_pool import BlockPool
 from .block_record import HEADER_LEN, BlockId, header_of
-from .direct_leases import DirectLeases
+from .direct_leases import DirectLeases, claim_of
 from .lending import Lender, Read, Release, Steps
 from .peer_link import Claim, LeaseRequest, Lent, PeerLink
 
@@ -149,7 +148,7 @@ class BlockLeases:
         if self._direct is not None:
             self._direct.lend(request)
         else:
-            self._link.send(Lent(lease=request.lease, rows=[], before=Claim(key=self._link.key), after=Claim()))
+            self._link.refuse(request.lease)
 
     def _pin_asked(self) -> None:
         while self._asked and self._free_slots:
@@ -158,8 +157,8 @@ class BlockLeases:
                 continue
             wanted = lease.request.wanted
             hashes = wanted.hashes[: len(self._free_slots)] if wanted.key == self._link.key else []
-            lease.hashes = list(takewhile(lambda block_hash: self._pool.find(block_hash) is not None, hashes))
-            lease.blocks = [block for block in map(self._pool.find, lease.hashes) if block is not None]
+            lease.blocks = self._pool.find_leading(hashes)
+            lease.hashes = hashes[: len(lease.blocks)]
             self._hold_behind(lease, hashes)
             if not lease.hashes:
                 self._answer(lease, Claim())
@@ -194,8 +193,6 @@ class BlockLeases:
             SwapPlan(
                 out_blocks=np.array([block for lease in due for block in lease.blocks], np.int32),
                 out_slots=np.array([slot for lease in due for slot in lease.slots[: len(lease.blocks)]], np.int32),
-                in_slots=NO_PLACES,
-                in_blocks=NO_PLACES,
             )
         )
 
@@ -214,12 +211,8 @@ class BlockLeases:
 
     def _claim(self, lease: _Lease) -> Claim:
         """The lease's blocks as they are now. A block behind the KV cache has no generation: it does not change."""
-        pool, behind = self._pool, lease.hashes[len(lease.blocks) :]
-        return Claim(
-            key=self._link.key,
-            hashes=[*(pool.hash_of(block) or b"" for block in lease.blocks), *behind],
-            generations=[*(pool.generations[block] for block in lease.blocks), *(0 for _ in behind)],
-        )
+        claim, behind = claim_of(self._link.key, self._pool, lease.blocks), lease.hashes[len(lease.blocks) :]
+        return replace(claim, hashes=claim.hashes + behind, generations=claim.generations + [0] * len(behind))
 
     def _note_written(self, lease: _Lease, after: Claim, num_read: int) -> None:
         self._num_writing -= 1

@@ -118,6 +118,15 @@ class BlockPool:
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
+    def find_leading(self, hashes: Sequence[bytes]) -> list[int]:
+        """Blocks of the leading hashes that are cached."""
+        blocks, find = [], self._block_of.get
+        for block_hash in hashes:
+            if (block := find(block_hash)) is None:
+                break
+            blocks.append(block)
+        return blocks
+
     def note_partial(self, block: int, key: bytes) -> None:
         """Lets a held block be found by the tokens of its first positions, until it is taken for something else. What
         stands behind them does not count, and is nobody's to read."""

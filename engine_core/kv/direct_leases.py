@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 from .block_pool import BlockPool
 from .lending import Lender, Release, Steps
@@ -84,7 +83,7 @@ class DirectLeases:
         not here has ended."""
         if (lease := self._open.pop(number, None)) is None:
             return
-        after = self._claim(lease)
+        after = claim_of(self._link.key, self._pool, lease.blocks)
         self._let_go(lease)
         self.num_lent += len(lease.blocks)
         self._link.send(Lent(lease=number, rows=[], before=lease.before, after=after))
@@ -120,18 +119,17 @@ class DirectLeases:
         """Pins the leading blocks that are in the KV cache. Returns whether the lease need not wait for others."""
         wanted = lease.request.wanted
         hashes = wanted.hashes if wanted.key == self._link.key else []
-        cached = takewhile(lambda block_hash: self._pool.find(block_hash) is not None, hashes)
-        found = [block for block in map(self._pool.find, cached) if block is not None]
+        found = self._pool.find_leading(hashes)
         if not found or self._is_behind(hashes[len(found) :]):
             # As records, blocks come from every tier.
-            self._link.send(Lent(lease=lease.request.lease, rows=[], before=Claim(key=self._link.key), after=Claim()))
+            self._link.refuse(lease.request.lease)
             return True
         num_free = self._most_pinned - len(self.pinned_blocks)
         if num_free <= 0:
             return False
         lease.blocks, lease.hashes = found[:num_free], list(hashes[: min(len(found), num_free)])
         self._pool.share(lease.blocks)
-        lease.before = self._claim(lease)
+        lease.before = claim_of(self._link.key, self._pool, lease.blocks)
         lease.after_step = self._steps.last_to_compute(lease.hashes)
         self._pinned[lease.request.lease] = lease
         return True
@@ -144,15 +142,13 @@ class DirectLeases:
                 return True
         return False
 
-    def _claim(self, lease: _Lease) -> Claim:
-        pool = self._pool
-        return Claim(
-            key=self._link.key,
-            hashes=[pool.hash_of(block) or b"" for block in lease.blocks],
-            generations=[pool.generations[block] for block in lease.blocks],
-        )
-
     def _let_go(self, lease: _Lease) -> None:
         wanted = lease.request.wanted
         self._release(lease.blocks, lease.hashes, wanted.owner, wanted.parent)
         self._has_released = True
+
+
+def claim_of(key: bytes, pool: BlockPool, blocks: Sequence[int]) -> Claim:
+    """The blocks as they are now."""
+    hashes = [pool.hash_of(block) or b"" for block in blocks]
+    return Claim(key=key, hashes=hashes, generations=[pool.generations[block] for block in blocks])

@@ -22,6 +22,7 @@ from ..executor import DirectCopies, DirectCopy, Int32Array
 from ..request import Holder
 from .block_source import Ticket
 from .peer_link import Claim, PeerLink, Placed, Places, PullCopied, Pulled, PullEnd, PullRequest, Wanted
+from .prefix_hash import num_common
 from .published_blocks import BlocksView, Found
 
 log = logging.getLogger(__name__)
@@ -241,9 +242,4 @@ class DirectPulls:
 
     def _num_claimed(self, pull: _Pull, claim: Claim) -> int:
         """Leading blocks of those that are wanted that the other engine says it has, of the same key."""
-        if claim.key != self._link.key:
-            return 0
-        for num_equal, (claimed, wanted) in enumerate(zip(claim.hashes, pull.ticket.hashes, strict=False)):
-            if claimed != wanted:
-                return num_equal
-        return min(len(claim.hashes), len(pull.ticket.hashes))
+        return num_common(claim.hashes, pull.ticket.hashes) if claim.key == self._link.key else 0

@@ -10,18 +10,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from ..executor import NO_PLACES, Swapper, SwapPlan
+from ..executor import Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from ..step_output import DiskUse
 from .block_files import BlockFiles, FoundBlock, is_disk_full
 from .block_source import LoadEnd, OnGained, OnLost, Owner, Ticket
 from .lending import Read
+from .prefix_hash import num_leading
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
 
@@ -112,11 +114,7 @@ class DiskBlocks:
         self._on_lost, self._on_gained = on_lost, on_gained
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        held = self._namespace_of
-        for num_found, block_hash in enumerate(hashes if held else ()):
-            if block_hash not in held:
-                return num_found
-        return len(hashes) if held else 0
+        return num_leading(hashes, self._namespace_of)
 
     def cost(self, num_blocks: int) -> float:
         """By the time that loads took lately; blocks that others wait for come first."""
@@ -153,10 +151,7 @@ class DiskBlocks:
             pairs = np.array([(block, save.slot) for save, block in self._asked], np.int32)
             self._leaving += (save for save, _ in self._asked)
             self._asked.clear()
-            out_blocks, out_slots = pairs[:, 0].copy(), pairs[:, 1].copy()
-            self._swapper.swap(
-                SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=NO_PLACES, in_blocks=NO_PLACES)
-            )
+            self._swapper.swap(SwapPlan(out_blocks=pairs[:, 0].copy(), out_slots=pairs[:, 1].copy()))
         self._loads.launch()
 
     def cancel(self, ticket: Ticket) -> None:
@@ -273,12 +268,10 @@ class DiskBlocks:
     # The methods below run beside the step loop.
 
     def _scan_files(self) -> None:
-        try:
+        with self._ends_use("read"):
             self._costs.assume(self._files.measure(self._block_bytes))
             # At once: the newest, at the end, are taken first.
             self._found.extend(list(self._files.scan()))
-        except OSError as error:
-            self._fail("it cannot be read", error)
         self._results.append(self._note_scanned)
 
     def _note_scanned(self) -> None:
@@ -286,12 +279,10 @@ class DiskBlocks:
 
     def _write(self, save: _Save) -> None:
         is_written = False
-        try:
+        with self._ends_use("written to"):
             if not self._failure:
                 payload = memoryview(self._swapper.slots[save.slot])
                 is_written = self._files.write(save.owner, save.block_hash, save.parent, payload)
-        except OSError as error:
-            self._fail("it is full" if is_disk_full(error) else "it cannot be written to", error)
         self._results.append(partial(self._note_written, save, is_written))
 
     def _read(self, part: Part) -> None:
@@ -300,35 +291,33 @@ class DiskBlocks:
 
     def _read_part(self, part: Part, namespaces: Sequence[bytes | None]) -> None:
         num_read = 0
-        try:
+        with self._ends_use("read"):
             for namespace, block_hash, slot in zip(namespaces, part.hashes, part.slots, strict=True):
                 into = memoryview(self._swapper.slots[slot])
                 if self._failure or namespace is None or not self._files.read(namespace, block_hash, into):
                     break
                 num_read += 1
-        except OSError as error:
-            self._fail("it cannot be read", error)
         self._results.append(partial(self._note_read, part, num_read))
 
     def _read_lent(self, namespace: bytes, block_hash: bytes, into: memoryview) -> bool:
-        try:
+        with self._ends_use("read"):
             return not self._failure and self._files.read(namespace, block_hash, into)
-        except OSError as error:
-            self._fail("it cannot be read", error)
-            return False
+        return False
 
     def _drop(self, namespace: bytes, block_hash: bytes) -> None:
-        try:
+        with self._ends_use("written to"):
             self._files.drop(namespace, block_hash)
-        except OSError as error:
-            self._fail("it cannot be written to", error)
 
     def _touch_files(self, namespace_of: Mapping[bytes, bytes]) -> None:
-        try:
+        with self._ends_use("written to"):
             for block_hash, namespace in namespace_of.items():
                 self._files.touch(namespace, block_hash)
-        except OSError as error:
-            self._fail("it cannot be written to", error)
 
-    def _fail(self, what: str, error: OSError) -> None:
-        self._results.append(partial(self._note_failed, f"{what} ({error})"))
+    @contextmanager
+    def _ends_use(self, done: str) -> Iterator[None]:
+        """Scope in which the disk is read or written to; an error of it ends its use."""
+        try:
+            yield
+        except OSError as error:
+            what = "it is full" if is_disk_full(error) else f"it cannot be {done}"
+            self._results.append(partial(self._note_failed, f"{what} ({error})"))

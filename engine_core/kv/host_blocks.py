@@ -13,9 +13,10 @@ from itertools import compress, count, islice
 
 import numpy as np
 
-from ..executor import NO_PLACES, Int32Array, Swapper, SwapPlan
+from ..executor import Swapper, SwapPlan
 from .block_source import LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .lending import Read
+from .prefix_hash import num_leading
 
 
 class HostBlocks:
@@ -66,11 +67,7 @@ class HostBlocks:
         self._on_lost = on_lost
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        slot_of = self._slot_of
-        for num_found, block_hash in enumerate(hashes if slot_of else ()):
-            if block_hash not in slot_of:
-                return num_found
-        return len(hashes) if slot_of else 0
+        return num_leading(hashes, self._slot_of)
 
     def cost(self, num_blocks: int) -> float:
         """By the swapper's seconds a block; blocks on their way come first."""
@@ -104,16 +101,10 @@ class HostBlocks:
     def launch(self) -> None:
         if not (self._saves[0] or self._fetches[0]):
             return
-        (out_blocks, out_slots), (in_slots, in_blocks) = self._saves, self._fetches
+        places = [np.array(each, np.int32) for each in (*self._saves, *self._fetches)]
+        out_blocks, out_slots, in_slots, in_blocks = places
         self._saves, self._fetches = ([], []), ([], [])
-        self._swapper.swap(
-            SwapPlan(
-                out_blocks=_places(out_blocks),
-                out_slots=_places(out_slots),
-                in_slots=_places(in_slots),
-                in_blocks=_places(in_blocks),
-            )
-        )
+        self._swapper.swap(SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=in_slots, in_blocks=in_blocks))
         # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until that is counted.
         _ = self._swapper.num_saved
 
@@ -179,7 +170,3 @@ class HostBlocks:
         """Marks hashes as used, the first of a sequence last."""
         for block_hash in reversed(hashes):
             self._slot_of.move_to_end(block_hash)
-
-
-def _places(numbers: list[int]) -> Int32Array:
-    return np.array(numbers, np.int32) if numbers else NO_PLACES

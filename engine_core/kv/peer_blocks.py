@@ -24,6 +24,7 @@ from .block_record import HEADER_LEN
 from .block_source import NOT_OURS, LoadEnd, OnGained, OnLost, Outcome, Owner, Ticket
 from .direct_pulls import DirectEnd, DirectPulls
 from .peer_link import PeerLink, Placed, Pulled, PullEnd, PullRequest, Wanted
+from .prefix_hash import num_common
 from .read_costs import ReadCosts
 from .staged_loads import Part, StagedLoads
 
@@ -268,11 +269,7 @@ class PeerBlocks:
         """Leading blocks that the other engine held, of the same key and unchanged, until they were copied."""
         if part.load.is_cancelled or not answer.before.key == answer.after.key == self._link.key:
             return 0
-        num_unchanged = answer.before.num_common(answer.after)
-        for num_equal, (claimed, asked) in enumerate(zip(answer.before.hashes, part.hashes, strict=False)):
-            if claimed != asked:
-                return min(num_equal, num_unchanged)
-        return min(num_unchanged, len(part.hashes))
+        return min(answer.before.num_common(answer.after), num_common(answer.before.hashes, part.hashes))
 
     def _note_taken(self, part: Part, num_read: int) -> None:
         self._num_taking -= 1

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ..executor import UInt8Array
 from ..request import Holder
 from .block_source import Owner
+from .prefix_hash import num_common
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,14 +38,11 @@ class Claim:
 
     def num_common(self, other: Claim) -> int:
         """Leading blocks that are the same in both."""
-        mine, others = (
-            zip(self.hashes, self.generations, strict=True),
-            zip(other.hashes, other.generations, strict=True),
+        same_hashes, same_generations = (
+            num_common(self.hashes, other.hashes),
+            num_common(self.generations, other.generations),
         )
-        for num_equal, (one, another) in enumerate(zip(mine, others, strict=False)):
-            if one != another:
-                return num_equal
-        return min(len(self.hashes), len(other.hashes))
+        return min(same_hashes, same_generations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,3 +166,7 @@ class PeerLink:
     for blocks that are pulled."""
     send: Callable[[ToLink], None]
     """Called in the step loop."""
+
+    def refuse(self, lease: int) -> None:
+        """Answers a lease of which no block is lent."""
+        self.send(Lent(lease=lease, rows=[], before=Claim(key=self.key), after=Claim()))

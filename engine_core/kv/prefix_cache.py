@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from ..step_output import CacheEvents, StoredChain
 from .block_pool import BlockPool
 from .block_source import Owner
-from .prefix_hash import block_hashes, next_block_hash
+from .prefix_hash import block_hashes, next_block_hash, num_common
 
 
 @dataclass(slots=True)
@@ -47,8 +46,7 @@ class HashChain:
 
     def num_shared(self, other: HashChain) -> int:
         """Leading blocks that two sequences have in common."""
-        pairs = zip(self.hashes, other.hashes, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return num_common(self.hashes, other.hashes)
 
 
 class PrefixCache:
@@ -66,13 +64,7 @@ class PrefixCache:
 
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The cached blocks that the sequence starts with, at most `max_blocks`; not held yet."""
-        blocks, find = [], self._pool.find
-        for block_hash in chain.hashes[: max(max_blocks, 0)]:
-            block = find(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        return self._pool.find_leading(chain.hashes[: max(max_blocks, 0)])
 
     def count(self, num_tokens: int, num_hits: int, by_tier: Mapping[str, int]) -> None:
         """Notes that a prompt of `num_tokens` found `num_hits` of them, and how many of these block sources brought."""

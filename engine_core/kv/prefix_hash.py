@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -59,6 +59,22 @@ def block_hashes(namespace: bytes, token_ids: Sequence[int] | TokenArray, block_
         parent = next_block_hash(parent, data[start : start + stride])
         hashes.append(parent)
     return hashes
+
+
+def num_common(one: Sequence[object], other: Sequence[object]) -> int:
+    """Leading elements that are the same in both."""
+    for num_equal, (each, another) in enumerate(zip(one, other, strict=False)):
+        if each != another:
+            return num_equal
+    return min(len(one), len(other))
+
+
+def num_leading(hashes: Sequence[bytes], held: Container[bytes]) -> int:
+    """Leading hashes that are held."""
+    for num_found, block_hash in enumerate(hashes):
+        if block_hash not in held:
+            return num_found
+    return len(hashes)
 
 
 def expected_cached_tokens(common_prefix_len: int, prompt_len: int, block_size: int) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..executor import NO_PLACES, Swapper, SwapPlan
+from ..executor import Swapper, SwapPlan
 from .block_source import LoadEnd, Outcome, Ticket
 
 PART_BLOCKS = 16
@@ -84,10 +84,7 @@ class StagedLoads:
             pairs = np.array([(slot, block) for _, slot, block in self._fetches], np.int32)
             self._swaps += ((load, slot) for load, slot, _ in self._fetches)
             self._fetches.clear()
-            in_slots, in_blocks = pairs[:, 0].copy(), pairs[:, 1].copy()
-            self._swapper.swap(
-                SwapPlan(out_blocks=NO_PLACES, out_slots=NO_PLACES, in_slots=in_slots, in_blocks=in_blocks)
-            )
+            self._swapper.swap(SwapPlan(in_slots=pairs[:, 0].copy(), in_blocks=pairs[:, 1].copy()))
         for load in self._loads:
             while not load.is_assigned and self._free_slots:
                 count = min(PART_BLOCKS, load.num_good - load.num_assigned, len(self._free_slots))
