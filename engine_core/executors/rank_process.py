@@ -38,8 +38,8 @@ from .stage_link import Receiver, StageLinks
 
 class RankProcess:
     def __init__(self, start: RankStart) -> None:
-        self._start, self._board = start, Board(start.board)
-        self._plans, self._reports = RingReader(start.plans), RingWriter(start.reports)
+        self._start, self._board = start, Board(start.memory.board)
+        self._plans, self._reports = RingReader(start.rings.plans), RingWriter(start.rings.reports)
         self._shard = start.options.layout.shard(start.rank)
         self._group = MemoryGroup(self._shard.index, start.group, self._say_waits)
         self._receivers: list[Receiver] = []
@@ -82,8 +82,8 @@ class RankProcess:
                 stage=stages_of(request)[stage_index],
                 group=self._group,
                 links=self._links(),
-                slots=self._start.slots,
-                exchange=self._start.exchange,
+                slots=self._start.memory.slots,
+                exchange=self._start.memory.exchange,
                 warn=self._warn,
             )
             executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
@@ -162,12 +162,12 @@ class RankProcess:
             self._reports.write(encode_told(Warned(text=text)))
 
     def _links(self) -> StageLinks:
-        start = self._start
+        rings = self._start.rings.stages
         return StageLinks(
-            stream_in=self._receiver(start.stream_in),
-            stream_out=None if start.stream_out is None else RingWriter(start.stream_out),
-            tokens_in=self._receiver(start.tokens_in),
-            tokens_out=[RingWriter(end) for end in start.tokens_out],
+            stream_in=self._receiver(rings.stream_in),
+            stream_out=None if rings.stream_out is None else RingWriter(rings.stream_out),
+            tokens_in=self._receiver(rings.tokens_in),
+            tokens_out=[RingWriter(end) for end in rings.tokens_out],
         )
 
     def _receiver(self, end: RingEnd | None) -> Receiver | None:

@@ -14,15 +14,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ..options import ExecutorOptions
-from ..ring import anonymous_memory
-from .board import create_board
 from .copied_process import CopiedProcess
 from .memory_group import GroupEnd, create_group
 from .rank_rings import RankRings
-from .rank_start import RankStart
+from .rank_start import RankStart, SharedMemory
 
 MODULE = "headwater.engine_core.executors.rank_process"
 EXIT_SECONDS = 1.0
@@ -36,20 +34,6 @@ class Process(Protocol):
     def pid(self) -> int: ...
     def wait(self, timeout: float | None = None) -> int: ...
     def kill(self) -> None: ...
-
-
-class SharedMemory(NamedTuple):
-    """Descriptors of memory that all ranks of a host map."""
-
-    board: int
-    slots: int
-    exchange: int
-
-    @classmethod
-    def create(cls, num_ranks: int) -> SharedMemory:
-        """None of it is inherited unless it is asked for. Ranks that use the last two set their sizes."""
-        empty = [anonymous_memory(f"headwater-{name}", 0) for name in ("slots", "exchange")]
-        return cls(create_board(num_ranks), *empty)
 
 
 class RankProcesses:
@@ -75,7 +59,15 @@ class RankProcesses:
         begin = _copied if copies else _started
         self._processes: list[Process] = []
         for i, rank in enumerate(self.ranks):
-            start = _rank_start(rank, options, rings[rank], groups[i], memory, lifelines[i][0], lives[i][1])
+            start = RankStart(
+                rank=rank,
+                options=options,
+                rings=rings[rank],
+                group=groups[i],
+                memory=memory,
+                lifeline=lifelines[i][0],
+                life=lives[i][1],
+            )
             self._processes.append(begin(start, variables[rank]))
         # The ranks have these; here they would keep a dead rank's pipes open.
         for own in rings.values():
@@ -117,33 +109,6 @@ class RankProcesses:
         """After `close`, when `lives` are watched no more."""
         for fd in self.lives:
             os.close(fd)
-
-
-def _rank_start(
-    rank: int,
-    options: ExecutorOptions,
-    rings: RankRings,
-    group: GroupEnd,
-    memory: SharedMemory,
-    lifeline: int,
-    life: int,
-) -> RankStart:
-    return RankStart(
-        rank=rank,
-        options=options,
-        plans=rings.plans,
-        reports=rings.reports,
-        group=group,
-        stream_in=rings.stages.stream_in,
-        stream_out=rings.stages.stream_out,
-        tokens_in=rings.stages.tokens_in,
-        tokens_out=rings.stages.tokens_out,
-        board=memory.board,
-        slots=memory.slots,
-        exchange=memory.exchange,
-        lifeline=lifeline,
-        life=life,
-    )
 
 
 def _groups(options: ExecutorOptions, ranks: list[int]) -> list[GroupEnd]:

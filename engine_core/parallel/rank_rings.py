@@ -27,10 +27,14 @@ class RankRings:
         """Rings that the rank writes."""
         return [self.reports, self.stages.stream_out, *self.stages.tokens_out]
 
+    @property
+    def ends(self) -> list[RingEnd]:
+        """All that are there."""
+        return [end for end in (*self.downward, *self.upward) if end is not None]
+
     def close(self) -> None:
-        self.plans.close()
-        self.reports.close()
-        self.stages.close()
+        for end in self.ends:
+            end.close()
 
 
 def create_rank_rings(layout: ParallelLayout, rank: int) -> tuple[RankRings, RankRings]:

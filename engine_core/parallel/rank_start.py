@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..options import ExecutorOptions
-from ..ring import RingEnd
+from ..ring import RingEnd, anonymous_memory
+from .board import create_board
 from .memory_group import GroupEnd
+from .rank_rings import RankRings
+from .stage_rings import StageRings
 
-RINGS = ("plans", "reports", "stream_in", "stream_out", "tokens_in")
 PATHS = ("model_folder", "draft_model", "draft_heads", "kv_disk_dir", "stage_secret_file")
+
+
+class SharedMemory(NamedTuple):
+    """Descriptors of memory that all ranks of a host map."""
+
+    board: int
+    slots: int
+    """For blocks outside the KV cache; empty until a rank knows its size."""
+    exchange: int
+    """Through which ranks exchange tensors where their GPUs do not reach one another's memory; empty where they do."""
+
+    @classmethod
+    def create(cls, num_ranks: int) -> SharedMemory:
+        """None of it is inherited unless it is asked for. Ranks that use the last two set their sizes."""
+        empty = [anonymous_memory(f"headwater-{name}", 0) for name in ("slots", "exchange")]
+        return cls(create_board(num_ranks), *empty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStart:
     rank: int
     options: ExecutorOptions
-    plans: RingEnd
-    reports: RingEnd
+    rings: RankRings
     group: GroupEnd
-    stream_in: RingEnd | None
-    """From the same shard of the stage before."""
-    stream_out: RingEnd | None
-    """To that of the next stage."""
-    tokens_in: RingEnd | None
-    """From that of the last stage."""
-    tokens_out: list[RingEnd]
-    """From the last stage to that of each stage before, in their order."""
-    board: int
-    slots: int
-    """Memory for blocks outside the KV cache; empty until a rank knows its size."""
-    exchange: int
-    """Memory through which ranks exchange tensors where their GPUs do not reach one another's; empty where they do."""
+    memory: SharedMemory
     lifeline: int
     """Reaches end of file when the executor's process is gone."""
     life: int
@@ -42,23 +47,26 @@ class RankStart:
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        rings = (self.plans, self.reports, self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out)
-        of_rings = [fd for ring in rings if ring is not None for fd in ring]
-        memory = self.board, self.slots, self.exchange
-        return *of_rings, *self.group.descriptors, *memory, self.lifeline, self.life
+        of_rings = [fd for end in self.rings.ends for fd in end]
+        return *of_rings, *self.group.descriptors, *self.memory, self.lifeline, self.life
 
     def to_json(self) -> str:
-        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        options = {field.name: getattr(self.options, field.name) for field in fields(ExecutorOptions)}
-        own["options"] = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
-        return json.dumps(own)
+        return json.dumps(asdict(self), default=_text)
 
     @classmethod
     def from_json(cls, text: str) -> RankStart:
         told = json.loads(text)
-        options = told["options"]
-        for name in PATHS:
-            options[name] = None if options[name] is None else Path(options[name])
-        told |= {"options": ExecutorOptions(**options), "group": GroupEnd(*told["group"])}
-        told["tokens_out"] = [RingEnd(*end) for end in told["tokens_out"]]
-        return cls(**told | {name: RingEnd(*told[name]) for name in RINGS if told[name] is not None})
+        options, rings, stages = told["options"], told["rings"], told["rings"]["stages"]
+        paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
+        tokens_out = [RingEnd(*end) for end in stages.pop("tokens_out")]
+        of_stages = {name: None if end is None else RingEnd(*end) for name, end in stages.items()}
+        found = RankRings(
+            RingEnd(*rings["plans"]), RingEnd(*rings["reports"]), StageRings(**of_stages, tokens_out=tokens_out)
+        )
+        told |= {"options": ExecutorOptions(**options | paths), "rings": found}
+        return cls(**told | {"group": GroupEnd(*told["group"]), "memory": SharedMemory(*told["memory"])})
+
+
+def _text(value: Any) -> str:
+    assert isinstance(value, Path)
+    return str(value)

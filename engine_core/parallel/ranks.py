@@ -19,8 +19,9 @@ from ..rank_facts import RankLost
 from ..ring import BroadcastWriter, PeerGone, RingEnd, RingReader, create_broadcast, create_ring
 from ..shards import ParallelLayout
 from .board import STATE_NAMES, WAITS, Board
-from .rank_processes import EXIT_SECONDS, RankProcesses, SharedMemory
+from .rank_processes import EXIT_SECONDS, RankProcesses
 from .rank_rings import RankRings
+from .rank_start import SharedMemory
 from .stage_hosts import StageHosts
 from .stage_rings import create_stage_rings
 

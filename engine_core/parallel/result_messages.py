@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from ..executor import Int32Array, StepResult
 from ..request import TokenLogprobs
 from .arrays import Array, pack, unpack
 
-RESULT, TOLD = range(2)
 _SCORE_TYPES = (np.float64, np.int32, np.int32, np.float64)
 _RESULT_TYPES = (
     *(np.int32, np.int32, np.int32),
@@ -80,22 +79,15 @@ _TOLD = {each.__name__: each for each in (Hello, Refusal, Loading, Warned, Warme
 
 
 def encode_told(told: Told) -> bytes:
-    values = {field.name: getattr(told, field.name) for field in fields(told)}
-    if isinstance(told, Hello):
-        values["config"] = {field.name: getattr(told.config, field.name) for field in fields(EngineConfig)}
-    return bytes([TOLD]) + json.dumps([type(told).__name__, values]).encode()
+    return json.dumps([type(told).__name__, asdict(told)]).encode()
 
 
 def decode_told(message: bytes) -> Told:
-    name, values = json.loads(message[1:])
+    name, values = json.loads(message)
     if name == Hello.__name__:
         values["config"] = EngineConfig(**values["config"])
     told: Told = _TOLD[name](**values)
     return told
-
-
-def is_result(message: bytes) -> bool:
-    return message[0] == RESULT
 
 
 def encode_result(result: StepResult) -> bytes:
@@ -114,11 +106,11 @@ def encode_result(result: StepResult) -> bytes:
         _ints(len(each) for each in embeddings),
         np.frombuffer(b"".join(embeddings), np.uint8),
     ]
-    return bytes([RESULT]) + pack(result.token_ids.shape, arrays)
+    return pack(result.token_ids.shape, arrays)
 
 
 def decode_result(message: bytes) -> StepResult:
-    shape, arrays = unpack(message[1:], _RESULT_TYPES)
+    shape, arrays = unpack(message, _RESULT_TYPES)
     token_ids, num_tokens, num_drafts, keys, *rest = arrays
     scores, (prompt_rows, prompt_counts), prompt_scores, pooled = rest[:4], rest[4:6], rest[6:10], rest[10:]
     assert token_ids is not None

@@ -14,8 +14,9 @@ from ..rank_facts import RankLost
 from .board import Board
 from .host_join import Joined, Stopped
 from .host_link import BEAT_SECONDS, HostLink, Interest, LinkLost, downward_ends, poll_once, upward_ends
-from .rank_processes import EXIT_SECONDS, RankProcesses, SharedMemory
+from .rank_processes import EXIT_SECONDS, RankProcesses
 from .rank_rings import RankRings, create_rank_rings
+from .rank_start import SharedMemory
 from .stage_hosts import allowed_silence_of
 
 

@@ -14,14 +14,13 @@ class StageRings:
     """The ends that one rank has."""
 
     stream_in: RingEnd | None = None
+    """From the same shard of the stage before."""
     stream_out: RingEnd | None = None
+    """To that of the next stage."""
     tokens_in: RingEnd | None = None
+    """From that of the last stage."""
     tokens_out: list[RingEnd] = field(default_factory=list)
-
-    def close(self) -> None:
-        for end in (self.stream_in, self.stream_out, self.tokens_in, *self.tokens_out):
-            if end is not None:
-                end.close()
+    """From the last stage to that of each stage before, in their order."""
 
 
 def create_stage_rings(layout: ParallelLayout) -> list[StageRings]:
