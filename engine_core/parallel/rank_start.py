@@ -22,9 +22,9 @@ class SharedMemory(NamedTuple):
 
     board: int
     slots: int
-    """For blocks outside the KV cache; empty until a rank knows its size."""
+    """Memory for blocks outside the KV cache; empty until a rank knows its size."""
     exchange: int
-    """Through which ranks exchange tensors where their GPUs do not reach one another's memory; empty where they do."""
+    """Memory through which ranks exchange tensors where GPUs do not reach one another's; empty where they do."""
 
     @classmethod
     def create(cls, num_ranks: int) -> SharedMemory:
