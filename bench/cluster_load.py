@@ -7,7 +7,6 @@ time of every process.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 from . import datasets, dummy_model
 from .latency_report import Objective, summarize
 from .own_cluster import own_cluster, wait_until_prepared
+from .processes import children_of, cpu_seconds
 from .program import run_program
 from .serve import drive
 from .workloads import CLUSTER_LOADS, MODELS, TINY, ClusterLoad, tried_load
@@ -96,19 +96,13 @@ def measure(cluster: ClusterRecord, load: ClusterLoad, workers: int) -> dict[str
 
 def _cpu_seconds(cluster: ClusterRecord) -> dict[str, float]:
     """CPU seconds of every process of the cluster; an engine's core and its server count separately."""
-    seconds = {}
-    for stage in cluster.stages:
-        for name, pid in _processes(stage):
-            user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
-            seconds[name] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return seconds
+    return {name: cpu_seconds(pid) for stage in cluster.stages for name, pid in _processes(stage)}
 
 
 def _processes(stage: StageRecord) -> Iterator[tuple[str, int]]:
     yield stage.name, stage.pid
-    children = Path(f"/proc/{stage.pid}/task/{stage.pid}/children")
-    for i, pid in enumerate(children.read_text().split() if children.exists() else ()):
-        yield f"{stage.name}/child-{i}", int(pid)
+    for i, pid in enumerate(children_of(stage.pid)):
+        yield f"{stage.name}/child-{i}", pid
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:

@@ -6,7 +6,6 @@ published, and is the value of `headwater up --draft-heads`.
 
 from __future__ import annotations
 
-import gc
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from headwater.engine_core.heads.registry import CLASSES
 from headwater.engine_core.heads_config import EAGLE, EAGLE3, EAGLE3_ARCHITECTURE, MEDUSA, HeadsConfig
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry
-from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
@@ -31,7 +29,7 @@ from headwater.services.runtime.progress import silent
 
 from .decoder_twin import DecoderTwin
 from .distillation import Text, Tuning
-from .draft_model import GPU_SHARE, own_answers
+from .draft_model import answers_of, report_loss
 from .head_training import chain_quality, train_heads
 from .head_twins import HeadsTwin, Tensors, twin_of
 from .program import run_program
@@ -82,13 +80,7 @@ def main(
     sizes = {"intermediate": intermediate, "kv_heads": kv_heads, "draft_vocab": draft_vocab, "num_heads": heads}
     hf_config = published_config(kind, source, served, **sizes)
     config = HeadsConfig.from_hf(hf_config, served)
-    options = ExecutorOptions(
-        model_folder=source, device=device, max_num_seqs=rows, block_size=64, gpu_memory_utilization=GPU_SHARE
-    )
-    texts = list(own_answers(options, answers, answer_tokens))
-    # The engine that answered has cycles, and training takes the memory that it held.
-    gc.collect()
-    typer.echo(f"{len(texts)} answers, {sum(len(text.token_ids) - text.num_prompt for text in texts)} tokens")
+    texts = answers_of(source, device, answers, answer_tokens, rows)
     tuning = Tuning(steps=steps, seconds=60 * minutes, learning_rate=learning_rate, batch_tokens=batch_tokens)
     tensors = trained_heads(config, source, texts, tuning, depth, torch.device(device))
     write_heads(folder, hf_config, tensors)
@@ -144,7 +136,7 @@ def trained_heads(
         tensors["lm_head.weight"] = teacher.vocabulary[token_ids].clone()
     heads = twin_of(config, tensors, teacher, token_ids, scale)
     _print_quality("before", heads, states, texts, tuning, depth)
-    train_heads(config, heads, states, texts, tuning, depth, _report)
+    train_heads(config, heads, states, texts, tuning, depth, report_loss)
     _print_quality("trained", heads, states, texts, tuning, depth)
     published = heads.published().items()
     return {name: tensor.detach().to(torch.bfloat16).cpu().contiguous() for name, tensor in published} | maps
@@ -215,11 +207,6 @@ def _print_quality(
         stands = ", ".join(f"{share:.1%}" for share in found.stands)
         what = f"{found.tokens_per_step:.3f} tokens a step at temperature {found.temperature:g}"
         typer.echo(f"{when}: {what}; guesses that stand, by place: {stands}")
-
-
-def _report(step: int, loss: float) -> None:
-    if step % 100 == 0:
-        typer.echo(f"step {step}: loss {loss:.3f}")
 
 
 if __name__ == "__main__":

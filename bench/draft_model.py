@@ -6,6 +6,7 @@ is needed. The written folder is the value of `headwater up --draft-model`.
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -64,19 +65,23 @@ def main(
         raise typer.BadParameter(f"{folder} exists already")
     device = resolve_device(device)
     source = pull(model, cache_dir=default_cache_dir(), progress=silent, device=device)
-    options = ExecutorOptions(
-        model_folder=source,
-        device=device,
-        max_num_seqs=rows,
-        block_size=64,
-        gpu_memory_utilization=GPU_SHARE,
-    )
-    texts = list(own_answers(options, answers, answer_tokens))
-    typer.echo(f"{len(texts)} answers, {sum(len(text.token_ids) - text.num_prompt for text in texts)} tokens")
+    texts = answers_of(source, device, answers, answer_tokens, rows)
     tuning = Tuning(steps=steps, seconds=60 * minutes, learning_rate=learning_rate, batch_tokens=batch_tokens)
     tensors = tuned_layers(source, layers, texts, tuning, torch.device(device))
     write_draft_model(source, layers, tensors, folder)
     typer.echo(f"written: {folder}")
+
+
+def answers_of(source: Path, device: str, num_answers: int, answer_tokens: int, rows: int) -> list[Text]:
+    """Answers of a converted model, `rows` of them at once; prints how many there are."""
+    options = ExecutorOptions(
+        model_folder=source, device=device, max_num_seqs=rows, block_size=64, gpu_memory_utilization=GPU_SHARE
+    )
+    texts = list(own_answers(options, num_answers, answer_tokens))
+    # The engine that answered has cycles, and tuning takes the memory that it held.
+    gc.collect()
+    typer.echo(f"{len(texts)} answers, {sum(len(text.token_ids) - text.num_prompt for text in texts)} tokens")
+    return texts
 
 
 def own_answers(options: ExecutorOptions, num_answers: int, answer_tokens: int) -> Iterator[Text]:
@@ -112,7 +117,7 @@ def tuned_layers(source: Path, layers: int, texts: Sequence[Text], tuning: Tunin
     kept = {name: tensor.clone() for name, tensor in teacher.tensors.items() if _is_kept(name, layers)}
     student = DecoderTwin(replace(config, num_layers=layers), kept)
     _print_quality("before", student, teacher, texts, tuning)
-    distill(student, teacher, texts, tuning, _report)
+    distill(student, teacher, texts, tuning, report_loss)
     _print_quality("tuned", student, teacher, texts, tuning)
     return {name: tensor.to(stored[name].dtype).cpu() for name, tensor in kept.items()}
 
@@ -145,9 +150,10 @@ def _print_quality(
     typer.echo(f"{when}: {said}, divergence {found.divergence:.3f}")
 
 
-def _report(step: int, loss: float) -> None:
+def report_loss(step: int, loss: float) -> None:
+    """Prints the loss of every hundredth step."""
     if step % 100 == 0:
-        typer.echo(f"step {step}: divergence {loss:.3f}")
+        typer.echo(f"step {step}: loss {loss:.3f}")
 
 
 if __name__ == "__main__":

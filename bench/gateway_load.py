@@ -26,10 +26,11 @@ from .datasets import Shape
 from .figures import AsJson, show_figures
 from .latency_report import Objective, summarize
 from .own_cluster import own_cluster
+from .processes import cpu_seconds, resident_bytes
 from .program import program_name
 from .serve import drive
 from .sse_client import SseConnection
-from .sse_path import WARM_UP_SECONDS, Stages, cpu_seconds, said, serve_stages, served, stage, start
+from .sse_path import WARM_UP_SECONDS, Stages, said, serve_stages, served, stage, start
 
 MODEL = "synthetic"
 WORD = " word"
@@ -114,7 +115,7 @@ def streams(
     }
     with own_cluster(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (cluster, _):
         pid = next(each.pid for each in cluster.stages if each.name == "gateway-0")
-        before = _resident_bytes(pid)
+        before = resident_bytes(pid)
         figures = asyncio.run(_hold(cluster.rest, cluster.model, pid, num_streams, seconds))
     figures["gateway_kib_per_stream"] = round((figures["gateway_mib"] * 2**20 - before) / num_streams / 1024, 1)
     show_figures(figures, f"{num_streams} open streams", as_json=as_json)
@@ -137,7 +138,7 @@ async def _hold(base_url: str, model: str, pid: int, num_streams: int, seconds: 
         "streams": num_streams,
         "tokens_per_s": round((sum(each.num_pieces for each in connections) - events) / elapsed),
         "gateway_cpu_share_of_a_core": round((cpu_seconds(pid) - spent) / elapsed, 3),
-        "gateway_mib": round(_resident_bytes(pid) / 2**20, 1),
+        "gateway_mib": round(resident_bytes(pid) / 2**20, 1),
     }
     for call, connection in zip(calls, connections, strict=True):
         call.cancel()
@@ -158,10 +159,6 @@ def _move(pid: int, cores: set[int]) -> None:
     """Moves every thread of a process to some cores."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), cores)
-
-
-def _resident_bytes(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import os
 import re
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from headwater.services.stack.cluster_record import ClusterRecord
 from headwater.services.stack.token_file import key_of_cluster
 
 from . import arrivals, datasets, dummy_model
-from .own_cluster import own_cluster, wait_until_prepared
+from .own_cluster import engine_metrics, own_cluster, wait_until_prepared
 from .program import run_program
 from .serve import drive
 from .sse_client import Outcome
@@ -197,12 +196,9 @@ def measured_mixes(
 def counters(cluster: ClusterRecord) -> dict[str, float]:
     """Tokens that engines pulled so far, those of them that they prefetched, and those that they copied directly."""
     found = dict.fromkeys(("pulled", "prefetched", "pulled_directly"), 0.0)
-    for stage in cluster.stages:
-        if stage.name.startswith("engine"):
-            with urllib.request.urlopen(f"http://{stage.addresses['metrics']}/metrics") as response:
-                text = response.read().decode()
-            for name in found:
-                found[name] += sum(map(float, re.findall(rf"^headwater_kv_{name}_tokens_total\S* (\S+)$", text, re.M)))
+    for text in engine_metrics(cluster):
+        for name in found:
+            found[name] += sum(map(float, re.findall(rf"^headwater_kv_{name}_tokens_total\S* (\S+)$", text, re.M)))
     return found
 
 

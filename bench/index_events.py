@@ -39,6 +39,7 @@ from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats, start_valkey
 
 from .figures import AsJson, show_rows
+from .processes import resident_bytes
 from .program import run_program
 from .routing_decision import timed_decision
 from .synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
@@ -55,10 +56,6 @@ HELD_BYTES = 57
 Row = dict[str, Any]
 
 
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
     """Measures in one thread and without a network, on an index of its own."""
     configure_logging("bench", "error")
@@ -69,12 +66,12 @@ def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
         members.on_member(each.member, from_bus=True)
         index.publish(index.open(each.replica_id, each.member.epoch), 0)
     gc.collect()
-    before = resident_bytes()
+    before = resident_bytes(os.getpid())
     for _ in range(num_blocks // num_replicas // BLOCKS_PER_BATCH):
         for each in told:
             index.apply(KvEventBatch.FromString(each.batch()))
     known = len(index)
-    memory = resident_bytes() - before - known * HELD_BYTES
+    memory = resident_bytes(os.getpid()) - before - known * HELD_BYTES
     wall, cpu = np.percentile(asyncio.run(_decide(router, told, decisions)), (50, 99), axis=0).T
     rate = _events_per_second(index, told)
     return {

@@ -40,18 +40,20 @@ def own_cluster(flags: Sequence[str]) -> Iterator[tuple[ClusterRecord, Path]]:
 
 def wait_until_prepared(cluster: ClusterRecord, seconds: float) -> bool:
     """Waits at most `seconds` until every engine has prepared the kernels of its steps; returns whether all have."""
-    engines = [stage.addresses["metrics"] for stage in cluster.stages if stage.name.startswith("engine")]
     end = time.monotonic() + seconds
-    while not all(_is_prepared(address) for address in engines):
+    while not all(map(_PREPARED.search, engine_metrics(cluster))):
         if time.monotonic() > end:
             return False
         time.sleep(0.2)
     return True
 
 
-def _is_prepared(address: str) -> bool:
-    with urllib.request.urlopen(f"http://{address}/metrics") as response:
-        return bool(_PREPARED.search(response.read().decode()))
+def engine_metrics(cluster: ClusterRecord) -> Iterator[str]:
+    """Metrics of each engine, as text."""
+    for stage in cluster.stages:
+        if stage.name.startswith("engine"):
+            with urllib.request.urlopen(f"http://{stage.addresses['metrics']}/metrics") as response:
+                yield response.read().decode()
 
 
 def _wait_for(folder: Path, cluster: subprocess.Popen[bytes]) -> ClusterRecord:

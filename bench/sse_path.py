@@ -35,6 +35,7 @@ from headwater.services.runtime.progress import silent
 from headwater.services.runtime.served_model import ServedModel
 
 from .figures import AsJson, show_figures
+from .processes import cpu_seconds
 from .program import run_program
 
 REPLICA = "synthetic"
@@ -302,12 +303,6 @@ def start(running: contextlib.ExitStack, command: list[str], **how: Any) -> subp
 def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def cpu_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat") as stat:
-        fields = stat.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main(

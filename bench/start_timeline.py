@@ -19,6 +19,8 @@ from rich.table import Table
 
 from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 
+from .processes import children_of, cpu_seconds, stat_of
+
 BAR_CHARS = 60
 LIBRARIES = "interpreter and first imports"
 
@@ -50,7 +52,7 @@ def read_timeline(record: ClusterRecord, logs: Path, *, began: float, ready: flo
     }
     ends = [0.0, *marks.values()]
     own = [
-        Span(process="up", phase=phase, begin=begin, end=end, cpu=_cpu_seconds(record.pid) if begin == 0.0 else None)
+        Span(process="up", phase=phase, begin=begin, end=end, cpu=cpu_seconds(record.pid) if begin == 0.0 else None)
         for phase, (begin, end) in zip(marks, pairwise(ends), strict=True)
     ]
     return [*own, *(span for spans in sorted(by_stage, key=lambda each: each[0].begin) for span in spans)]
@@ -73,9 +75,9 @@ def _stage_spans(stage: StageRecord, log: Path, began: float) -> list[Span]:
     lines = list(_lines(log))
     begin = born_at(stage.pid) - began
     ready = next((_time_of(line["timestamp"]) - began for line in lines if line["event"] == "ready"), begin)
-    spans = [Span(process=stage.name, phase="until it is ready", begin=begin, end=ready, cpu=_cpu_seconds(stage.pid))]
+    spans = [Span(process=stage.name, phase="until it is ready", begin=begin, end=ready, cpu=cpu_seconds(stage.pid))]
     phases = [(line["phase"], line["at"] - began) for line in lines if line["event"] == "loading"]
-    if phases and (core := _children(stage.pid)):
+    if phases and (core := children_of(stage.pid)):
         spans += _core_spans(f"{stage.name}'s core", core[0], phases, ready, began)
     return spans
 
@@ -87,7 +89,7 @@ def _core_spans(name: str, pid: int, phases: Sequence[tuple[str, float]], ready:
         begins.setdefault(phase, at)
     ends = [*list(begins.values())[1:], ready]
     return [
-        Span(process=name, phase=phase, begin=begin, end=end, cpu=_cpu_seconds(pid) if phase == LIBRARIES else None)
+        Span(process=name, phase=phase, begin=begin, end=end, cpu=cpu_seconds(pid) if phase == LIBRARIES else None)
         for (phase, begin), end in zip(begins.items(), ends, strict=True)
     ]
 
@@ -95,21 +97,7 @@ def _core_spans(name: str, pid: int, phases: Sequence[tuple[str, float]], ready:
 def born_at(pid: int) -> float:
     """When a process was started, as time.time() tells it; to a hundredth of a second."""
     now, uptime = time.time(), float(Path("/proc/uptime").read_text().split()[0])
-    return now - uptime + int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
-
-
-def _cpu_seconds(pid: int) -> float:
-    user, system = _stat(pid)[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of proc(5)'s stat from the third on."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-
-
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return now - uptime + int(stat_of(pid)[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _lines(log: Path) -> Iterator[dict[str, Any]]:

@@ -12,9 +12,7 @@ import re
 import selectors
 import socket
 import time
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -23,10 +21,10 @@ import typer
 
 from headwater.services.stack.cluster_record import ClusterRecord
 
-from .own_cluster import own_cluster
+from .own_cluster import engine_metrics, own_cluster
+from .processes import children_of, cpu_seconds
 from .program import run_program
 from .sse_client import SseConnection
-from .sse_path import cpu_seconds
 
 SMALL_BUFFER = 4096
 """Size of the buffer of a socket that is not read: data that the system takes in the client's place is not read
@@ -105,9 +103,8 @@ def _read_all(cluster: ClusterRecord, count: int, max_tokens: int) -> None:
 
 def num_tokens(cluster: ClusterRecord) -> float:
     """Number of tokens that the engine has computed."""
-    [address] = [stage.addresses["metrics"] for stage in cluster.stages if stage.name.startswith("engine")]
-    with urllib.request.urlopen(f"http://{address}/metrics") as response:
-        return sum(map(float, _TOKENS.findall(response.read().decode())))
+    [text] = engine_metrics(cluster)
+    return sum(map(float, _TOKENS.findall(text)))
 
 
 def wait_for_standstill(cluster: ClusterRecord) -> None:
@@ -124,15 +121,10 @@ def cpu_shares(cluster: ClusterRecord, seconds: float) -> dict[str, float]:
     """The share of a core that each stage uses; an engine's core process is a stage of its own."""
     pids = {stage.name: stage.pid for stage in cluster.stages}
     for stage in cluster.stages:
-        pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(_children(stage.pid), 1)}
+        pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(children_of(stage.pid), 1)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(seconds)
     return {name: round((cpu_seconds(pid) - before[name]) / seconds, 3) for name, pid in pids.items()}
-
-
-def _children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:

@@ -1,0 +1,26 @@
+"""Figures of processes on this machine, as /proc has them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def stat_of(pid: int) -> list[str]:
+    """Fields of proc(5)'s stat from the third on."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system seconds up to now."""
+    user, system = stat_of(pid)[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def children_of(pid: int) -> list[int]:
+    """Ids of the processes that any of its threads started; none on systems that do not tell."""
+    return [int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
