@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from ..sampling.pooling import POOLINGS, Pools
 from ..sampling_params import SamplingParams
 from .case import NUM_ITEMS, REGRET, Case
 from .subject import Subject, rows_of
+
+Columns = TypeVar("Columns", Draws, Filters)
 
 VOCAB_SIZE = 997
 NUM_TOP = 5
@@ -45,7 +48,7 @@ def sampling_cases(subject: Subject) -> Iterator[Case]:
     yield from (_edit(platform, name, params, logits.float()) for name, params in EDITS.items())
     yield _mask(subject, platform, logits)
     for operation, temperature in (("draw_greedy", 0.0), ("draw_temperature", 0.8)):
-        yield _draw(platform, operation, logits, _draws(subject, temperature))
+        yield _draw(subject, platform, operation, logits, temperature)
     yield _masked_draw(subject, platform, logits)
     for operation, filters in FILTERS.items():
         yield _filtered_draw(subject, platform, operation, logits.float(), **filters)
@@ -64,14 +67,8 @@ def _draws(subject: Subject, temperature: float) -> Draws:
     )
 
 
-def _some(draws: Draws, items: list[int], platform: Any) -> Draws:
-    some = draws.select(torch.tensor(items))
-    return Draws(
-        temperatures=some.temperatures.to(platform.device),
-        seeds=some.seeds.to(platform.device),
-        choice_indices=some.choice_indices.to(platform.device),
-        output_indices=some.output_indices.to(platform.device),
-    )
+def _some(columns: Columns, items: list[int], platform: Any) -> Columns:
+    return replace(columns, **{it.name: rows_of(getattr(columns, it.name), items, platform) for it in fields(columns)})
 
 
 def _masks(subject: Subject) -> Tensor:
@@ -133,37 +130,24 @@ def _mask(subject: Subject, platform: Any, logits: Tensor) -> Case:
     return Case(operation="mask_tokens", shapes=f"{len(logits)}x{VOCAB_SIZE}", run=run, expected=expected, allowed=0.0)
 
 
-def _draw(platform: Any, operation: str, logits: Tensor, draws: Draws) -> Case:
-    def run(items: list[int]) -> list[Tensor]:
-        tokens = platform.sampling.draw(rows_of(logits, items, platform), _some(draws, items, platform))
-        return list(tokens[:, None])
+def _draw(subject: Subject, platform: Any, operation: str, logits: Tensor, temperature: float) -> Case:
+    draws = _draws(subject, temperature)
 
-    return Case(
-        operation=operation,
-        shapes=f"{len(logits)}x{VOCAB_SIZE}",
-        run=run,
-        expected=list(specification.scores(logits, draws)),
-        allowed=REGRET,
-        draws=True,
-    )
+    def draw(items: list[int]) -> Any:
+        return platform.sampling.draw(rows_of(logits, items, platform), _some(draws, items, platform))
+
+    return _case_of_draws(operation, draw, specification.scores(logits, draws))
 
 
 def _masked_draw(subject: Subject, platform: Any, logits: Tensor) -> Case:
     draws, masks = _draws(subject, 0.8), _masks(subject)
 
-    def run(items: list[int]) -> list[Tensor]:
+    def draw(items: list[int]) -> Any:
         given = rows_of(logits, items, platform), _some(draws, items, platform), rows_of(masks, items, platform)
-        return list(platform.sampling.draw(*given)[:, None])
+        return platform.sampling.draw(*given)
 
     masked = specification.mask_tokens(logits, masks)
-    return Case(
-        operation="draw_masked",
-        shapes=f"{len(logits)}x{VOCAB_SIZE}",
-        run=run,
-        expected=list(specification.scores(masked, draws)),
-        allowed=REGRET,
-        draws=True,
-    )
+    return _case_of_draws("draw_masked", draw, specification.scores(masked, draws))
 
 
 def _filtered_draw(
@@ -183,21 +167,20 @@ def _filtered_draw(
         min_ps=torch.full((NUM_ITEMS,), min_p),
     )
 
-    def run(items: list[int]) -> list[Tensor]:
-        some = Filters(
-            top_ks=rows_of(filters.top_ks, items, platform),
-            top_ps=rows_of(filters.top_ps, items, platform),
-            min_ps=rows_of(filters.min_ps, items, platform),
-        )
-        given = rows_of(logits, items, platform), _some(draws, items, platform)
-        return list(platform.sampling.draw_filtered(*given, some)[:, None])
+    def draw(items: list[int]) -> Any:
+        given = rows_of(logits, items, platform), _some(draws, items, platform), _some(filters, items, platform)
+        return platform.sampling.draw_filtered(*given)
 
     kept = specification.filtered(logits, draws, filters)
+    return _case_of_draws(operation, draw, specification.scores(logits, draws).masked_fill(~kept, -math.inf))
+
+
+def _case_of_draws(operation: str, draw: Callable[[list[int]], Any], scores: Tensor) -> Case:
     return Case(
         operation=operation,
-        shapes=f"{len(logits)}x{VOCAB_SIZE}",
-        run=run,
-        expected=list(specification.scores(logits, draws).masked_fill(~kept, -math.inf)),
+        shapes=f"{len(scores)}x{VOCAB_SIZE}",
+        run=lambda items: list(draw(items)[:, None]),
+        expected=list(scores),
         allowed=REGRET,
         draws=True,
     )
