@@ -61,10 +61,9 @@ class AdaptiveSpeculator:
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
         self._names = [drafter.name for drafter in drafters]
-        self._all = range(len(drafters))
         self._ahead = self._names.index(executor_drafts) if executor_drafts in self._names else ANY
         """Number of the drafter that the executor has."""
-        self._others = [i for i in self._all if i != self._ahead]
+        self._others = [i for i in range(len(drafters)) if i != self._ahead]
         self._costs, self._costs_ahead = costs, replace(costs, gap=0.0)
         self._guesses = SideGuesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
         self._by_executor = ExecutorDrafts(num_rows)
@@ -133,13 +132,7 @@ class AdaptiveSpeculator:
 
     def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
         most = np.minimum(most, self._most[rows])
-        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
-        drafted = np.flatnonzero(most > 0)
-        if drafted.size:
-            some = rows[drafted]
-            self._guesses.make(table, some, most[drafted], self._wanted[some], self._all)
-            stands = self._guesses.stands(some, self._guesses.num_tokens[some])
-            num_drafts[drafted], gain = choose(stands, self._costs, rows.size, total)
+        num_drafts, gain = self._guesses.choose(table, rows, most, self._wanted, self._costs, total)
         if not num_drafts.any():
             seconds = float(self._costs.of(rows.size))
             gain = seconds / (seconds + self._costs.gap)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..drafting.draft_depths import choose_depth
-from ..drafting.draft_lengths import Choice, choose
+from ..drafting.draft_lengths import Choice
 from ..drafting.drafter import Drafter
 from ..drafting.executor_drafts import ExecutorDrafts
 from ..drafting.step_costs import StepCosts
@@ -113,13 +113,5 @@ class ModelSpeculator:
         return np.minimum(most_of_model, 1), None
 
     def _look_up(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> Choice:
-        """Guesses for each row, up to most[i], and chooses how many of them to verify. What the model drafts instead
-        says all the same how many were right."""
-        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
-        asked = np.flatnonzero(most > 0)
-        if asked.size:
-            some = rows[asked]
-            self._guesses.make(table, some, most[asked], self._wanted[some], range(len(self._names)))
-            stands = self._guesses.stands(some, self._guesses.num_tokens[some])
-            num_drafts[asked], gain = choose(stands, self._costs, rows.size, total)
-        return Choice(num_drafts, gain)
+        """See `SideGuesses.choose`. What the model drafts instead says all the same how many were right."""
+        return self._guesses.choose(table, rows, most, self._wanted, self._costs, total)

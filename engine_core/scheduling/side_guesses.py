@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..drafting.draft_lengths import choose
+from ..drafting.draft_lengths import Choice, choose
 from ..drafting.drafter import Drafter
 from ..drafting.step_costs import StepCosts
 from ..executor import Int32Array
@@ -32,6 +32,20 @@ class SideGuesses(Guesses):
             unguessed = unguessed.take(range(first, first + MOST_WATCHED), mode="wrap")
             self._next_watched = int(unguessed[-1]) + 1
         return unguessed
+
+    def choose(
+        self, table: RequestTable, rows: Rows, most: Int32Array, wanted: Int32Array, costs: StepCosts, total: int
+    ) -> Choice:
+        """Guesses for each row, up to most[i], and chooses how many of them to verify; wanted [rows of the table]: the
+        drafter that each row asks for."""
+        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
+        asked = np.flatnonzero(most > 0)
+        if asked.size:
+            some = rows[asked]
+            self.make(table, some, most[asked], wanted[some], range(len(self._drafters)))
+            stands = self.stands(some, self.num_tokens[some])
+            num_drafts[asked], gain = choose(stands, costs, rows.size, total)
+        return Choice(num_drafts, gain)
 
     def gain(self, table: RequestTable, rows: Rows, costs: StepCosts) -> float:
         """Tokens a second with what is guessed for `rows`, over those without drafts."""
