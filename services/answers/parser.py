@@ -8,15 +8,15 @@ from typing import ClassVar, Protocol
 
 from headwater.proto.common_pb2 import AnswerFormat
 
-from .parts import CallDelta, Parts, PartsParser
+from .parts import CallDelta, Parts
 from .pythonic_parser import PythonicParser
 from .reasoning_parser import REASONING_FORMATS, ReasoningParser
 from .text_input import TextInputReader
 from .tool_parsers import HermesParser, LlamaJsonParser, MistralParser
 
 
-class ToolParser(PartsParser, Protocol):
-    """Reads the calls of one answer."""
+class ToolParser(Protocol):
+    """Reads the calls of one answer: a `PartsParser` that knows calls."""
 
     markers: ClassVar[tuple[str, ...]]
     """Tokens that must become text for the parser, also where special tokens are skipped."""
@@ -26,6 +26,9 @@ class ToolParser(PartsParser, Protocol):
     @property
     def num_done(self) -> int:
         """Number of calls that are complete."""
+
+    def push(self, text: str) -> Parts: ...
+    def flush(self) -> Parts: ...
 
 
 TOOL_PARSERS: Mapping[str, type[ToolParser]] = {

@@ -6,9 +6,9 @@ cut into pieces. A resume relies on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 
 @dataclass(slots=True)
@@ -60,14 +60,34 @@ class Parts:
                 yield Parts(calls=[CallDelta(call.index, name, said, is_text=call.is_text)])
 
 
-class PartsParser(Protocol):
-    """Reads a stream of text."""
+class PartsParser(ABC):
+    """Reads a stream of text in states. The state is a method, `_read`: it takes text, adds to the parts what is
+    certain, and returns the text behind what it took."""
+
+    def __init__(self, state: Callable[[str, Parts], str]) -> None:
+        self._read = state
+        self._held = ""
+        """The end of the text, of which nothing is certain yet."""
 
     def push(self, text: str) -> Parts:
         """Parts that the text makes certain."""
+        parts, text, self._held = Parts(), self._held + text, ""
+        while text:
+            text = self._read(text, parts)
+        return parts
 
+    @abstractmethod
     def flush(self) -> Parts:
         """Parts that the end of the text makes certain; nothing is pushed after it."""
+
+    def _wait(self, text: str) -> str:
+        """Holds the text until more comes."""
+        self._held = text
+        return ""
+
+    def _in_content(self, text: str, parts: Parts) -> str:
+        parts.content += text
+        return ""
 
 
 class Margin:

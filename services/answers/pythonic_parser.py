@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection
 from typing import ClassVar
 
-from .parts import CallDelta, Parts
+from .parts import CallDelta, Parts, PartsParser
 
 _CALL = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(")
 _ARGUMENT = re.compile(r"\s*,?\s*([A-Za-z_]\w*)\s*=\s*")
@@ -18,25 +18,18 @@ _LAST = re.compile(r"\s*\]")
 _QUOTES, _OPENING, _CLOSING = "\"'", "([{", ")]}"
 
 
-class PythonicParser:
+class PythonicParser(PartsParser):
     """Reads a list of calls that is the whole answer. Only a list whose first call names an offered function counts."""
 
     markers: ClassVar[tuple[str, ...]] = ("<|python_start|>", "<|python_end|>")
 
     def __init__(self, tool_names: Collection[str]) -> None:
+        super().__init__(self._before_list)
         self._tool_names = tool_names
-        self._held = ""
         self._num_begun = self._num_arguments = 0
         self._value: _PythonValue | None = None
         self.num_done = 0
         """Number of calls that are complete."""
-        self._read = self._before_list
-
-    def push(self, text: str) -> Parts:
-        parts, text, self._held = Parts(), self._held + text, ""
-        while text:
-            text = self._read(text, parts)
-        return parts
 
     def flush(self) -> Parts:
         # The rest of an unfinished call has no form in JSON, and text behind the list is no answer.
@@ -93,14 +86,6 @@ class PythonicParser:
         return text[found.end() :]
 
     def _behind_list(self, text: str, parts: Parts) -> str:
-        return ""
-
-    def _in_content(self, text: str, parts: Parts) -> str:
-        parts.content += text
-        return ""
-
-    def _wait(self, text: str) -> str:
-        self._held = text
         return ""
 
     def _give_up(self, text: str, parts: Parts) -> str:

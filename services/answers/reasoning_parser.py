@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .parts import Margin, Parts, split_at
+from .parts import Margin, Parts, PartsParser, split_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,14 +26,13 @@ REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
 }
 
 
-class ReasoningParser:
+class ReasoningParser(PartsParser):
     """Reads the reasoning at the beginning of an answer; a tag later on is content."""
 
     def __init__(self, marks: ReasoningFormat, *, starts_inside: bool) -> None:
+        super().__init__(self._in_thoughts if starts_inside else self._before)
         self._marks = marks
-        self._held = ""
         self._margin = Margin(is_beside=True)
-        self._read = self._in_thoughts if starts_inside else self._before
         self._is_first = True
 
     @property
@@ -43,13 +42,7 @@ class ReasoningParser:
     @property
     def is_over(self) -> bool:
         """Whether everything that follows is content."""
-        return self._read == self._behind
-
-    def push(self, text: str) -> Parts:
-        parts, text, self._held = Parts(), self._held + text, ""
-        while text:
-            text = self._read(text, parts)
-        return parts
+        return self._read == self._in_content
 
     def flush(self) -> Parts:
         if self._read == self._in_thoughts:
@@ -61,10 +54,9 @@ class ReasoningParser:
         if body.startswith(self._marks.start):
             self._read = self._in_thoughts
         elif self._marks.start.startswith(body):
-            self._held = text
-            return ""
+            return self._wait(text)
         else:
-            self._read = self._behind
+            self._read = self._in_content
         return text
 
     def _in_thoughts(self, text: str, parts: Parts) -> str:
@@ -72,27 +64,20 @@ class ReasoningParser:
             # Whether or not the prompt has opened the thoughts, a model may write the tag itself.
             body = text.lstrip()
             if self._marks.start.startswith(body):
-                self._held = text
-                return ""
+                return self._wait(text)
             self._is_first = False
             text = body.removeprefix(self._marks.start)
         before, marker, rest = split_at(text, (self._marks.end,))
         parts.reasoning += self._margin.push(before)
-        if marker:
-            self._margin.cut()
-            self._read = self._at_answer
-        else:
-            self._held = rest
-            return ""
+        if not marker:
+            return self._wait(rest)
+        self._margin.cut()
+        self._read = self._at_answer
         return rest
 
     def _at_answer(self, text: str, parts: Parts) -> str:
         """Skips the white space between reasoning and answer, which belongs to neither."""
         body = text.lstrip()
         if body:
-            self._read = self._behind
+            self._read = self._in_content
         return body
-
-    def _behind(self, text: str, parts: Parts) -> str:
-        parts.content += text
-        return ""

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import ClassVar
 
 from .call_reader import CallReader, JsonValue
-from .parts import CallDelta, Margin, Parts, split_at
+from .parts import CallDelta, Margin, Parts, PartsParser, split_at
 
 
 class Calls:
@@ -47,26 +47,19 @@ class Calls:
             parts.add_call(CallDelta(self.num_begun - 1, "", arguments))
 
 
-class HermesParser:
+class HermesParser(PartsParser):
     """Reads `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times, with text between them."""
 
     markers: ClassVar[tuple[str, ...]] = ("<tool_call>", "</tool_call>")
 
     def __init__(self, tool_names: Collection[str]) -> None:
+        super().__init__(self._in_text)
         self._calls, self._margin = Calls(), Margin()
-        self._held = ""
-        self._read = self._in_text
 
     @property
     def num_done(self) -> int:
         """Number of calls that are complete."""
         return self._calls.num_begun - (self._read == self._in_call and self._calls.reader.name != "")
-
-    def push(self, text: str) -> Parts:
-        parts, text, self._held = Parts(), self._held + text, ""
-        while text:
-            text = self._read(text, parts)
-        return parts
 
     def flush(self) -> Parts:
         parts, held = Parts(), self._held
@@ -83,8 +76,7 @@ class HermesParser:
             self._calls.next()
             self._read = self._in_call
             return rest
-        self._held = rest
-        return ""
+        return self._wait(rest)
 
     def _in_call(self, text: str, parts: Parts) -> str:
         rest = self._calls.read(text, parts)
@@ -101,14 +93,13 @@ class HermesParser:
         """Reads up to the closing tag; where it is missing, the call ends where the next one begins."""
         _, marker, rest = split_at(text, self.markers)
         if not marker:
-            self._held = rest
-            return ""
+            return self._wait(rest)
         self._calls.next()
         self._read = self._in_text if marker == self.markers[1] else self._in_call
         return rest
 
 
-class LlamaJsonParser:
+class LlamaJsonParser(PartsParser):
     """Reads `{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each other.
 
     Calls have no mark, so an object counts as one only if it names an offered function.
@@ -118,19 +109,12 @@ class LlamaJsonParser:
     _BETWEEN = "; \t\r\n,"
 
     def __init__(self, tool_names: Collection[str]) -> None:
-        self._calls = Calls(tool_names)
-        self._held, self._skipped = "", ""
-        self._read = self._before_call
+        super().__init__(self._before_call)
+        self._calls, self._skipped = Calls(tool_names), ""
 
     @property
     def num_done(self) -> int:
         return self._calls.num_begun - (self._calls.reader.name != "" and not self._calls.reader.is_done)
-
-    def push(self, text: str) -> Parts:
-        parts, text, self._held = Parts(), self._held + text, ""
-        while text:
-            text = self._read(text, parts)
-        return parts
 
     def flush(self) -> Parts:
         if self._read == self._before_call:
@@ -151,8 +135,7 @@ class LlamaJsonParser:
             self._read = self._in_call
             return body
         if self.markers[0].startswith(body):
-            self._held = body
-            return ""
+            return self._wait(body)
         return self._give_up(body, parts)
 
     def _in_call(self, text: str, parts: Parts) -> str:
@@ -170,32 +153,21 @@ class LlamaJsonParser:
         self._skipped, self._read = "", self._in_content
         return ""
 
-    def _in_content(self, text: str, parts: Parts) -> str:
-        parts.content += text
-        return ""
 
-
-class MistralParser:
+class MistralParser(PartsParser):
     """Reads `[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name and its arguments."""
 
     markers: ClassVar[tuple[str, ...]] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
 
     def __init__(self, tool_names: Collection[str]) -> None:
+        super().__init__(self._in_text)
         self._calls, self._margin = Calls(), Margin()
-        self._held = ""
         self._value: JsonValue | None = None
-        self._read = self._in_text
 
     @property
     def num_done(self) -> int:
         is_open = self._value is not None or (self._read == self._in_object and self._calls.reader.name != "")
         return self._calls.num_begun - is_open
-
-    def push(self, text: str) -> Parts:
-        parts, text, self._held = Parts(), self._held + text, ""
-        while text:
-            text = self._read(text, parts)
-        return parts
 
     def flush(self) -> Parts:
         if self._read == self._in_text:
@@ -211,8 +183,7 @@ class MistralParser:
             self._margin.cut()
             self._read = self._behind_marker
             return rest
-        self._held = rest
-        return ""
+        return self._wait(rest)
 
     def _behind_marker(self, text: str, parts: Parts) -> str:
         text = text.lstrip()
@@ -244,8 +215,7 @@ class MistralParser:
         """Reads the name, perhaps an id, then the arguments' object."""
         name, brace, _ = text.partition("{")
         if not brace:
-            self._held = text
-            return ""
+            return self._wait(text)
         self._calls.begin(name.split("[")[0].strip(), parts)
         self._value = JsonValue("{")
         self._calls.add("{", parts)
