@@ -35,6 +35,8 @@ MAX_KEYS = 64
 MAX_GRACE_SECONDS = 30 * 86_400
 DEFAULT_DAYS = 31
 MAX_AUDIT = 1000
+PLAIN = ("weight", "tier", "shared_cache", "escape_special_tokens", "file_bytes", "response_bytes")
+"""Fields of a tenant that a change replaces as they are."""
 
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1000, description="a number above 0, up to 1000")]
 Grace = Annotated[
@@ -99,19 +101,7 @@ class TenantAdmin:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
         _checked_id(asked.id)
         key, secret = new_key()
-        record = TenantRecord(
-            id=asked.id,
-            uid=new_uid(),
-            weight=asked.weight,
-            tier=asked.tier,
-            shared_cache=asked.shared_cache,
-            escape_special_tokens=asked.escape_special_tokens,
-            limits=asked.limits,
-            models=asked.models,
-            file_bytes=asked.file_bytes,
-            response_bytes=asked.response_bytes,
-            keys=(key,),
-        )
+        record = TenantRecord(uid=new_uid(), keys=(key,), **msgspec.structs.asdict(asked))
         async with self.recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
             await self._tenant_store.add(record)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
@@ -264,35 +254,22 @@ async def make_audit_stream(bus: Bus) -> JetStreamContext:
 
 def _shown(record: TenantRecord) -> dict[str, Any]:
     """A tenant without its keys' digests."""
-    keys = [
-        {
-            "id": key.id,
-            "created_at": key.created_at,
-            "expires_at": key.expires_at,
-            "limits": msgspec.to_builtins(key.limits),
-        }
-        for key in record.keys
-    ]
+    keys = [_fields(key, "id", "created_at", "expires_at", "limits") for key in record.keys]
     return {
         "object": "tenant",
         "id": record.id,
         "uid": record.key,
-        "created_at": record.created_at,
-        "weight": record.weight,
-        "tier": record.tier,
-        "shared_cache": record.shared_cache,
-        "escape_special_tokens": record.escape_special_tokens,
-        "limits": msgspec.to_builtins(record.limits),
-        "models": msgspec.to_builtins(record.models),
-        "file_bytes": record.file_bytes,
-        "response_bytes": record.response_bytes,
+        **_fields(record, "created_at", *PLAIN, "limits", "models"),
         "keys": keys,
     }
 
 
+def _fields(struct: msgspec.Struct, *names: str) -> dict[str, Any]:
+    return {name: msgspec.to_builtins(getattr(struct, name)) for name in names}
+
+
 def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
-    plain = ("weight", "tier", "shared_cache", "escape_special_tokens", "file_bytes", "response_bytes")
-    given = {name: value for name in plain if (value := getattr(asked, name)) is not msgspec.UNSET}
+    given = {name: value for name in PLAIN if (value := getattr(asked, name)) is not msgspec.UNSET}
     if asked.limits is not msgspec.UNSET:
         given["limits"] = _limits("limits", record.limits, asked.limits)
     if asked.models is not msgspec.UNSET:

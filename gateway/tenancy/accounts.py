@@ -216,18 +216,16 @@ class Accounts:
         grant.num_choices = request.num_seats
         grant.used_before, grant.granted = prompt_tokens, prompt_tokens + request.granted
         try:
-            await self._limiter.extend(
-                grant.tenant.key,
-                grant.request_id,
-                grant.scopes,
-                more=0,
-                held=grant.granted,
-                used=prompt_tokens + request.num_tokens,
-                num_choices=grant.num_choices,
-            )
+            await self._hold(grant, used=prompt_tokens + request.num_tokens)
             self._with_redis()
         except StoreUnavailable as failure:
             self._without_redis(failure)
+
+    async def _hold(self, grant: Grant, *, used: int) -> None:
+        tenant, held = grant.tenant.key, grant.granted
+        await self._limiter.extend(
+            tenant, grant.request_id, grant.scopes, more=0, held=held, used=used, num_choices=grant.num_choices
+        )
 
     async def _request_or_cancel(
         self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0
@@ -324,15 +322,7 @@ class Accounts:
                     # It has ended meanwhile.
                     continue
                 try:
-                    await self._limiter.extend(
-                        grant.tenant.key,
-                        grant.request_id,
-                        grant.scopes,
-                        more=0,
-                        held=grant.granted,
-                        used=grant.used,
-                        num_choices=grant.num_choices,
-                    )
+                    await self._hold(grant, used=grant.used)
                 except StoreUnavailable as failure:
                     self._without_redis(failure)
                     break
