@@ -20,6 +20,7 @@ from grpc_health.v1 import health
 from .cluster_key import ClusterKey, Purpose, framed
 from .freshness import WINDOW_SECONDS, is_fresh, now_ms
 from .refusals import Refusals
+from .rpc_handlers import behavior_of, handler_like
 
 PROOF_SECONDS = 3.0
 """Seconds within which a server has to answer a proof with its own."""
@@ -139,28 +140,19 @@ def _refusing(handler: grpc.RpcMethodHandler[Any, Any], why: str) -> grpc.RpcMet
     async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
 
-    return _made_like(handler)(refuse)
+    return handler_like(handler, refuse)
 
 
 def _answering(
     handler: grpc.RpcMethodHandler[Any, Any], metadata: tuple[tuple[str, str], ...]
 ) -> grpc.RpcMethodHandler[Any, Any]:
-    behavior: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+    behavior = behavior_of(handler)
 
     async def answered(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         await context.send_initial_metadata(metadata)
         return await behavior(request, context)
 
-    serializers = (handler.request_deserializer, handler.response_serializer)
-    return _made_like(handler)(answered, *serializers)
-
-
-def _made_like(handler: grpc.RpcMethodHandler[Any, Any]) -> Callable[..., grpc.RpcMethodHandler[Any, Any]]:
-    if handler.request_streaming:
-        if handler.response_streaming:
-            return grpc.stream_stream_rpc_method_handler
-        return grpc.stream_unary_rpc_method_handler
-    return grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+    return handler_like(handler, answered)
 
 
 class StageChannel(grpc.aio.Channel):

@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
 from . import errors
+from .rpc_handlers import behavior_of, handler_like
 
 STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
     errors.BadRequest: grpc.StatusCode.INVALID_ARGUMENT,
@@ -129,24 +130,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(details)
         if handler is None:
             return handler
-        serializers = {
-            "request_deserializer": handler.request_deserializer,
-            "response_serializer": handler.response_serializer,
-        }
-        method = str(details.method)
-        if handler.request_streaming and not handler.response_streaming:
-            return grpc.stream_unary_rpc_method_handler(
-                _guard_unary(handler.stream_unary, method, self._on_error), **serializers
-            )
-        if handler.request_streaming:
-            guarded = _guard_stream(handler.stream_stream, method, self._reader_patience, self._on_error)
-            return grpc.stream_stream_rpc_method_handler(guarded, **serializers)
+        behavior, method = behavior_of(handler), str(details.method)
         if handler.response_streaming:
-            guarded = _guard_stream(handler.unary_stream, method, self._reader_patience, self._on_error)
-            return grpc.unary_stream_rpc_method_handler(guarded, **serializers)
-        return grpc.unary_unary_rpc_method_handler(
-            _guard_unary(handler.unary_unary, method, self._on_error), **serializers
-        )
+            guarded = _guard_stream(behavior, method, self._reader_patience, self._on_error)
+        else:
+            guarded = _guard_unary(behavior, method, self._on_error)
+        return handler_like(handler, guarded)
 
 
 def _guard_unary(behavior: Any, method: str, on_error: Callable[[str], None]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from . import errors
+from .rpc_handlers import handler_like
 from .tracing import Tracing
 
 
@@ -43,8 +44,4 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
                 span.end(error)
             return reply
 
-        return grpc.unary_unary_rpc_method_handler(
-            traced,
-            request_deserializer=handler.request_deserializer,
-            response_serializer=handler.response_serializer,
-        )
+        return handler_like(handler, traced)
