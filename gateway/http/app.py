@@ -143,10 +143,10 @@ class RestSurface:
             ("POST", "/v1/embeddings", self.embeddings),
             ("POST", "/v1/responses", self.create_response),
             ("POST", "/v1/responses/input_tokens", self.count_response_input),
-            ("GET", "/v1/responses/{id}", self.get_response),
-            ("POST", "/v1/responses/{id}/cancel", self.cancel_response),
-            ("DELETE", "/v1/responses/{id}", self.delete_response),
-            ("GET", "/v1/responses/{id}/input_items", self.list_response_input),
+            ("GET", "/v1/responses/{id}", self._for_caller(self._background.retrieve)),
+            ("POST", "/v1/responses/{id}/cancel", self._for_caller(self._background.cancel)),
+            ("DELETE", "/v1/responses/{id}", self._for_caller(self._background.delete)),
+            ("GET", "/v1/responses/{id}/input_items", self._for_caller(self._responses.list_input)),
             *self._conversation_routes(),
             ("GET", "/v1/models", self.list_models),
             # Also with the slash that some clients put behind it.
@@ -156,7 +156,7 @@ class RestSurface:
             ("POST", "/detokenize", self.detokenize),
             ("GET", "/tokenizer_info", self.tokenizer_info),
             ("GET", "/v1/streams/{id}", self.resume),
-            ("DELETE", "/v1/streams/{id}", self.forget_stream),
+            ("DELETE", "/v1/streams/{id}", self._for_caller(self._resumable.forget)),
             ("GET", "/v1/requests/{id}/explain", self.explain),
         ]
 
@@ -176,9 +176,6 @@ class RestSurface:
         """Goes on with a stream, behind the last event that its client has."""
         caller = self._admit(exchange)
         await self._resumable.resume(exchange, caller, exchange.path_params["id"])
-
-    async def forget_stream(self, exchange: Exchange) -> None:
-        await self._resumable.forget(exchange, self._caller(exchange), exchange.path_params["id"])
 
     async def _answer(
         self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, renderer: Renderer, body: bytes
@@ -242,23 +239,12 @@ class RestSurface:
         await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
-    async def get_response(self, exchange: Exchange) -> None:
-        await self._background.retrieve(exchange, self._caller(exchange))
-
-    async def cancel_response(self, exchange: Exchange) -> None:
-        await self._background.cancel(exchange, self._caller(exchange))
-
-    async def delete_response(self, exchange: Exchange) -> None:
-        await self._background.delete(exchange, self._caller(exchange))
-
-    async def list_response_input(self, exchange: Exchange) -> None:
-        await self._responses.list_input(exchange, self._caller(exchange))
-
     def _conversation_routes(self) -> list[Route]:
         """Each handler is told who asks."""
         root, here = "/v1/conversations", self._conversations
         return [
-            (method, root + path, self._with_caller(handler))
+            # A deletion makes room: it is never refused for too many requests.
+            (method, root + path, self._for_caller(handler, is_counted=method != "DELETE"))
             for method, path, handler in (
                 ("POST", "", here.create),
                 ("GET", "/{id}", here.retrieve),
@@ -271,11 +257,11 @@ class RestSurface:
             )
         ]
 
-    def _with_caller(self, handler: Callable[[Exchange, Caller], Awaitable[None]]) -> Handler:
+    def _for_caller(
+        self, handler: Callable[[Exchange, Caller], Awaitable[None]], *, is_counted: bool = False
+    ) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            # A deletion makes room: it is never refused for too many requests.
-            is_free = exchange.method == "DELETE"
-            await handler(exchange, self._caller(exchange) if is_free else await self.counted(exchange))
+            await handler(exchange, await self.counted(exchange) if is_counted else self._caller(exchange))
 
         return handle
 

@@ -14,7 +14,6 @@ from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest
-from ..request.choice import Sink
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
@@ -40,11 +39,7 @@ class ResumableStreams:
         context = StreamContext(
             kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
         )
-        request = msgspec.structs.replace(self._only_request(renderer, caller), context=context)
-        out = NumberedStream(exchange.open_stream)
-        answer, stream = _stream_of(request, asked, renderer, out)
-        answer.generations = [Generation(request)]
-        await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
+        await self._write(exchange, caller, asked, renderer, NumberedStream(exchange.open_stream), context)
 
     async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that began elsewhere, behind the last event that the client has."""
@@ -58,33 +53,47 @@ class ResumableStreams:
             await self._responses.resume(exchange, caller, decode(body, ResponsesRequest), out, found)
         elif kind is StreamKind.CHAT:
             chat = decode(body, ChatCompletionRequest)
-            await self._go_on(exchange, caller, chat, ChatRenderer(chat), out, found)
+            caller = caller.with_body(chat.request_id, chat.priority)
+            await self._write(exchange, caller, chat, ChatRenderer(chat), out, found.context, found)
         elif kind is StreamKind.COMPLETION:
             completion = decode(body, CompletionRequest)
-            await self._go_on(exchange, caller, completion, CompletionRenderer(completion), out, found)
+            caller = caller.with_body(completion.request_id, completion.priority)
+            await self._write(exchange, caller, completion, CompletionRenderer(completion), out, found.context, found)
         else:
             # It was asked for over gRPC, where Resume goes on with it.
             raise StreamNotKept(found.request_id)
 
-    async def forget(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
+    async def forget(self, exchange: Exchange, caller: Caller) -> None:
         """A stream that its client does not want any longer."""
+        shown_id = exchange.path_params["id"]
         await forget(self._cluster, caller.tenant.key, bare_id(shown_id))
         await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
 
-    async def _go_on(
+    async def _write(
         self,
         exchange: Exchange,
         caller: Caller,
         asked: Answering,
         renderer: Renderer,
         out: NumberedStream,
-        found: Found,
+        context: StreamContext,
+        found: Found | None = None,
     ) -> None:
-        caller = caller.with_body(asked.request_id, asked.priority)
-        request = msgspec.structs.replace(self._only_request(renderer, caller), context=found.context)
-        answer, stream = _stream_of(request, asked, renderer, out)
+        """Writes an answer from its beginning, or from where it was `found`."""
+        request = msgspec.structs.replace(self._only_request(renderer, caller), context=context)
+        answer = Answer(
+            id=f"{context.kind}-{request.caller.request_id}",
+            asked=asked,
+            renderer=renderer,
+            wants_receipt=context.wants_receipt,
+            created=context.created,
+        )
         answer.generations = [Generation(request, found)]
-        await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
+        stream = EventStream(answer, out.opened_by)
+        async with caller.within_deadline():
+            work, tick = run_answer(self._cluster, answer, NumberedSink(stream, out)), Silence(stream).tick
+            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+        await exchange.end_stream(stream.last_events())
 
     def _only_request(self, renderer: Renderer, caller: Caller) -> GenerationRequest:
         """Raises `BadRequest` for what cannot be told twice in the same order."""
@@ -99,27 +108,6 @@ class ResumableStreams:
                     "stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}"
                 )
         return request
-
-    async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream, sink: Sink) -> None:
-        async with caller.within_deadline():
-            work, tick = run_answer(self._cluster, answer, sink), Silence(stream).tick
-            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
-        await exchange.end_stream(stream.last_events())
-
-
-def _stream_of(
-    request: GenerationRequest, asked: Answering, renderer: Renderer, out: NumberedStream
-) -> tuple[Answer, EventStream]:
-    context = request.context
-    assert context is not None
-    answer = Answer(
-        id=f"{context.kind}-{request.caller.request_id}",
-        asked=asked,
-        renderer=renderer,
-        wants_receipt=context.wants_receipt,
-        created=context.created,
-    )
-    return answer, EventStream(answer, out.opened_by)
 
 
 def _last_event(given: str) -> int:
