@@ -139,30 +139,17 @@ class ResponseItems:
         return where | ({"content_index": 0} if content else {}) | ({"summary_index": 0} if summary else {})
 
     def _message(self) -> Item:
-        return {
-            "type": "message",
-            "id": self._new_id("msg"),
-            "status": "in_progress",
-            "role": "assistant",
-            "content": [],
-        }
+        return self._new("message", "msg", role="assistant", content=[])
 
     def _thoughts(self) -> Item:
-        return {
-            "type": "reasoning",
-            "id": self._new_id("rs"),
-            "status": "in_progress",
-            "summary": [],
-            "content": [],
-        }
+        return self._new("reasoning", "rs", summary=[], content=[])
 
     def _function_call(self, call: CallPiece) -> Item:
-        item = {"type": "function_call", "id": self._new_id("fc"), "call_id": call.id, "name": call.name}
-        return item | {"arguments": "", "status": "in_progress"}
+        return self._new("function_call", "fc", call_id=call.id, name=call.name, arguments="")
 
     def _custom_call(self, call: CallPiece) -> Item:
-        item = {"type": "custom_tool_call", "id": self._new_id("ctc"), "call_id": call.id, "name": call.name}
-        return item | {"input": "", "status": "in_progress"}
+        return self._new("custom_tool_call", "ctc", call_id=call.id, name=call.name, input="")
 
-    def _new_id(self, prefix: str) -> str:
-        return f"{prefix}_{self._request_id}{len(self.items):02d}"
+    def _new(self, kind: str, prefix: str, **fields: Any) -> Item:
+        item_id = f"{prefix}_{self._request_id}{len(self.items):02d}"
+        return {"type": kind, "id": item_id, "status": "in_progress", **fields}

@@ -20,18 +20,18 @@ from .schema import Answering, ResponseFormat, StructuredOutputs
 
 Asked = tuple[str, StructuredOutput]
 """Client's name of the field, and its constraint."""
-_CONSTRAINTS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structural_tag",
-    "regex",
-    "ebnf",
-    "json_schema",
-)
+_FIELDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "structural_tag": "structural_tag",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "json_schema": "json",
+}
+"""Kinds of the constraints that have a field of their own: vLLM's, then SGLang's."""
+_CONSTRAINTS = ("response_format", "structured_outputs", *_FIELDS)
 _VALUES, _NONE = attrgetter(*_CONSTRAINTS), (None,) * len(_CONSTRAINTS)
 FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
 
@@ -42,7 +42,9 @@ def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str
     if _VALUES(asked) == _NONE:
         return {}
     found = [*_of_response_format(asked.response_format), *structured_outputs_to_pb(asked.structured_outputs)]
-    found += [*_of_guided(asked), *_of_sglang(asked)]
+    found += [
+        (name, _to_pb(kind, value)) for name, kind in _FIELDS.items() if (value := getattr(asked, name)) is not None
+    ]
     if not found:
         return {}
     name, output = only_constraint(found)
@@ -130,32 +132,6 @@ def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]
             if given.disable_additional_properties:
                 output.strict = True
             yield f"structured_outputs.{kind}", output
-
-
-def _of_guided(asked: Answering) -> Iterator[Asked]:
-    values = {
-        "json": asked.guided_json,
-        "regex": asked.guided_regex,
-        "choice": asked.guided_choice,
-        "grammar": asked.guided_grammar,
-    }
-    for kind, value in values.items():
-        if value is not None:
-            yield f"guided_{kind}", _to_pb(kind, value)
-    if asked.structural_tag is not None:
-        yield "structural_tag", _to_pb("structural_tag", asked.structural_tag)
-
-
-def _of_sglang(asked: Answering) -> Iterator[Asked]:
-    """Constraints in SGLang's fields."""
-    values = {
-        "regex": ("regex", asked.regex),
-        "ebnf": ("grammar", asked.ebnf),
-        "json_schema": ("json", asked.json_schema),
-    }
-    for name, (kind, value) in values.items():
-        if value is not None:
-            yield name, _to_pb(kind, value)
 
 
 def _to_pb(kind: str, value: Any) -> StructuredOutput:
