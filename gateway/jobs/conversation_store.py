@@ -5,27 +5,25 @@ Each is one list: first its head, then its items in order, so that a turn is add
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.store import Script, Store, StoreUnavailable
+from headwater.services.runtime.store import Script, Store
 
 from ..storage_limits import StorageLimits
-from .stored_bytes import StoredBytes
+from .stored_bytes import StoredBytes, patiently
 
-PATIENCE_SECONDS = 2.0
+STORED = "conversations"
 MAX_ITEMS = 2000
 """Largest number of items of one conversation."""
 MAX_BYTES = 4 * 1024 * 1024
 """Largest number of bytes of one conversation, as of a response with its input: more does not fit into a model's
 context."""
 Item = dict[str, Any]
-ReplyT = TypeVar("ReplyT")
 _NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
 # KEYS: the conversation. ARGV: most items, most bytes, items. Redis is asked for the held bytes, and counts those that
 # it spends on the list; items of a call at the same time are in it or come behind.
@@ -100,7 +98,7 @@ class ConversationStore:
         if not await self._command("LLEN", key):
             raise errors.NotFound("conversation", conversation_id)
         await self._claim(tenant, key, added)
-        outcome = await _patiently(self._store.run(_ADD, [key], [MAX_ITEMS, MAX_BYTES, *added]))
+        outcome = await patiently(self._store.run(_ADD, [key], [MAX_ITEMS, MAX_BYTES, *added]), of=STORED)
         if outcome < 0:
             await self._unclaim(tenant, key, sum(map(len, added)))
         if outcome == _NOT_THERE:
@@ -125,12 +123,7 @@ class ConversationStore:
             await self._unclaim(tenant, key, len(value))
 
     async def drop(self, tenant: str, conversation_id: str) -> None:
-        key = _key(tenant, conversation_id)
-        is_gone = await self._command("DEL", key)
-        # Where that fails its bytes are counted until its time is over.
-        with contextlib.suppress(errors.Unavailable):
-            await _patiently(self._bytes.release(tenant, key))
-        if not is_gone:
+        if not await self._bytes.drop(tenant, _key(tenant, conversation_id), of=STORED):
             raise errors.NotFound("conversation", conversation_id)
 
     async def _extend(self, key: str) -> None:
@@ -140,7 +133,7 @@ class ConversationStore:
         """Claims room for values, one of which may replace another. Raises `StorageLimitExceeded`."""
         num_bytes, limit = sum(map(len, values)) - instead_of, self._limits.response_bytes(tenant)
         claim = self._bytes.claim_more(tenant, key, num_bytes, seconds=self._seconds, limit=limit)
-        if (used := await _patiently(claim)) is not None:
+        if (used := await patiently(claim, of=STORED)) is not None:
             raise errors.StorageLimitExceeded("response_bytes", used, num_bytes, limit)
 
     async def _unclaim(self, tenant: str, key: str, num_bytes: int) -> None:
@@ -149,15 +142,7 @@ class ConversationStore:
             await self._claim(tenant, key, [], instead_of=num_bytes)
 
     async def _command(self, *words: Any) -> Any:
-        return await _patiently(self._store.command(*words))
-
-
-async def _patiently(call: Awaitable[ReplyT]) -> ReplyT:
-    try:
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await call
-    except (StoreUnavailable, TimeoutError):
-        raise errors.Unavailable("the store of conversations is out of reach", code="store_unavailable") from None
+        return await patiently(self._store.command(*words), of=STORED)
 
 
 def _check_room(num_items: int) -> None:

@@ -5,28 +5,24 @@ Redis keeps data that may be lost: without Redis answers are sent all the same a
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import structlog
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.store import Store, StoreUnavailable
+from headwater.services.runtime.store import Store
 
 from ..storage_limits import StorageLimits
 from .conversation_store import ConversationStore
-from .stored_bytes import StoredBytes
+from .stored_bytes import StoredBytes, patiently
 
-PATIENCE_SECONDS = 2.0
+STORED = "responses"
 MAX_BYTES = 4 * 1024 * 1024
 """Largest number of bytes of one response with the conversation that led to it."""
 DROP_SECONDS = 60.0
 """Seconds to drop all data of a tenant."""
 Item = dict[str, Any]
-ReplyT = TypeVar("ReplyT")
 
 
 class KeptResponse(msgspec.Struct, kw_only=True):
@@ -55,9 +51,9 @@ class ResponseStore:
         limit = self._limits.response_bytes(tenant)
         try:
             claim = self._bytes.claim(tenant, key, len(value), seconds=self._seconds, limit=limit)
-            if await _patiently(claim) is not None:
+            if await patiently(claim, of=STORED) is not None:
                 return False
-            await _patiently(self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)))
+            await patiently(self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)), of=STORED)
         except errors.Unavailable:
             structlog.get_logger().warning("response not kept: the store is out of reach", id=kept.response["id"])
             return False
@@ -65,33 +61,20 @@ class ResponseStore:
 
     async def find(self, tenant: str, response_id: str) -> KeptResponse:
         """Stored response. Raises `NotFound`, or `Unavailable` while Redis is out of reach."""
-        value = await _patiently(self._store.command("GET", _key(tenant, response_id)))
+        value = await patiently(self._store.command("GET", _key(tenant, response_id)), of=STORED)
         if value is None:
             raise errors.NotFound("response", response_id)
         return msgspec.json.decode(value, type=KeptResponse)
 
     async def drop(self, tenant: str, response_id: str) -> None:
         """Drops a response. Raises `NotFound`, `Unavailable`."""
-        key = _key(tenant, response_id)
-        is_gone = await _patiently(self._store.command("DEL", key))
-        # Where that fails its bytes are counted until its time is over.
-        with contextlib.suppress(errors.Unavailable):
-            await _patiently(self._bytes.release(tenant, key))
-        if not is_gone:
+        if not await self._bytes.drop(tenant, _key(tenant, response_id), of=STORED):
             raise errors.NotFound("response", response_id)
 
     async def drop_all(self, tenant: str) -> None:
         """Drops all responses and conversations of a tenant that was removed. Raises `Unavailable`."""
         if self._store.url is not None:
-            await _patiently(self._bytes.drop_all(tenant), seconds=DROP_SECONDS)
-
-
-async def _patiently(call: Awaitable[ReplyT], seconds: float = PATIENCE_SECONDS) -> ReplyT:
-    try:
-        async with asyncio.timeout(seconds):
-            return await call
-    except (StoreUnavailable, TimeoutError):
-        raise errors.Unavailable("the store of responses is out of reach", code="store_unavailable") from None
+            await patiently(self._bytes.drop_all(tenant), of=STORED, seconds=DROP_SECONDS)
 
 
 def _key(tenant: str, response_id: str) -> str:

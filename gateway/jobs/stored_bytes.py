@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from headwater.services.runtime.store import Script, Store
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import TypeVar
 
+from headwater.services.runtime import errors
+from headwater.services.runtime.store import Script, Store, StoreUnavailable
+
+PATIENCE_SECONDS = 2.0
+ReplyT = TypeVar("ReplyT")
 _CLAIM = Script(
     """
 local time = redis.call('TIME')
@@ -43,7 +51,7 @@ end
 
 
 class StoredBytes:
-    """Bytes by tenant and key in Redis. Every method raises `StoreUnavailable`."""
+    """Bytes by tenant and key in Redis. Every method but `drop` raises `StoreUnavailable`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -61,6 +69,14 @@ class StoredBytes:
         """Releases the room of a value that is gone."""
         await self._store.run(_RELEASE, _keys(tenant), [key])
 
+    async def drop(self, tenant: str, key: str, *, of: str) -> bool:
+        """Deletes a value. Returns False where there was none. Raises `Unavailable`, see `patiently`."""
+        is_gone = await patiently(self._store.command("DEL", key), of=of)
+        # Where that fails its bytes are counted until its time is over.
+        with contextlib.suppress(errors.Unavailable):
+            await patiently(self.release(tenant, key), of=of)
+        return bool(is_gone)
+
     async def drop_all(self, tenant: str) -> None:
         """Deletes every value of a tenant."""
         until, sizes = _keys(tenant)
@@ -73,6 +89,15 @@ class StoredBytes:
         args = [key, num_bytes, kind, int(seconds * 1e3), limit]
         is_granted, total = await self._store.run(_CLAIM, _keys(tenant), args)
         return None if is_granted else int(total)
+
+
+async def patiently(call: Awaitable[ReplyT], *, of: str, seconds: float = PATIENCE_SECONDS) -> ReplyT:
+    """Reply of the store. Raises `Unavailable`, naming what is stored there, where it does not come in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (StoreUnavailable, TimeoutError):
+        raise errors.Unavailable(f"the store of {of} is out of reach", code="store_unavailable") from None
 
 
 def _keys(tenant: str) -> tuple[str, str]:
