@@ -14,36 +14,25 @@ from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.step_output import EngineLoad
 
 _SECONDS = (0.0003, 0.0006, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 4, 8, 16, 32)
-STEP_SECONDS = Histogram("headwater_step_seconds", "Time of an engine step", ["model_name"], buckets=_SECONDS)
-QUEUE_SECONDS = Histogram(
-    "headwater_request_queue_time_seconds",
-    "Time that a request waited before its first step",
-    ["model_name"],
-    buckets=_SECONDS,
+
+
+def _distribution(name: str, text: str, buckets: Sequence[float] = _SECONDS) -> Histogram:
+    return Histogram(name, text, ["model_name"], buckets=buckets)
+
+
+STEP_SECONDS = _distribution("headwater_step_seconds", "Time of an engine step")
+QUEUE_SECONDS = _distribution(
+    "headwater_request_queue_time_seconds", "Time that a request waited before its first step"
 )
-PREFILL_SECONDS = Histogram(
-    "headwater_request_prefill_time_seconds",
-    "Time from a request's first step to its first token",
-    ["model_name"],
-    buckets=_SECONDS,
+PREFILL_SECONDS = _distribution(
+    "headwater_request_prefill_time_seconds", "Time from a request's first step to its first token"
 )
-DECODE_SECONDS = Histogram(
-    "headwater_request_decode_time_seconds",
-    "Time from a stream's first token to its last",
-    ["model_name"],
-    buckets=_SECONDS,
+DECODE_SECONDS = _distribution("headwater_request_decode_time_seconds", "Time from a stream's first token to its last")
+MASK_SECONDS = _distribution(
+    "headwater_mask_seconds", "Time to write the masks of a step, from its tokens to the core's notice"
 )
-MASK_SECONDS = Histogram(
-    "headwater_mask_seconds",
-    "Time to write the masks of a step, from its tokens to the core's notice",
-    ["model_name"],
-    buckets=_SECONDS,
-)
-STEP_TOKENS = Histogram(
-    "headwater_iteration_tokens_total",
-    "Tokens computed in a step",
-    ["model_name"],
-    buckets=tuple(2**power for power in range(0, 17, 2)),
+STEP_TOKENS = _distribution(
+    "headwater_iteration_tokens_total", "Tokens computed in a step", tuple(2**power for power in range(0, 17, 2))
 )
 
 
@@ -101,44 +90,32 @@ class EngineCollector(Collector):
         yield self._labelled("resumed_tokens", "Tokens of preempted requests that run again, by way", "way", resumed)
         yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._server.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
-        finished = CounterMetricFamily(
-            "headwater_request_success", "Streams that ended, by reason", labels=["model_name", "finished_reason"]
-        )
         # A scrape has a thread of its own, and the server counts meanwhile.
-        for reason, count in dict(self._server.num_finished).items():
-            finished.add_metric([self._model_name, reason], count)
-        yield finished
+        finished = dict(self._server.num_finished)
+        yield self._labelled("request_success", "Streams that ended, by reason", "finished_reason", finished)
 
     def _speculation(self, load: EngineLoad) -> Iterator[Metric]:
         yield self._counter("spec_decode_num_drafts", "Drafts verified, of one request in one step", load.num_drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified", load.num_draft_tokens)
         yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted", load.num_accepted_tokens)
-        accepted = CounterMetricFamily(
-            "headwater_spec_decode_num_accepted_tokens_per_pos",
+        yield self._labelled(
+            "spec_decode_num_accepted_tokens_per_pos",
             "Drafted tokens accepted, by position in their draft",
-            labels=["model_name", "position"],
+            "position",
+            {str(position): count for position, count in enumerate(load.num_accepted_by_position)},
         )
-        for position, count in enumerate(load.num_accepted_by_position):
-            accepted.add_metric([self._model_name, str(position)], count)
-        yield accepted
         yield self._gauge("spec_decode_drafter_bytes", "Memory that drafters hold", load.num_drafter_bytes)
 
     def _ranks(self, figures: Sequence[RankFigures]) -> Iterator[Metric]:
         """Metrics of ranks; none of an engine without ranks."""
-        families = (
-            ("rank_plans", "Steps and draws that a rank computed", [each.num_plans for each in figures]),
-            ("rank_busy_seconds", "Time of a rank in them", [each.busy_seconds for each in figures]),
-            (
-                "rank_wait_seconds",
-                "Time of it for which a rank waited for others",
-                [each.waited_seconds for each in figures],
-            ),
-        )
-        for name, text, values in families if figures else ():
-            family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name", "rank"])
-            for rank, value in enumerate(values):
-                family.add_metric([self._model_name, str(rank)], value)
-            yield family
+        families = {
+            "rank_plans": ("Steps and draws that a rank computed", "num_plans"),
+            "rank_busy_seconds": ("Time of a rank in them", "busy_seconds"),
+            "rank_wait_seconds": ("Time of it for which a rank waited for others", "waited_seconds"),
+        }
+        for name, (text, field) in families.items() if figures else ():
+            values = {str(rank): getattr(each, field) for rank, each in enumerate(figures)}
+            yield self._labelled(name, text, "rank", values)
 
     def _tiers(self, load: EngineLoad) -> Iterator[Metric]:
         hits = load.hits_by_tier
@@ -177,7 +154,7 @@ class EngineCollector(Collector):
         )
         yield self._gauge("kv_leases", "Leases of other engines on KV blocks", peers.num_leases)
 
-    def _labelled(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+    def _labelled(self, name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
         family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name", label])
         for value, count in counts.items():
             family.add_metric([self._model_name, value], count)
