@@ -11,18 +11,14 @@ from headwater.proto import common_pb2, inference_pb2, processor_pb2
 from headwater.services.runtime import errors
 
 from ..request.choice import Choice
+from ..request.choice_stream import FINISH_REASONS
 from ..request.generation import Generation
 from ..request.sinks import CallPiece, Piece
 
 Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
 SCORES_PER_CHUNK = 256
 """Number of prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
-_FINISH = {
-    "stop": common_pb2.FINISH_REASON_STOP,
-    "length": common_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": common_pb2.FINISH_REASON_TOOL_CALLS,
-    "content_filter": common_pb2.FINISH_REASON_CONTENT_FILTER,
-}
+_FINISH = {word: number for number, word in FINISH_REASONS.items()}
 
 
 def prompt_of(request: Asked) -> processor_pb2.Prompt:

@@ -14,7 +14,7 @@ from ..stages.output_session import OutputSession, Scores
 from .choice import NEVER, Choice, Sink
 from .stream_failure import BROKEN, Cause, StreamLost, error_of
 
-_REASONS = {
+FINISH_REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
     common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
@@ -116,7 +116,7 @@ class ChoiceStream:
             self._sink.piece(choice, "", choice.known_ids(finish.num_output_tokens), (), None)
         stop = finish.WhichOneof("stop_reason")
         choice.num_reasoning_tokens = finish.num_reasoning_tokens
-        self._end(_REASONS[finish.reason], getattr(finish, stop) if stop is not None else None, finish)
+        self._end(FINISH_REASONS[finish.reason], getattr(finish, stop) if stop is not None else None, finish)
 
     def _end(self, reason: str, stop_reason: str | int | None, finish: output_processor_pb2.OutputFinish) -> None:
         self.choice.end(reason, stop_reason, finish.num_output_tokens)
