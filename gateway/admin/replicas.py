@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal, TypeVar
 
 import grpc
 import msgspec
@@ -18,6 +19,7 @@ from ..http.http_exchange import Exchange
 from ..openai.decode import decode
 from .administration import Administration
 
+ReplyT = TypeVar("ReplyT")
 MAX_BODY_BYTES = 1024
 MARGIN_SECONDS = 10.0
 """Seconds for the last reply of an engine whose limit is over."""
@@ -49,12 +51,12 @@ class ReplicaAdmin:
         """Answered when it is empty and about to leave; a supervisor starts another in its place."""
         caller = self._administration.caller(exchange)
         asked = decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Draining)
-        member = self._members.get(Kind.ENGINE, exchange.path_params["id"])
-        if member is None:
-            raise errors.NotFound("replica", exchange.path_params["id"])
+        member = self._named(exchange)
         change = {"replica": member.replica_id, "limit_seconds": asked.limit_seconds}
         async with self._administration.recorded(caller, "drain", change):
-            reply = await _drained(member, asked.limit_seconds)
+            request = engine_pb2.DrainRequest(limit_ms=max(1, round(asked.limit_seconds * 1000)))
+            patience = asked.limit_seconds + MARGIN_SECONDS
+            reply = await _told(member, lambda engine: engine.Drain(request, timeout=patience))
         told = {"id": member.replica_id, "object": "replica", "status": "drained"}
         counts = {"num_finished": reply.num_finished, "num_cancelled": reply.num_cancelled}
         await exchange.reply_json(told | counts)
@@ -63,32 +65,26 @@ class ReplicaAdmin:
         """Answered when the engine has the role; routing hears of it with its next load message."""
         caller = self._administration.caller(exchange)
         asked = decode(await exchange.body(MAX_BODY_BYTES), Role)
-        member = self._members.get(Kind.ENGINE, exchange.path_params["id"])
-        if member is None:
-            raise errors.NotFound("replica", exchange.path_params["id"])
+        member = self._named(exchange)
         async with self._administration.recorded(caller, "role", {"replica": member.replica_id, "role": asked.role}):
-            reply = await _with_role(member, asked.role)
+            request = engine_pb2.SetRoleRequest(role=asked.role)
+            reply = await _told(member, lambda engine: engine.SetRole(request, timeout=MARGIN_SECONDS))
         told = {"id": member.replica_id, "object": "replica"}
         await exchange.reply_json(told | {"role": asked.role, "role_before": reply.before})
 
+    def _named(self, exchange: Exchange) -> Member:
+        """The engine that the path names. Raises `NotFound`."""
+        replica_id = exchange.path_params["id"]
+        if (member := self._members.get(Kind.ENGINE, replica_id)) is None:
+            raise errors.NotFound("replica", replica_id)
+        return member
 
-async def _with_role(member: Member, role: str) -> engine_pb2.SetRoleReply:
-    """Raises `Unavailable` when it is out of reach."""
+
+async def _told(member: Member, tell: Callable[[engine_pb2_grpc.EngineAsyncStub], Awaitable[ReplyT]]) -> ReplyT:
+    """The engine's reply. Raises `Unavailable` when it is out of reach."""
     async with open_channel(member.address) as channel:
-        stub: engine_pb2_grpc.EngineAsyncStub = engine_pb2_grpc.EngineStub(channel)
         try:
-            return await stub.SetRole(engine_pb2.SetRoleRequest(role=role), timeout=MARGIN_SECONDS)
-        except grpc.aio.AioRpcError as failure:
-            raise grpc_errors.from_rpc_error(failure) from None
-
-
-async def _drained(member: Member, seconds: float) -> engine_pb2.DrainReply:
-    """Raises `Unavailable` when it is out of reach."""
-    async with open_channel(member.address) as channel:
-        stub: engine_pb2_grpc.EngineAsyncStub = engine_pb2_grpc.EngineStub(channel)
-        request = engine_pb2.DrainRequest(limit_ms=max(1, round(seconds * 1000)))
-        try:
-            return await stub.Drain(request, timeout=seconds + MARGIN_SECONDS)
+            return await tell(engine_pb2_grpc.EngineStub(channel))
         except grpc.aio.AioRpcError as failure:
             raise grpc_errors.from_rpc_error(failure) from None
 
