@@ -85,25 +85,17 @@ class ModelStages:
 
     def make_first_stages(self, plan: StackPlan) -> list[KeptStage]:
         """Its text stages and the replicas that it always has."""
-        self.plan, settings, prefix = plan, plan.settings, plan.prefix
-        self.processors = [
-            self.make_stage(
-                f"{prefix}processor-{i}",
-                "headwater.services.processor",
-                partial(plan.processor, i),
-                plan.processor_env(),
-            )
-            for i in range(settings.processors)
-        ]
-        self.output_processors = [
-            self.make_stage(
-                f"{prefix}output-processor-{i}",
-                "headwater.services.output_processor",
-                partial(plan.output_processor, i),
-                plan.output_processor_env(),
-            )
-            for i in range(settings.output_processors)
-        ]
+        self.plan, settings = plan, plan.settings
+
+        def text_stages(kind: str, flags: Callable[[int], list[str]], env: dict[str, str], num: int) -> list[KeptStage]:
+            module = f"headwater.services.{kind.replace('-', '_')}"
+            names = (f"{plan.prefix}{kind}-{i}" for i in range(num))
+            return [self.make_stage(name, module, partial(flags, i), env) for i, name in enumerate(names)]
+
+        self.processors = text_stages("processor", plan.processor, plan.processor_env(), settings.processors)
+        self.output_processors = text_stages(
+            "output-processor", plan.output_processor, plan.output_processor_env(), settings.output_processors
+        )
         for _ in range(self.rules.min_replicas):
             self.make_engine()
         return self.stages()
