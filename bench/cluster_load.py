@@ -23,7 +23,7 @@ from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 from . import datasets, dummy_model
 from .latency_report import Objective, summarize
 from .own_cluster import own_cluster, wait_until_prepared
-from .processes import children_of, cpu_seconds
+from .processes import cpu_seconds
 from .program import run_program
 from .serve import drive
 from .workloads import CLUSTER_LOADS, MODELS, TINY, ClusterLoad, tried_load
@@ -101,7 +101,7 @@ def _cpu_seconds(cluster: ClusterRecord) -> dict[str, float]:
 
 def _processes(stage: StageRecord) -> Iterator[tuple[str, int]]:
     yield stage.name, stage.pid
-    for i, pid in enumerate(children_of(stage.pid)):
+    for i, pid in enumerate(stage.children):
         yield f"{stage.name}/child-{i}", pid
 
 

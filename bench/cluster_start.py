@@ -23,6 +23,7 @@ from rich.table import Table
 from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 
 from .own_cluster import own_cluster
+from .processes import cpu_seconds_of_all
 from .program import run_program
 from .start_timeline import Span, born_at, draw, read_timeline
 
@@ -37,6 +38,8 @@ class Start:
     """Seconds from the command to the first piece of a streamed answer."""
     answer: float
     """Seconds from the request to that piece; with `--up=--min-replicas=0` an engine starts in between."""
+    cpu: float
+    """Processor seconds of all the cluster's processes up to that piece."""
     stages: dict[str, float]
     """Seconds from the start of a stage's process to its own report that it is ready."""
     timeline: list[Span]
@@ -57,6 +60,7 @@ def main(
     table = Table("what", "median s", "least", "most")
     rows = {"up to ready": [each.ready for each in starts], "up to first token": [each.first_token for each in starts]}
     rows["request to first token"] = [each.answer for each in starts]
+    rows["processor seconds"] = [each.cpu for each in starts]
     rows |= {f"{name} to ready": [each.stages[name] for each in starts] for name in starts[0].stages}
     for name, values in rows.items():
         table.add_row(name, *(f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))))
@@ -73,8 +77,10 @@ def measure(*flags: str) -> Start:
         timeline = read_timeline(record, folder / "logs", began=began_at, ready=ready)
         _first_piece(record)
         first_token = time.monotonic() - began
+        cpu = cpu_seconds_of_all(record.pid)
         stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
-    return Start(ready=ready, first_token=first_token, answer=first_token - ready, stages=stages, timeline=timeline)
+    answer = first_token - ready
+    return Start(ready=ready, first_token=first_token, answer=answer, cpu=cpu, stages=stages, timeline=timeline)
 
 
 def _first_piece(record: ClusterRecord) -> None:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
 
-from .processes import children_of, cpu_seconds, stat_of
+from .processes import cpu_seconds, stat_of
 
 BAR_CHARS = 60
 LIBRARIES = "interpreter and first imports"
@@ -77,8 +77,8 @@ def _stage_spans(stage: StageRecord, log: Path, began: float) -> list[Span]:
     ready = next((_time_of(line["timestamp"]) - began for line in lines if line["event"] == "ready"), begin)
     spans = [Span(process=stage.name, phase="until it is ready", begin=begin, end=ready, cpu=cpu_seconds(stage.pid))]
     phases = [(line["phase"], line["at"] - began) for line in lines if line["event"] == "loading"]
-    if phases and (core := children_of(stage.pid)):
-        spans += _core_spans(f"{stage.name}'s core", core[0], phases, ready, began)
+    if phases and stage.children:
+        spans += _core_spans(f"{stage.name}'s core", stage.children[0], phases, ready, began)
     return spans
 
 

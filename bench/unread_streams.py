@@ -22,7 +22,7 @@ import typer
 from headwater.services.stack.cluster_record import ClusterRecord
 
 from .own_cluster import engine_metrics, own_cluster
-from .processes import children_of, cpu_seconds
+from .processes import cpu_seconds
 from .program import run_program
 from .sse_client import SseConnection
 
@@ -121,7 +121,7 @@ def cpu_shares(cluster: ClusterRecord, seconds: float) -> dict[str, float]:
     """The share of a core that each stage uses; an engine's core process is a stage of its own."""
     pids = {stage.name: stage.pid for stage in cluster.stages}
     for stage in cluster.stages:
-        pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(children_of(stage.pid), 1)}
+        pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(stage.children, 1)}
     before = {name: cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(seconds)
     return {name: round((cpu_seconds(pid) - before[name]) / seconds, 3) for name, pid in pids.items()}

@@ -7,6 +7,7 @@ looks at from outside start as in a deployment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from headwater.services.runtime.process import PARENT_FD, READY_FD
+from headwater.services.stack.fork_servers import NO_FORKS
 from tests import forked_core
 from tests.forked_child import STDERR, STDOUT, ForkedChild, become
 from tests.forked_stage import ENGINE, ForkedStage
@@ -35,6 +37,7 @@ class ForkedCluster(ForkedStage):
         os.dup2(STDERR, STDOUT)
         fork_stages(_fork_stage)
         forked_core.install()
+        importlib.import_module(f"{SUPERVISOR}.up").fork_servers = lambda settings: contextlib.nullcontext(NO_FORKS)
 
     def poll(self) -> int | None:
         return self.exitcode

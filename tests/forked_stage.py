@@ -18,48 +18,19 @@ from multiprocessing.context import ForkServerProcess
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-LIBRARIES = [
-    "google.protobuf.json_format",
-    "grpc.aio",
-    "grpc_health.v1.health",
-    "grpc_reflection.v1alpha.reflection",
-    "grpc_status.rpc_status",
-    "httpx",
-    "jinja2.sandbox",
-    "llguidance",
-    "msgspec",
-    "nats.js",
-    "numpy",
-    "prometheus_client",
-    "redis.asyncio.cluster",
-    "starlette.applications",
-    "structlog",
-    "tests.numba_start",
-    "tokenizers",
-    "torch",
-    "triton.language",
-    "uvicorn",
-    "uvloop",
-]
-MODULES = [
-    "headwater.engine_core.executors.rank_process",
-    "headwater.engine_core.models.decoder",
-    "headwater.engine_core.platforms.cpu",
-    "headwater.gateway.admin.routes",
-    "headwater.gateway.http.app",
-    "headwater.services.engine.__main__",
-    "headwater.services.engine.core_process",
-    "headwater.services.engine.requests",
-    "headwater.services.processor.prepare",
-    "headwater.services.text.stage",
-]
-"""With what these import, most of what engines, their ranks and the gateway consist of.
+from headwater.services.stack.fork_servers import CORE_MODULES, STAGE_MODULES
 
-Neither these nor `LIBRARIES` start a thread, or register what only some stages show, when they are imported.
-"""
+MODULES = [
+    *CORE_MODULES,
+    *STAGE_MODULES,
+    "headwater.engine_core.executors.rank_process",
+    "httpx",
+    "triton.language",
+]
+"""What the servers of forks of a deployment import, and what ranks and `headwater up` import besides."""
 STDERR = "stderr"
 ENGINE = "headwater.services.engine"
-multiprocessing.get_context("forkserver").set_forkserver_preload([*LIBRARIES, *MODULES])
+multiprocessing.get_context("forkserver").set_forkserver_preload(MODULES)
 
 
 class ForkedStage(ForkServerProcess):

@@ -8,7 +8,7 @@ import threading
 from prometheus_client import REGISTRY
 
 from tests.forked_child import STDERR
-from tests.forked_stage import LIBRARIES, MODULES, ForkedStage
+from tests.forked_stage import MODULES, ForkedStage
 
 OF_EVERY_STAGE = {"headwater_refused"}
 """Figures of what all stages use: the bus, and proofs of calls."""
@@ -21,7 +21,7 @@ class Probe(ForkedStage):
         super().__init__("probe", stderr=STDERR)
 
     def _main(self) -> None:
-        missing = {*LIBRARIES, *MODULES} - sys.modules.keys()
+        missing = set(MODULES) - sys.modules.keys()
         assert not missing, missing
         shown = {metric.name for metric in REGISTRY.collect()}
         own = {name for name in shown if not name.startswith(("python_", "process_"))}

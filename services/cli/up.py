@@ -26,6 +26,7 @@ from ..runtime.owner_file import own_folder
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
 from ..stack.cluster_record import ClusterRecord
+from ..stack.fork_servers import ForkServers, fork_servers
 from ..stack.local_stack import LocalStack, StackError
 from ..stack.settings import StackSettings
 
@@ -36,7 +37,7 @@ def up(settings: StackSettings, console: Console) -> int:
     """Runs until a signal; the exit status. Raises what pulling a model and starting a cluster raise."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
-    with _own_state_folder(settings.state_dir):
+    with _own_state_folder(settings.state_dir), fork_servers(settings) as forks:
         with ProgressBars(console) as bars:
             pull = partial(
                 model_store.pull,
@@ -55,13 +56,15 @@ def up(settings: StackSettings, console: Console) -> int:
                 settings = replace(settings, draft_model=str(pull(settings.draft_model)))
         if rounding := ModelManifest.read(folder).rounding:
             console.print(shown(rounding))
-        return asyncio.run(_run(settings, folder, console, began))
+        return asyncio.run(_run(settings, folder, console, began, forks))
 
 
-async def _run(settings: StackSettings, folder: Path, console: Console, began: float) -> int:
+async def _run(settings: StackSettings, folder: Path, console: Console, began: float, forks: ForkServers) -> int:
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
-    stack = LocalStack(settings, folder, served_name, say=lambda what: console.print(f"[yellow]{shown(what)}"))
+    stack = LocalStack(
+        settings, folder, served_name, say=lambda what: console.print(f"[yellow]{shown(what)}"), forks=forks
+    )
     _on_signals(stopping, stack.hurry)
     try:
         with ProgressBars(console) as bars:

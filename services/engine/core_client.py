@@ -19,9 +19,11 @@ from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
 from headwater.engine_core.step_output import EngineLoad
 
+from ..runtime.forked import ForkClient
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
 from .core_environment import core_environment
+from .core_variables import CORE_FORKS_FD
 from .core_watch import CoreWatch
 from .mask_table import Int32Array, create_mask_memory, map_masks
 from .messages import (
@@ -51,7 +53,8 @@ MAX_BACKLOG_BYTES = 16 << 20
 EXIT_SECONDS = 1.0
 """Time that the core has to end by itself."""
 
-
+CORE_MODULE = "headwater.services.engine.core_process"
+STDOUT, STDERR = 1, 2
 MAX_JITTER = 1.5
 """Factor on the silence that is allowed."""
 
@@ -75,11 +78,18 @@ class CoreProcess(Protocol):
 async def start_core(
     arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
 ) -> CoreProcess:
-    """Starts the core in a new interpreter, which inherits the descriptors."""
+    """Starts the core, which inherits the descriptors: by the server of forks that the supervisor names, else in a new
+    interpreter."""
+    if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
+        with forks.socket:
+            files = {number: number for number in (STDOUT, STDERR, *descriptors)}
+            forked = await forks.start(CORE_MODULE, arguments, environment=environment, files=files)
+        if forked is not None:
+            return forked
     return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "headwater.services.engine.core_process",
+        CORE_MODULE,
         *arguments,
         stdin=asyncio.subprocess.DEVNULL,
         env=environment,

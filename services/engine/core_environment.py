@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from ..runtime.process import PARENT_FD, READY_FD
+from .core_variables import CORE_FORKS_FD
 from .kernel_cache import with_kernel_cache
 
 
-def core_environment(threads: int) -> dict[str, str]:
+def core_environment(threads: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment of a core: so many threads compute, those that wait spin from one operation of the model to the
     next but not longer, and kernels are kept."""
-    environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
+    environment = {name: value for name, value in env.items() if name not in (READY_FD, PARENT_FD, CORE_FORKS_FD)}
     environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
     environment.pop("OMP_WAIT_POLICY", None)
     if threads:

@@ -86,7 +86,7 @@ async def _serve_clients(
             ):
                 async with EngineFacts.published(settings, replica, server) as facts:
                     server.open(facts.tell)
-                    life.announce(grpc=listener.address, **metrics)
+                    life.announce(core.pid, grpc=listener.address, **metrics)
                     # Nobody else ends what starves or waits for a mask: without these two, another engine is better.
                     await _first_of(life.stopping, core.gone, servicer.drain_wanted, _ended(sweep), _ended(masks))
                 # Index and membership are left: from here on only late requests come.

@@ -17,7 +17,7 @@ import structlog
 from .settings import SettingError
 
 READY_FD = "HEADWATER_READY_FD"
-"""File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid"}."""
+"""File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid", "children"}."""
 PARENT_FD = "HEADWATER_PARENT_FD"
 """File descriptor that reaches end of file when the supervisor is gone."""
 ORPHAN_SECONDS = 1.0
@@ -34,12 +34,13 @@ class Lifetime:
         self.orphaned = False
         """Set when the supervisor is gone: the process stops at once, since no client waits for a drain."""
 
-    def announce(self, **addresses: str) -> None:
-        """Reports that the stage is ready, with its addresses, to the log and to a supervisor that asked for it."""
+    def announce(self, *children: int, **addresses: str) -> None:
+        """Reports that the stage is ready, with its addresses and the ids of processes that it started, to the log and
+        to a supervisor that asked for it."""
         structlog.get_logger().info("ready", stage=self.stage, **addresses)
         if READY_FD in os.environ:
             fd = int(os.environ.pop(READY_FD))
-            line = {"stage": self.stage, "addresses": addresses, "pid": os.getpid()}
+            line = {"stage": self.stage, "addresses": addresses, "pid": os.getpid(), "children": children}
             os.write(fd, json.dumps(line).encode() + b"\n")
             os.close(fd)
 

@@ -21,6 +21,8 @@ class StageRecord:
     name: str
     pid: int
     addresses: dict[str, str]
+    children: tuple[int, ...] = ()
+    """Process ids of what it started itself: the core of an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ import errno
 import os
 import shutil
 import ssl
-import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,13 +23,15 @@ from ..runtime.tls import own_gateway_context
 from .access import ACL_FILE, MASTER_KEY_FILE, NATS_FILE, Passwords, ServerAccess, keep_master_key
 from .cluster_record import ClusterRecord, StageRecord, remove_cluster
 from .embedded import EmbeddedServer, start_nats, start_valkey
+from .fork_servers import NO_FORKS, ForkServers
 from .held_port import HeldPort, check_free
 from .model_manager import ModelManager
+from .model_stages import ENGINE_MODULE
 from .plan import StackPlan
 from .readiness import until_ready
 from .roles import Role
 from .settings import STACK_VARIABLES, StackSettings
-from .stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
+from .stage_process import KeptStage, ServerProcess, StageProcess, StageProgram, SupervisorPipe, begin_all
 from .token_file import TOKEN, TOKEN_PATH, key_of_cluster, prepare_token, tenants_are_signed, token_env
 
 SERVER_STOP_LIMIT = 4.0
@@ -53,6 +54,7 @@ class LocalStack:
         served_name: str,
         *,
         say: Callable[[str], None],
+        forks: ForkServers = NO_FORKS,
     ) -> None:
         self.settings = settings
         self.hurry = asyncio.Event()
@@ -60,7 +62,7 @@ class LocalStack:
         self.record: ClusterRecord | None = None
         """Since the cluster is ready."""
         self._model_folder, self._served_name = model_folder, served_name
-        self._say = say
+        self._say, self._forks = say, forks
         self._pipe = SupervisorPipe()
         self._servers: dict[str, KeptStage] = {}
         self._gateways: list[KeptStage] = []
@@ -196,9 +198,11 @@ class LocalStack:
         self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
     ) -> KeptStage:
         async def start() -> StageProcess:
-            command = [sys.executable, "-m", module, *flags()]
-            log, env_of_stage = self._logs / f"{name}.log", self._env | (env or {})
-            return await StageProcess.start(name, command, log=log, supervisor=self._pipe, env=env_of_stage)
+            program = StageProgram(module, flags(), self._env | (env or {}))
+            if module == ENGINE_MODULE:
+                program = self._forks.for_cores_of(program)
+            log, forks = self._logs / f"{name}.log", self._forks.stages
+            return await StageProcess.start(name, program, log=log, supervisor=self._pipe, forks=forks)
 
         return KeptStage(name, start, self._say_and_record)
 
@@ -258,9 +262,14 @@ class LocalStack:
     def _write_record(self) -> None:
         assert self.record is not None
         stages = tuple(
-            StageRecord(name=stage.name, pid=stage.process.pid, addresses=dict(stage.addresses))
+            StageRecord(
+                name=stage.name,
+                pid=process.pid,
+                addresses=dict(stage.addresses),
+                children=process.children,
+            )
             for stage in self._stages()
-            if stage.process is not None
+            if (process := stage.process) is not None
         )
         self.record = dataclasses.replace(self.record, stages=stages)
         self.record.write(self.settings.state_dir)

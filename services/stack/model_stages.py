@@ -19,6 +19,7 @@ from .stage_process import KeptStage, StageDied
 
 RETIRE_SECONDS = 45.0
 """Longer than an engine's own drain limit, in which it finishes or hands over what runs."""
+ENGINE_MODULE = "headwater.services.engine"
 PAUSES = (5.0, 15.0, 30.0, 60.0)
 """After a replica that did not start, and one more, until the next try."""
 
@@ -107,9 +108,7 @@ class ModelStages:
         place = _lowest_free(self.taken_places)
         self.taken_places.add(place)
         name = f"{self.plan.prefix}engine-{number}"
-        stage = self.make_stage(
-            name, "headwater.services.engine", partial(self.plan.engine, number), self.plan.engine_env(place)
-        )
+        stage = self.make_stage(name, ENGINE_MODULE, partial(self.plan.engine, number), self.plan.engine_env(place))
         self.engines[number], self._places[number] = stage, place
         return number, stage
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runtime.hardware import gpu_names, num_cores, resolve_device
+from ..runtime.hardware import gpu_names, resolve_device
 from .access import MASTER_KEY_FILE, ServerAccess
 from .profile import Profile
 from .roles import Role
@@ -103,7 +103,7 @@ class StackPlan:
 
     @property
     def threads(self) -> int:
-        return max(1, num_cores() // self.settings.rules.max_replicas)
+        return self.settings.threads
 
     @property
     def supervisor_id(self) -> str:

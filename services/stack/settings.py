@@ -27,7 +27,7 @@ from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
-from ..runtime.hardware import DTYPES, default_replicas
+from ..runtime.hardware import DTYPES, default_replicas, num_cores
 from ..runtime.role import DECODE, PREFILL
 from ..runtime.settings import SettingError
 from ..runtime.speculation import MODES
@@ -237,6 +237,11 @@ class StackSettings:
             idle_seconds=self.idle_seconds,
             target_requests=self.target_requests,
         )
+
+    @property
+    def threads(self) -> int:
+        """Threads of a replica on CPUs."""
+        return max(1, num_cores() // self.rules.max_replicas)
 
     @property
     def num_ranks(self) -> int:

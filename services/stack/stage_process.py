@@ -7,10 +7,13 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
+from ..runtime.forked import ForkClient
 from ..runtime.owner_file import open_log
 from ..runtime.process import PARENT_FD, READY_FD
 from ..runtime.progress import Report
@@ -53,18 +56,46 @@ class SupervisorPipe:
         os.close(self._held)
 
 
+class Process(Protocol):
+    """Methods of `asyncio.subprocess.Process` that `StageProcess` uses."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, number: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """A stage's module with its flags and environment, and the files beside its own that it inherits."""
+
+    module: str
+    flags: Sequence[str]
+    env: Mapping[str, str]
+    files: Sequence[int] = ()
+
+
 class StageProcess:
     """A running child in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process, word: asyncio.StreamReader, log: Path) -> None:
+    def __init__(self, name: str, process: Process, word: asyncio.StreamReader, log: Path) -> None:
         self.name, self.log = name, log
+        self.children: tuple[int, ...] = ()
+        """Process ids of what the stage started itself, since it is ready."""
         self._process, self._word = process, word
 
     @classmethod
     async def start(
-        cls, name: str, command: Sequence[str], *, log: Path, supervisor: SupervisorPipe, env: Mapping[str, str]
+        cls,
+        name: str,
+        program: StageProgram,
+        *,
+        log: Path,
+        supervisor: SupervisorPipe,
+        forks: ForkClient | None = None,
     ) -> StageProcess:
-        """Cancelled, or where the system has no room for a process, it leaves nothing behind."""
+        """Starts the stage by a server of forks, else in a new interpreter. Cancelled, or where the system has no room
+        for a process, it leaves nothing behind."""
         ready_read, ready_write = os.pipe()
         word = asyncio.StreamReader()
         try:
@@ -74,15 +105,9 @@ class StageProcess:
             with contextlib.ExitStack() as undo:
                 undo.callback(reading.close)
                 with open_log(log, append=True) as output:
-                    process = await asyncio.create_subprocess_exec(
-                        *command,
-                        stdin=asyncio.subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                        env={**env, READY_FD: str(ready_write), PARENT_FD: str(supervisor.watched)},
-                        pass_fds=(ready_write, supervisor.watched),
-                        start_new_session=True,
-                    )
+                    env = {**program.env, READY_FD: str(ready_write), PARENT_FD: str(supervisor.watched)}
+                    files = (ready_write, supervisor.watched, *program.files)
+                    process = await _started(replace(program, env=env, files=files), output, forks)
                 undo.pop_all()
         finally:
             os.close(ready_write)
@@ -97,7 +122,9 @@ class StageProcess:
         line = await self._word.readline()
         if not line:
             raise StageDied(self.name, await self.ended(), self.log)
-        addresses: Addresses = json.loads(line)["addresses"]
+        word = json.loads(line)
+        self.children = tuple(word.get("children", ()))
+        addresses: Addresses = word["addresses"]
         return addresses
 
     async def ended(self) -> int:
@@ -120,9 +147,28 @@ class StageProcess:
             self._process.send_signal(number)
 
 
+async def _started(program: StageProgram, log: BinaryIO, forks: ForkClient | None) -> Process:
+    if forks is not None:
+        files = {1: log.fileno(), 2: log.fileno()} | {file: file for file in program.files}
+        module = f"{program.module}.__main__"
+        if forked := await forks.start(module, program.flags, environment=program.env, files=files):
+            return forked
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", program.module, *program.flags),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=dict(program.env),
+        pass_fds=program.files,
+        start_new_session=True,
+    )
+
+
 class Child(Protocol):
     """A running process as `KeptStage` uses it: `StageProcess` or `ServerProcess`."""
 
+    @property
+    def children(self) -> tuple[int, ...]: ...
     @property
     def pid(self) -> int: ...
     async def ready(self) -> Addresses: ...
@@ -132,6 +178,8 @@ class Child(Protocol):
 
 class ServerProcess:
     """An embedded server among the stages: ready when it has started."""
+
+    children: tuple[int, ...] = ()
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server

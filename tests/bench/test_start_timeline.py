@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,23 +16,21 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headwater.bench.processes import cpu_seconds_of_all
 from headwater.bench.start_timeline import Span, draw, read_timeline
 from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
+
+CORE = "engine-0's core"
 
 
 @pytest.fixture
 def pids() -> Iterator[dict[str, int]]:
     """Processes of a server, of a gateway, and of an engine with a core."""
-    commands = {"nats": ["sleep", "60"], "engine-0": ["sh", "-c", "sleep 60; true"], "gateway-0": ["sleep", "60"]}
     with ExitStack() as stack:
-        processes = {name: subprocess.Popen(command) for name, command in commands.items()}
+        processes = {name: subprocess.Popen(["sleep", "60"]) for name in ("nats", "engine-0", CORE, "gateway-0")}
         for process in processes.values():
             stack.callback(process.wait)
             stack.callback(process.terminate)
-        children = Path(f"/proc/{processes['engine-0'].pid}/task/{processes['engine-0'].pid}/children")
-        while not (core := children.read_text().split()):
-            time.sleep(0.01)
-        stack.callback(subprocess.run, ["kill", *core], check=True)
         yield {name: process.pid for name, process in processes.items()}
 
 
@@ -48,13 +47,27 @@ def test_the_spans_of_each_process_follow_one_another_up_to_ready(tmp_path: Path
         "waits for the stages",
         "waits until the gateway is ready",
     ]
-    core = [span for span in spans if span.process == "engine-0's core"]
+    core = [span for span in spans if span.process == CORE]
     assert [span.phase for span in core] == ["interpreter and first imports", "loading weights", "warming up"]
     assert [span.end for span in core] == pytest.approx([2.0, 3.0, 4.0], abs=1e-3)
     assert [span.end for span in spans if span.process == "gateway-0"] == pytest.approx([3.5], abs=1e-3)
     # A child is dated to a hundredth of a second.
     assert all(0 < span.begin < 3 for span in spans if span.process == "nats")
     assert all(later.begin == pytest.approx(span.end) for span, later in pairwise(core))
+
+
+def test_processor_time_of_a_cluster_is_that_of_all_its_processes() -> None:
+    spin = "import time; [None for _ in iter(lambda: time.process_time() < 0.3, False)]"
+    grandchild = f"import subprocess, sys, time; subprocess.run([sys.executable, '-c', {spin!r}]); time.sleep(60)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"import subprocess, sys; subprocess.run([sys.executable, '-c', {grandchild!r}])"]
+    ) as process:
+        try:
+            while cpu_seconds_of_all(process.pid) < 0.3:
+                time.sleep(0.05)
+            assert cpu_seconds_of_all(process.pid) < 3
+        finally:
+            subprocess.run(["pkill", "-P", str(process.pid)], check=True)
 
 
 def test_a_bar_begins_and_ends_where_its_span_does() -> None:
@@ -73,8 +86,14 @@ def phases_of(process: str, spans: list[Span]) -> list[str]:
 
 def record_of(pids: dict[str, int]) -> ClusterRecord:
     stages = tuple(
-        StageRecord(name=name, pid=pid, addresses={"url": "nats://"} if name == "nats" else {"grpc": "127.0.0.1:1"})
+        StageRecord(
+            name=name,
+            pid=pid,
+            addresses={"url": "nats://"} if name == "nats" else {"grpc": "127.0.0.1:1"},
+            children=(pids[CORE],) if name == "engine-0" else (),
+        )
         for name, pid in pids.items()
+        if name != CORE
     )
     return ClusterRecord(
         pid=pids["gateway-0"], model="m", rest="http://", grpc="", nats_url="", redis_url="", stages=stages

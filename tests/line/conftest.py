@@ -75,7 +75,8 @@ class Line:
 
     def pids_of(self, stage: str) -> list[int]:
         """A stage's processes: an engine has two."""
-        return [self.pid_of(stage), *descendants(self.pid_of(stage))]
+        roots = next([each.pid, *each.children] for each in self.record.stages if each.name == stage)
+        return list(dict.fromkeys(pid for root in roots for pid in [root, *descendants(root)]))
 
     def pids(self) -> list[int]:
         """Every process of the line, grandchildren included."""

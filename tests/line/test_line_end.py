@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.forked_cluster import ForkedCluster
 from tests.line.conftest import Line
 from tests.line.test_line_access import env_of
 
@@ -53,6 +52,10 @@ def wait_until_it_knows_all(line: Any) -> None:
         return len(candidates) == 2 and all(each["synced"] for each in candidates)
 
     line.wait_for(knows_all, 60, "the gateway does not know all stages")
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def files_under(folder: Path, *, but: Path) -> list[str]:
@@ -100,13 +103,33 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(deployed: Line) -
 
 
 @pytest.mark.slow
+def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(deployed: Line) -> None:
+    line = deployed
+    before = {stage.name: stage.pid for stage in line.record.stages if "grpc" in stage.addresses}
+    [server] = [pid for pid in line.pids() if "runtime.fork_server" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert {parent_of(pid) for pid in before.values()} == {server}
+    with line.stream("Once upon a time", max_tokens=100, ignore_eos=True) as events:
+        next(events)
+        os.kill(server, signal.SIGKILL)
+        *_, last = events
+    assert last["choices"][0]["finish_reason"] == "length"
+    for victim in ("processor-0", "engine-0"):
+        os.kill(before[victim], signal.SIGKILL)
+        line.wait_for(lambda name=victim: line.pid_of(name) != before[name], 60, f"{victim} is not back")  # type: ignore[misc]
+    assert {stage.name for stage in line.record.stages if before.get(stage.name) == stage.pid} == {
+        *("engine-1", "gateway-0", "output-processor-0")
+    }
+    wait_until_it_knows_all(line)
+
+
+@pytest.mark.slow
 def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_outside_its_folders(
     deployed: Line, home: Path
 ) -> None:
     line = deployed
     pids, addresses = line.pids(), line.addresses()
     shared_memory = shared_memory_of(pids)
-    assert len(pids) >= 9, "supervisor, two keepers with their servers, five stages, two engine cores"
+    assert len(pids) >= 12, "supervisor, server of forks, keepers of two servers, five stages, two engine cores"
     assert still_listening(addresses) == addresses
     with line.stream("Once upon a time", max_tokens=150, ignore_eos=True) as events:
         next(events)
@@ -124,7 +147,7 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
 
 @pytest.mark.slow
 def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_line: Any) -> None:
-    line = start_line(*SMALL, start=ForkedCluster)
+    line = start_line(*SMALL)
     with line.stream("Once upon a time", max_tokens=2000, ignore_eos=True) as events:
         next(events)
         pids, addresses = line.pids(), line.addresses()

@@ -42,7 +42,9 @@ class EngineProcess:
         os.close(watched)
         with os.fdopen(ready_read) as word:
             line = word.readline()
-        self.addresses: dict[str, str] = json.loads(line)["addresses"] if line else {}
+        word = json.loads(line) if line else {"addresses": {}, "children": []}
+        self.addresses: dict[str, str] = word["addresses"]
+        self._children: list[int] = word["children"]
 
     @property
     def address(self) -> str:
@@ -55,7 +57,8 @@ class EngineProcess:
 
     @property
     def core_pid(self) -> int:
-        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text())
+        [core] = self._children
+        return core
 
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,8 @@ import pytest
 
 from headwater.services.stack.model_stages import ModelStages
 from headwater.services.stack.scaling import Scaler, ScaleRules
-from headwater.services.stack.stage_process import KeptStage, StageProcess, SupervisorPipe
+from headwater.services.stack.stage_process import KeptStage, StageProcess, StageProgram, SupervisorPipe
+from tests.coded_stage.__main__ import PROGRAM
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
 
@@ -31,9 +31,8 @@ class Stages:
         async def start() -> StageProcess:
             self.begun.set()
             await self.may_spawn.wait()
-            command = [sys.executable, "-c", self._code]
-            log = self._folder / f"{name}.log"
-            process = await StageProcess.start(name, command, log=log, supervisor=self._pipe, env=os.environ)
+            program, log = StageProgram(PROGRAM, [self._code], os.environ), self._folder / f"{name}.log"
+            process = await StageProcess.start(name, program, log=log, supervisor=self._pipe)
             self.processes.append(process)
             return process
 

@@ -4,34 +4,59 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from headwater.services.stack.stage_process import KeptStage, StageDied, StageProcess, SupervisorPipe
+from headwater.services.runtime.forked import ForkClient, fork_server
+from headwater.services.stack.stage_process import KeptStage, StageDied, StageProcess, StageProgram, SupervisorPipe
+from tests.coded_stage.__main__ import PROGRAM
 
 READY = """import os, json, time
 os.write(int(os.environ["HEADWATER_READY_FD"]), json.dumps({"addresses": {"grpc": "here"}}).encode() + b"\\n")
 """
 
 
-async def start(code: str, folder: Path, pipe: SupervisorPipe) -> StageProcess:
-    command = [sys.executable, "-c", code]
-    return await StageProcess.start("stage", command, log=folder / "stage.log", supervisor=pipe, env=os.environ)
+class Starter:
+    """Starts stages of any code: in a new interpreter, or by a server of forks."""
+
+    def __init__(self, folder: Path, forks: ForkClient | None) -> None:
+        self.folder, self.forks = folder, forks
+
+    async def __call__(self, code: str, pipe: SupervisorPipe) -> StageProcess:
+        program, log = StageProgram(PROGRAM, [code], os.environ), self.folder / "stage.log"
+        stage = await StageProcess.start("stage", program, log=log, supervisor=pipe, forks=self.forks)
+        assert (parent_of(stage.pid) == os.getpid()) == (self.forks is None)
+        return stage
 
 
-async def test_a_stage_is_ready_with_the_addresses_that_it_announces(tmp_path: Path) -> None:
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+@pytest.fixture(params=["a new interpreter", "a server of forks"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Starter]:
+    if request.param == "a new interpreter":
+        yield Starter(tmp_path, None)
+        return
+    with fork_server([], environment=os.environ, free_variables=["PYTEST_CURRENT_TEST"]) as forks:
+        assert forks is not None
+        yield Starter(tmp_path, forks)
+
+
+async def test_a_stage_is_ready_with_the_addresses_that_it_announces(start: Starter) -> None:
     pipe = SupervisorPipe()
-    stage = await start(READY + "time.sleep(60)", tmp_path, pipe)
+    stage = await start(READY + "time.sleep(60)", pipe)
     assert await stage.ready() == {"grpc": "here"}
     await stage.stop(5, asyncio.Event())
     assert await stage.ended() == -signal.SIGTERM
     pipe.close()
 
 
-async def test_a_stage_that_ends_before_it_is_ready_leaves_its_last_words(tmp_path: Path) -> None:
+async def test_a_stage_that_ends_before_it_is_ready_leaves_its_last_words(start: Starter) -> None:
     pipe = SupervisorPipe()
-    stage = await start("import sys; print('no such model'); sys.exit(4)", tmp_path, pipe)
+    stage = await start("import sys; print('no such model'); sys.exit(4)", pipe)
     with pytest.raises(StageDied, match="status 4: no such model"):
         await stage.ready()
     pipe.close()
@@ -45,23 +70,28 @@ def test_of_a_log_however_long_the_end_alone_is_read(tmp_path: Path) -> None:
     assert "the last words" in str(StageDied("stage", 1, tmp_path / "log"))
 
 
-async def test_a_stage_that_cannot_be_spawned_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+async def test_a_stage_that_cannot_be_spawned_leaves_no_descriptor_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or a supervisor that tries again and again would run out of them, and then of every way to start anything."""
     pipe, before = SupervisorPipe(), set(os.listdir("/proc/self/fd"))
+    program = StageProgram(PROGRAM, [], os.environ)
     for _ in range(3):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "executable", "/no/such")
+            with pytest.raises(FileNotFoundError):
+                await StageProcess.start("stage", program, log=tmp_path / "log", supervisor=pipe)
         with pytest.raises(FileNotFoundError):
-            await StageProcess.start("stage", ["/no/such"], log=tmp_path / "log", supervisor=pipe, env=os.environ)
-        with pytest.raises(FileNotFoundError):
-            await StageProcess.start("stage", ["true"], log=tmp_path / "no/log", supervisor=pipe, env=os.environ)
+            await StageProcess.start("stage", program, log=tmp_path / "no/log", supervisor=pipe)
     # Transports close with the next turn of the loop.
     await asyncio.sleep(0)
     assert len(os.listdir("/proc/self/fd")) <= len(before)
     pipe.close()
 
 
-async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_hurry(tmp_path: Path) -> None:
+async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_hurry(start: Starter) -> None:
     pipe, hurry = SupervisorPipe(), asyncio.Event()
-    stage = await start("import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", tmp_path, pipe)
+    stage = await start("import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", pipe)
     await stage.ready()
     stopping = asyncio.ensure_future(stage.stop(60, hurry))
     await asyncio.sleep(0.05)
@@ -72,7 +102,7 @@ async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_h
     pipe.close()
 
 
-async def test_a_stage_that_dies_is_started_again(tmp_path: Path) -> None:
+async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
     pipe, said = SupervisorPipe(), []
     ready_again = asyncio.Event()
 
@@ -81,7 +111,7 @@ async def test_a_stage_that_dies_is_started_again(tmp_path: Path) -> None:
         if said.count("stage is ready") == 2:
             ready_again.set()
 
-    kept = KeptStage("stage", lambda: start(READY + "time.sleep(60)", tmp_path, pipe), changed)
+    kept = KeptStage("stage", lambda: start(READY + "time.sleep(60)", pipe), changed)
     await kept.begin()
     keeping = asyncio.ensure_future(kept.keep())
     assert kept.process is not None

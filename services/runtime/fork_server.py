@@ -1,0 +1,200 @@
+"""Forks programs from a process that has imported modules which they use:
+`fork_server REQUESTS FREE_VARIABLES MODULE…`.
+
+REQUESTS is a socket on which each message asks for one program, and carries the program's files and a socket for the
+replies: first the process's id, with a pidfd, then its exit status. A request whose environment is not that of the
+imports gets no reply. The server ends with the process that started it; programs that it forked go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from .process_title import set_title
+
+PR_SET_PDEATHSIG = 1
+MAX_REQUEST_BYTES = 1 << 20
+MAX_FILES = 64
+OWN_PREFIX = "HEADWATER_"
+"""Prefix of variables that no library reads when it is imported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A module whose `main` runs in a process of its own, with these arguments, variables and files."""
+
+    module: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    targets: Sequence[int]
+    """Numbers that the files have in the process."""
+    files: Sequence[int]
+
+    def run(self) -> None:
+        """Runs in the process that was forked for it; other files than the standard ones are closed by then."""
+        os.setsid()
+        self._place_files()
+        os.environ.clear()
+        os.environ.update(self.environment)
+        module = import_module(self.module)
+        sys.argv = [module.__file__ or self.module, *self.arguments]
+        name = self.module.removesuffix(".__main__")
+        set_title([sys.executable, "-m", name, *self.arguments])
+        module.main()
+
+    def _place_files(self) -> None:
+        above = max(self.targets, default=2) + 1
+        # A number that a file is to have may be another one's now.
+        held = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, above) for file in self.files]
+        for file in self.files:
+            os.close(file)
+        for file, target in zip(held, self.targets, strict=True):
+            os.dup2(file, target)
+            os.close(file)
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A forked program that runs, and the client that waits for its end."""
+
+    pid: int
+    pidfd: int
+    reply: socket.socket
+    has_client: bool = True
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.reply.close()
+
+
+class ForkServer:
+    def __init__(self, requests: socket.socket, free_variables: frozenset[str]) -> None:
+        self._requests, self._free = requests, free_variables
+        self._imported_with = dict(os.environ)
+        self._children: set[Child] = set()
+        # NOTE: not epoll, whose registrations a fork shares.
+        self._selector = selectors.PollSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+
+    def serve(self) -> Program | None:
+        """Forks programs until no client is left. Returns in each fork, with its program, and at the end with None."""
+        while True:
+            for key, _ in self._selector.select():
+                child = key.data
+                if child is None:
+                    request, files, flags, _ = socket.recv_fds(self._requests, MAX_REQUEST_BYTES, MAX_FILES)
+                    if not request:
+                        return None
+                    is_whole = not flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+                    if is_whole and (program := self._fork(json.loads(request), files)) is not None:
+                        return program
+                    # Where nothing was forked, the client sees that the socket for replies is closed.
+                    for file in files:
+                        os.close(file)
+                elif child in self._children and key.fileobj == child.pidfd:
+                    self._reap(child)
+                elif child in self._children:
+                    self._leave_behind(child)
+
+    def _fork(self, request: Mapping[str, object], files: Sequence[int]) -> Program | None:
+        """The program in the fork, None in the server, also where the system has no room for a fork."""
+        program = Program(**request, files=files[1:])  # type: ignore[arg-type]
+        if not self._suits(program.environment):
+            return None
+        with contextlib.suppress(OSError):
+            reply = socket.socket(fileno=os.dup(files[0]))
+            if (pid := _fork_quietly()) == 0:
+                os.close(files[0])
+                reply.close()
+                self._close()
+                return program
+            self._watch(pid, reply)
+        return None
+
+    def _suits(self, environment: Mapping[str, str]) -> bool:
+        """Whether modules that are imported with these variables are as those that are here."""
+        return all(
+            environment.get(name) == self._imported_with.get(name)
+            for name in environment.keys() | self._imported_with.keys()
+            if not name.startswith(OWN_PREFIX) and name not in self._free
+        )
+
+    def _watch(self, pid: int, reply: socket.socket) -> None:
+        try:
+            child = Child(pid, os.pidfd_open(pid), reply)
+        except OSError:
+            # Without room for a descriptor its end would not be seen.
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        self._children.add(child)
+        self._selector.register(child.pidfd, selectors.EVENT_READ, child)
+        self._selector.register(child.reply, selectors.EVENT_READ, child)
+        with contextlib.suppress(OSError):
+            socket.send_fds(child.reply, [b"%d" % child.pid], [child.pidfd])
+
+    def _reap(self, child: Child) -> None:
+        status = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        with contextlib.suppress(OSError):
+            child.reply.send(b"%d" % status)
+        self._selector.unregister(child.pidfd)
+        if child.has_client:
+            self._selector.unregister(child.reply)
+        self._children.discard(child)
+        child.close()
+
+    def _leave_behind(self, child: Child) -> None:
+        """The client is gone, or does not want the process any more."""
+        self._selector.unregister(child.reply)
+        child.has_client = False
+        signal.pidfd_send_signal(child.pidfd, signal.SIGTERM)
+
+    def _close(self) -> None:
+        """Closes the server's files in a fork."""
+        for child in self._children:
+            child.close()
+        self._selector.close()
+        self._requests.close()
+
+
+def _fork_quietly() -> int:
+    with warnings.catch_warnings():
+        # NOTE: Python from 3.12 on warns of threads; OpenBLAS has one, and ends it before a fork by a handler.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def main() -> None:
+    # The process that started this one holds the other end of REQUESTS, and so do programs that outlive it.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    requests, free_variables, modules = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    # Nothing of what imports make is garbage; to look for it took a fifth of their time (2026-11-27).
+    gc.disable()
+    for module in modules:
+        # The program that needs it says what is missing.
+        with contextlib.suppress(ImportError):
+            import_module(module)
+    # No later collection looks at what exists now: forks go on sharing its pages.
+    gc.freeze()
+    gc.enable()
+    with socket.socket(fileno=requests) as server:
+        program = ForkServer(server, frozenset(free_variables.split(","))).serve()
+    if program is not None:
+        program.run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The client's end of a server of forks (`fork_server`): starts one, asks it for processes, waits for their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+SERVER = "headwater.services.runtime.fork_server"
+UNKNOWN_STATUS = 255
+"""Exit status of a process whose server of forks died before it, as asyncio has it for processes that others reaped."""
+
+
+class ForkedProcess:
+    """A process that a server of forks has started, with those methods of `asyncio.subprocess.Process` that supervisors
+    use. It is told apart by a pidfd, so that no signal reaches a later process of the same id."""
+
+    def __init__(self, pid: int, pidfd: int, replies: socket.socket) -> None:
+        self.pid = pid
+        self._pidfd, self._replies = pidfd, replies
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._loop.add_reader(replies.fileno(), self._on_reply)
+
+    async def wait(self) -> int:
+        """The exit status, negative where a signal ended the process."""
+        return await asyncio.shield(self._ended)
+
+    def send_signal(self, number: int) -> None:
+        """Raises `ProcessLookupError` after the end of the process."""
+        if self._ended.done():
+            raise ProcessLookupError(self.pid)
+        signal.pidfd_send_signal(self._pidfd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _on_reply(self) -> None:
+        self._loop.remove_reader(self._replies.fileno())
+        with self._replies:
+            word = _received(self._replies)
+        if word:
+            self._end(int(word))
+        else:
+            # The server is gone, and with it the status; the process may go on for long.
+            self._loop.add_reader(self._pidfd, self._on_unseen_end)
+
+    def _on_unseen_end(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        self._end(UNKNOWN_STATUS)
+
+    def _end(self, status: int) -> None:
+        os.close(self._pidfd)
+        self._ended.set_result(status)
+
+
+class ForkClient:
+    """Asks a server of forks for processes. A process that inherits `socket` may ask as well."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self.socket = requests
+        requests.setblocking(False)
+
+    @classmethod
+    def inherited(cls, variable: str) -> ForkClient | None:
+        """The client whose socket the environment variable names; None where it names none."""
+        return cls(socket.socket(fileno=int(os.environ[variable]))) if variable in os.environ else None
+
+    async def start(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        files: Mapping[int, int],
+    ) -> ForkedProcess | None:
+        """A process in a session of its own that runs the module's `main`. `files`: number there → number here.
+
+        None where the server is gone, is asked for too much at once, or imported its modules with other variables; such
+        a process is to be started anew. Cancelled, it leaves no process behind.
+        """
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "targets": list(files),
+        }
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(ours)
+            with theirs:
+                try:
+                    sent = [json.dumps(request).encode()], [theirs.fileno(), *files.values()]
+                    socket.send_fds(self.socket, *sent)
+                except OSError:
+                    return None
+            await _readable(ours)
+            try:
+                word, pidfds, _, _ = socket.recv_fds(ours, 32, 1)
+            except ConnectionError:
+                return None
+            if not word:
+                return None
+            undo.pop_all()
+        return ForkedProcess(int(word), pidfds[0], ours)
+
+
+@contextlib.contextmanager
+def fork_server(
+    modules: Sequence[str], *, environment: Mapping[str, str], free_variables: Sequence[str] = ()
+) -> Iterator[ForkClient | None]:
+    """A server of forks that imports the modules with this environment, for the length of a scope; processes outlive
+    it. Programs may have other values of `free_variables` and of HEADWATER_'s. None where the system has no pidfds."""
+    if not _has_pidfds():
+        yield None
+        return
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            server = subprocess.Popen(
+                [sys.executable, "-m", SERVER, str(theirs.fileno()), ",".join(free_variables), *modules],
+                stdin=subprocess.DEVNULL,
+                env=dict(environment),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        try:
+            yield ForkClient(ours)
+        finally:
+            server.kill()
+            server.wait()
+
+
+def _has_pidfds() -> bool:
+    """Whether this is a Linux from 5.3 on."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+def _received(replies: socket.socket) -> bytes:
+    try:
+        return replies.recv(32)
+    except ConnectionError:
+        return b""
+
+
+async def _readable(file: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(file.fileno(), ready.set_result, None)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(file.fileno())

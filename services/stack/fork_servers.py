@@ -1,0 +1,108 @@
+"""Servers of forks of `headwater up`: one has what stages import, one what engines' cores on CPUs import.
+
+Both import while the supervisor reads its model folder and starts NATS and Valkey. They stay for stages that start
+again, and for replicas that come later; those share the pages of what was imported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..engine.core_environment import core_environment
+from ..engine.core_variables import CORE_FORKS_FD
+from ..runtime.forked import ForkClient, fork_server
+from ..runtime.hardware import resolve_device
+from .settings import STACK_VARIABLES, StackSettings
+from .stage_process import StageProgram
+
+STAGE_MODULES = (
+    "google.protobuf.json_format",
+    "grpc.aio",
+    "grpc_health.v1.health",
+    "grpc_reflection.v1alpha.reflection",
+    "grpc_status.rpc_status",
+    "jinja2.sandbox",
+    "llguidance",
+    "nats.js",
+    "redis.asyncio.cluster",
+    "starlette.applications",
+    "tokenizers",
+    "uvicorn",
+    "uvloop",
+    "headwater.gateway.__main__",
+    "headwater.gateway.admin.routes",
+    "headwater.gateway.http.app",
+    "headwater.services.engine.__main__",
+    "headwater.services.engine.grammar_queue",
+    "headwater.services.engine.kv_events",
+    "headwater.services.engine.peer_plane",
+    "headwater.services.engine.prefetches",
+    "headwater.services.engine.replica",
+    "headwater.services.engine.session",
+    "headwater.services.engine.tenant_sweep",
+    "headwater.services.engine.waiting_credit",
+    "headwater.services.grammars.checker",
+    "headwater.services.index.writer",
+    "headwater.services.output_processor.pending_usage",
+    "headwater.services.output_processor.text_plan",
+    "headwater.services.output_processor.token_logprobs",
+    "headwater.services.output_processor.transcript",
+    "headwater.services.processor.prepare",
+    "headwater.services.processor.session",
+    "headwater.services.text.stage",
+    "headwater.services.text.tokenizer_info",
+)
+"""Modules that stages import. None of them starts a thread or registers metrics, which would show in every stage."""
+CORE_MODULES = (
+    "torch",
+    "headwater.engine_core.executors.build",
+    "headwater.engine_core.models.decoder",
+    "headwater.engine_core.platforms.cpu",
+    "headwater.services.engine.core_process",
+    "headwater.kernels.cpu.compiler_start",
+)
+"""Modules that the core of an engine on a CPU imports; the last one does what is slow once in a process."""
+VARIABLES_OF_STAGES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+"""Variables that engines get, and that nothing reads which stages import."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkServers:
+    """None: such processes start from nothing."""
+
+    stages: ForkClient | None
+    cores: ForkClient | None
+
+    def for_cores_of(self, engine: StageProgram) -> StageProgram:
+        """The engine's program, told where it asks for its core."""
+        if self.cores is None:
+            return engine
+        number = self.cores.socket.fileno()
+        return replace(engine, env={**engine.env, CORE_FORKS_FD: str(number)}, files=(*engine.files, number))
+
+
+NO_FORKS = ForkServers(None, None)
+
+
+@contextlib.contextmanager
+def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
+    """The servers of forks of a cluster, for the length of a scope."""
+    own = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
+    with contextlib.ExitStack() as stack:
+        cores = None
+        # It takes longest.
+        if _forks_cores(settings):
+            environment = core_environment(settings.threads, own)
+            cores = stack.enter_context(fork_server(CORE_MODULES, environment=environment))
+        stages = stack.enter_context(fork_server(STAGE_MODULES, environment=own, free_variables=VARIABLES_OF_STAGES))
+        yield ForkServers(stages, cores)
+
+
+def _forks_cores(settings: StackSettings) -> bool:
+    """Whether engines run from the start on, without a GPU. A cluster that may do without engines keeps no memory for
+    them; of threads that a variable gives, engines tell."""
+    is_real = settings.executor == "single" and resolve_device(settings.device) == "cpu"
+    return is_real and settings.rules.min_replicas > 0 and "HEADWATER_THREADS" not in os.environ

@@ -1,0 +1,190 @@
+"""Processes that a server of forks starts: their files, variables and ends, without their client and without it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.services.runtime.forked import UNKNOWN_STATUS, ForkClient, ForkedProcess, fork_server
+from tests.polling import holds_within
+
+MODULE = "program_of_a_fork"
+SLEEP = "import time; time.sleep(60)"
+PROBE = """import json, os, sys
+facts = {
+    "argv": sys.argv[1:],
+    "has_module": "colorsys" in sys.modules,
+    "variable": os.environ.get("HEADWATER_PROBE"),
+    "files": {name: os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")},
+    "sid": os.getsid(0),
+    "shown": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0")[1:],
+    "loop": __import__("asyncio").run(__import__("asyncio").sleep(0, "it runs")),
+}
+print(json.dumps(facts), flush=True)
+raise SystemExit(7)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{tmp_path}"}
+
+
+@pytest.fixture
+async def forks(environment: dict[str, str]) -> AsyncIterator[ForkClient]:
+    with fork_server(["colorsys", "no.such.module"], environment=environment, free_variables=["FREE"]) as client:
+        assert client is not None
+        yield client
+
+
+async def start(
+    forks: ForkClient,
+    code: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    *arguments: str,
+    files: Mapping[int, int] | None = None,
+) -> ForkedProcess | None:
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    (folder / f"{MODULE}.py").write_text(f"def main():\n{body}")
+    return await forks.start(MODULE, arguments, environment=environment, files=files or {})
+
+
+async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_imported(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    with (tmp_path / "out").open("w") as out, (tmp_path / "other").open("w") as other:
+        files = {1: out.fileno(), 2: out.fileno(), 4: other.fileno(), 3: out.fileno()}
+        process = await start(
+            forks, PROBE, tmp_path, environment | {"HEADWATER_PROBE": "set", "FREE": "1"}, "-a", "b c", files=files
+        )
+    assert process is not None
+    assert await process.wait() == 7
+    facts: dict[str, Any] = json.loads((tmp_path / "out").read_text())
+    assert facts["argv"] == ["-a", "b c"]
+    assert facts["has_module"]
+    assert facts["variable"] == "set"
+    assert facts["sid"] == process.pid
+    assert facts["shown"] == ["-m", MODULE, "-a", "b c"]
+    assert facts["loop"] == "it runs"
+    named = {number: Path(path).name for number, path in facts["files"].items() if "/proc/" not in path}
+    assert named == {"0": "null", "1": "out", "2": "out", "3": "out", "4": "other"}
+    with pytest.raises(ProcessLookupError):
+        process.send_signal(signal.SIGTERM)
+
+
+async def test_a_fork_that_a_signal_ends_says_which(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    first = await start(forks, SLEEP, tmp_path, environment)
+    second = await start(forks, SLEEP, tmp_path, environment)
+    assert first is not None
+    assert second is not None
+    second.kill()
+    first.send_signal(signal.SIGTERM)
+    assert [await first.wait(), await second.wait()] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+async def test_a_program_whose_libraries_would_read_other_variables_is_not_forked(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    assert await start(forks, SLEEP, tmp_path, environment | {"OMP_NUM_THREADS": "17"}) is None
+    less = {name: value for name, value in environment.items() if name != "PATH"}
+    assert await start(forks, SLEEP, tmp_path, less) is None
+
+
+async def test_a_request_that_no_message_holds_is_for_a_new_interpreter(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    long = environment | {"HEADWATER_PROBE": "x" * (1 << 22)}
+    assert await start(forks, SLEEP, tmp_path, long) is None
+    process = await start(forks, "pass", tmp_path, environment)
+    assert process is not None
+    assert await process.wait() == 0
+
+
+async def test_a_process_outlives_its_server_and_its_end_is_seen(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    process = await start(forks, SLEEP, tmp_path, environment)
+    assert process is not None
+    os.kill(_parent(process.pid), signal.SIGKILL)
+    waiting = asyncio.ensure_future(process.wait())
+    # Nothing more can be asked for, which is no error.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(30):
+            while await start(forks, SLEEP, tmp_path, environment) is not None:
+                pass
+    assert not waiting.done()
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        assert await waiting == UNKNOWN_STATUS
+
+
+async def test_a_process_that_its_client_does_not_wait_for_is_ended(
+    forks: ForkClient, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    starting = asyncio.ensure_future(start(forks, SLEEP, tmp_path, environment))
+    # The request is sent, and the reply not read.
+    await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    # Requests are answered in order.
+    later = await start(forks, SLEEP, tmp_path, environment)
+    assert later is not None
+    assert await _comes_true(lambda: _children(_parent(later.pid)) == [later.pid])
+    later.kill()
+    await later.wait()
+
+
+async def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, subprocess\n"
+        "from headwater.services.runtime.forked import fork_server\n"
+        "with fork_server([], environment=os.environ):\n"
+        "    [child] = open(f'/proc/self/task/{os.getpid()}/children').read().split()\n"
+        "    print(child, flush=True)\n"
+        "    input()\n"
+    )
+    program = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert program.stdout is not None
+    server = int(await program.stdout.readline())
+    assert await _comes_true(lambda: "fork_server" in Path(f"/proc/{server}/cmdline").read_text())
+    # From here on the system ends it, or the end of its requests.
+    program.kill()
+    await program.wait()
+    assert await _comes_true(lambda: not _runs(server))
+
+
+async def test_without_pidfds_nothing_is_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    with fork_server([], environment=os.environ) as client:
+        assert client is None
+
+
+async def _comes_true(condition: Callable[[], bool]) -> bool:
+    return await asyncio.to_thread(holds_within, condition, 30)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _runs(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return pid > 0 and stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
