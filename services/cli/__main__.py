@@ -28,20 +28,20 @@ from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError
 from ..stack.cluster_record import read_cluster
 from ..stack.embedded import EmbeddedServerError
-from ..stack.local_stack import StackError
 from ..stack.plan import gpu_flags
 from ..stack.settings import StackSettings, default_state_dir
+from ..stack.stack_error import StackError
 from ..stack.stage_process import StageDied
 from ..stack.token_file import key_of_cluster
 from . import chat as chat_room
 from . import doctor as examination
-from . import status as cluster
 from .access_command import access
 from .admin_client import AdminError, AsJson
 from .answer_stream import ChatError
 from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
+from .nobody_there import NobodyThere
 from .platform_commands import app as platform_commands
 from .role_command import make_command as make_role_command
 from .tenant_commands import make_commands
@@ -50,16 +50,7 @@ from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
-    *(
-        CalibrationFailed,
-        StackError,
-        StageDied,
-        EmbeddedServerError,
-        cluster.NobodyThere,
-        ChatError,
-        AdminError,
-        ModelError,
-    ),
+    *(CalibrationFailed, StackError, StageDied, EmbeddedServerError, NobodyThere, ChatError, AdminError, ModelError),
     *(httpx.HTTPError, OSError),
 )
 """Errors that a person can do something about, those of files among them; any other is a bug and shows its trace."""
@@ -222,6 +213,9 @@ def status(
     state_dir: StateDir,
 ) -> None:
     """Show every process of the cluster, and how busy the engines are."""
+    # Other commands do not wait for what speaks with NATS.
+    from . import status as cluster  # noqa: PLC0415
+
     line = read_cluster(state_dir)
     url = nats_url or (line.nats_url if line is not None else None)
     if url is None:
@@ -229,11 +223,10 @@ def status(
     try:
         rest = line.rest if line is not None else ""
         members = cluster.seen(url, key_of_cluster(state_dir, os.environ), Console() if watch else None, rest)
-    except cluster.NobodyThere:
+    except NobodyThere as nobody:
         # The cluster goes on without, which its gateway can tell.
-        raise cluster.NobodyThere(
-            url, asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
-        ) from None
+        gateway = asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
+        raise NobodyThere(nobody.address, gateway) from None
     if as_json:
         print(json.dumps(cluster.as_json(members), indent=2))
     else:

@@ -19,19 +19,13 @@ from ..runtime.membership import Members
 from ..runtime.printable import shown
 from ..runtime.role import BOTH
 from ..runtime.tasks import owned_task
+from .nobody_there import NobodyThere
 from .plain_table import plain_table
 from .status_watch import GatewaySight, TokenRates, findings, watched
 
 ASK_SECONDS = 3.0
 LISTEN_SECONDS = 1.2
 """A heartbeat comes each second."""
-
-
-class NobodyThere(Exception):
-    """The bus could not be reached; `gateway` is what a gateway says meanwhile, where one answers."""
-
-    def __init__(self, nats_url: str, gateway: str = "") -> None:
-        super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the cluster up?'}")
 
 
 def seen(nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = "") -> list[Member]:
@@ -47,7 +41,7 @@ async def listen(nats_url: str) -> list[Member]:
     """Everyone who is heard within a heartbeat. Raises `NobodyThere`."""
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
-            raise NobodyThere(nats_url)
+            raise NobodyThere(without_password(nats_url))
         async with Members(bus, Kind).running() as members:
             await asyncio.sleep(LISTEN_SECONDS)
             return _everyone(members)
@@ -72,7 +66,7 @@ async def watch(nats_url: str, console: Console, rest: str = "") -> None:
     rates, gateway = TokenRates(), GatewaySight.of(rest)
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
-            raise NobodyThere(nats_url)
+            raise NobodyThere(without_password(nats_url))
         async with Members(bus, Kind).running() as members, owned_task(gateway.follow()):
             with Live(console=console, auto_refresh=False) as live:
                 while True:

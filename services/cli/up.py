@@ -27,8 +27,8 @@ from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
 from ..stack.cluster_record import ClusterRecord
 from ..stack.fork_servers import ForkServers, fork_servers
-from ..stack.local_stack import LocalStack, StackError
 from ..stack.settings import StackSettings
+from ..stack.stack_error import StackError
 
 INTERRUPTED = 130
 
@@ -60,6 +60,9 @@ def up(settings: StackSettings, console: Console) -> int:
 
 
 async def _run(settings: StackSettings, folder: Path, console: Console, began: float, forks: ForkServers) -> int:
+    # Servers of forks import beside this process: they are started before it imports what NATS and HTTP take.
+    from ..stack.local_stack import LocalStack  # noqa: PLC0415
+
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
     stack = LocalStack(

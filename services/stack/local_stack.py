@@ -31,6 +31,7 @@ from .plan import StackPlan
 from .readiness import until_ready
 from .roles import Role
 from .settings import STACK_VARIABLES, StackSettings
+from .stack_error import StackError
 from .stage_process import KeptStage, ServerProcess, StageProcess, StageProgram, SupervisorPipe, begin_all
 from .token_file import TOKEN, TOKEN_PATH, key_of_cluster, prepare_token, tenants_are_signed, token_env
 
@@ -38,10 +39,6 @@ SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"
 """In the state folder: who may use this cluster's servers."""
 READY_LIMIT = 120.0
-
-
-class StackError(Exception):
-    """The cluster cannot start, and what to do about it."""
 
 
 class LocalStack:

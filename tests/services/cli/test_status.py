@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headwater.services.cli.status import NobodyThere, as_json, as_table, ask_gateway, listen
+from headwater.services.cli.nobody_there import NobodyThere
+from headwater.services.cli.status import as_json, as_table, ask_gateway, listen
 from headwater.services.cli.status_watch import TokenRates, findings, watched
 from headwater.services.runtime import bus as bus_module
 from headwater.services.runtime.bus import Bus
