@@ -18,9 +18,10 @@ NewCache = Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]
 def private_cache(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """See `NewCache`: one that no other process reaches. On a CPU the system makes its pages as blocks are filled, as
     those of `cache_in`."""
-    if device.type == "cpu" and math.prod(shape):
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type == "cpu" and num_bytes:
         # To zero 512 MiB at the start takes a quarter of a second of a core; a page takes 2 µs (2026-11-27).
-        memory = mmap(-1, math.prod(shape) * dtype.itemsize, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        memory = mmap(-1, num_bytes, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         return torch.frombuffer(memory, dtype=dtype).view(*shape)
     return torch.zeros(*shape, dtype=dtype, device=device)
 
