@@ -66,7 +66,7 @@ class Responses:
         items = [*stored_items(before), *items_of(asked)]
         generation = Generation(_request_of(caller, asked, items, len(before)))
         await _prepare(self._cluster, generation, asked, items, len(before))
-        return ResponseAnswer(request_id=caller.request_id, asked=asked, is_stored=True)
+        return ResponseAnswer(request_id=caller.request_id, asked=asked)
 
     async def resume(
         self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, out: NumberedStream, found: Found
@@ -174,7 +174,6 @@ class Responses:
     ) -> dict[str, Any]:
         """The response, which says itself whether it can be found again. One that was `is_known` before is kept, or was
         deleted."""
-        answer.is_stored = answer.asked.store is not False
         if is_known:
             return answer.ended(generation)
         given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]

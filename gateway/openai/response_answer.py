@@ -33,7 +33,6 @@ class ResponseAnswer:
     request_id: str
     asked: ResponsesRequest
     created: int = field(default_factory=lambda: int(time.time()))
-    is_stored: bool = False
     conversation_id: str | None = None
     items: ResponseItems = field(init=False)
 
@@ -46,6 +45,11 @@ class ResponseAnswer:
     @property
     def id(self) -> str:
         return f"resp_{self.request_id}"
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the response is to be kept: as the client asked, from the first event of a stream on."""
+        return self.asked.store is not False
 
     def response(self, status: str, generation: Generation | None = None, **more: Any) -> dict[str, Any]:
         """The object as it is now; sampling as the contract completed it, once it has."""
@@ -96,7 +100,9 @@ class ResponseAnswer:
         return self.response("incomplete" if is_cut else "completed", generation, **more)
 
     def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
-        return self.response("failed", error={"code": error.code, "message": error.message})
+        """The object of an answer that ends with an error: kept where it was computed in the background."""
+        failure = {"code": error.code, "message": error.message}
+        return self.response("failed", error=failure, store=bool(self.asked.background))
 
 
 class ResponseEvents:

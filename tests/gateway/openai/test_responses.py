@@ -101,6 +101,16 @@ def test_what_is_not_to_be_kept_is_not(keeper: Gateway) -> None:
     assert keeper.client.get(f"{PATH}/{made['id']}").status_code == 404
 
 
+@pytest.mark.parametrize("store", [True, False, None])
+def test_every_event_of_a_stream_says_whether_the_response_is_kept(client: openai.OpenAI, store: bool | None) -> None:
+    kept = {} if store is None else {"store": store}
+    events: list[Any] = list(client.responses.create(**ASKED | kept, input="x", stream=True))
+    said = {event.type: event.response.store for event in events if hasattr(event, "response")}
+    is_kept = store is not False
+    kinds = ("response.created", "response.in_progress", "response.incomplete")
+    assert said == dict.fromkeys(kinds, is_kept)
+
+
 def test_a_gateway_without_a_store_answers_and_says_that_nothing_was_kept(gateway: Gateway) -> None:
     assert post(gateway, input="x")["store"] is False
     assert post(gateway, 503, input="x", previous_response_id="resp_1")["error"]["code"] == "store_unavailable"
