@@ -1,12 +1,23 @@
 """Errors between a client and an answer, as named exceptions that write their own sentence.
 
-HeadwaterError ├── BadRequest 400 INVALID_ARGUMENT a field, its value, what is allowed │ ├── ContextTooLong 400 │ └──
-UnsupportedField 400 ├── Unauthenticated 401 UNAUTHENTICATED │ └── KeyRevoked 401 a key that was good when the request
-began ├── PermissionDenied 403 PERMISSION_DENIED ├── NotFound 404 NOT_FOUND a model, a request ├── SlowBody 408
-DEADLINE_EXCEEDED its body does not come ├── BodyTooLarge 413 INVALID_ARGUMENT ├── UnsupportedMediaType 415
-INVALID_ARGUMENT ├── LimitExceeded 429 RESOURCE_EXHAUSTED retry after │ └── StorageLimitExceeded 429 bytes that a tenant
-may keep ├── ClientGone 499 CANCELLED │ └── SlowReader 499 RESOURCE_EXHAUSTED its answer waits for it no longer ├──
-InternalError 500 INTERNAL ├── Unavailable 503 UNAVAILABLE retry after └── DeadlineExceeded 504 DEADLINE_EXCEEDED
+    HeadwaterError
+    ├── BadRequest                 400 INVALID_ARGUMENT      a field, its value, what is allowed
+    │   ├── ContextTooLong         400
+    │   └── UnsupportedField       400
+    ├── Unauthenticated            401 UNAUTHENTICATED
+    │   └── KeyRevoked             401                       a key that was good when the request began
+    ├── PermissionDenied           403 PERMISSION_DENIED
+    ├── NotFound                   404 NOT_FOUND             a model, a request
+    ├── SlowBody                   408 DEADLINE_EXCEEDED     its body does not come
+    ├── BodyTooLarge               413 INVALID_ARGUMENT
+    ├── UnsupportedMediaType       415 INVALID_ARGUMENT
+    ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
+    │   └── StorageLimitExceeded   429                       bytes that a tenant may keep
+    ├── ClientGone                 499 CANCELLED
+    │   └── SlowReader             499 RESOURCE_EXHAUSTED    its answer waits for it no longer
+    ├── InternalError              500 INTERNAL
+    ├── Unavailable                503 UNAVAILABLE           retry after
+    └── DeadlineExceeded           504 DEADLINE_EXCEEDED
 
 The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in the gateway.
 """
