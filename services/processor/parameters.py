@@ -82,8 +82,11 @@ BESIDE_BEAMS = {
 """Fields that a request for beam search may have; any other is refused beside it."""
 
 
-def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:
-    """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the contract refuses."""
+def check_sampling(
+    asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool, is_chat: bool = False
+) -> common_pb2.Sampling:
+    """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the contract refuses. An
+    answer of a chat has a token at least; a completion may ask for its prompt alone."""
     check_sampling_sizes(asked, limits.vocab_size)
     checked = common_pb2.Sampling()
     checked.CopyFrom(asked)
@@ -94,6 +97,7 @@ def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: b
         if _has(checked, name) and not allowed.accepts(value := getattr(checked, name)):
             raise BadRequest.of(name, value, allowed.allowed)
     _check_combinations(checked, stream)
+    _check_max_tokens(checked, is_chat)
     _check_strings(checked)
     _check_ids(checked, limits.vocab_size)
     _check_speculative(checked.speculative)
@@ -128,12 +132,15 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         raise BadRequest("ignore_eos", "ignore_eos is true with structured output; allowed: false, a match has an end")
     if _has(checked, "prompt_logprobs") and stream:
         raise BadRequest("prompt_logprobs", "prompt_logprobs with stream; allowed: without stream")
-    if _has(checked, "max_tokens") and checked.max_tokens == 0 and not checked.echo:
-        raise BadRequest.of("max_tokens", 0, "at least 1, or 0 with echo")
     if _has(checked, "truncate_prompt_tokens") and checked.truncate_prompt_tokens == 0:
         raise BadRequest.of("truncate_prompt_tokens", 0, "at least 1")
     if _has(checked, "truncation_side") and checked.truncation_side not in SIDES:
         raise BadRequest.of("truncation_side", checked.truncation_side, " or ".join(SIDES))
+
+
+def _check_max_tokens(checked: common_pb2.Sampling, is_chat: bool) -> None:
+    if _has(checked, "max_tokens") and checked.max_tokens == 0 and not checked.echo:
+        raise BadRequest.of("max_tokens", 0, "at least 1" if is_chat else "at least 1, or 0 with echo")
 
 
 def _check_beam_search(checked: common_pb2.Sampling) -> None:

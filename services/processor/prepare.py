@@ -17,7 +17,8 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     """Prepares a request. Raises `BadRequest` for values that the contract refuses."""
     if len(request.cache_namespace) != HASH_LEN:
         raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
-    sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
+    is_chat = request.prompt.WhichOneof("kind") == "conversation"
+    sampling = check_sampling(request.sampling, model.limits, stream=request.stream, is_chat=is_chat)
     if request.pooling:
         sampling.max_tokens = 0
     token_ids, form = _tokens_and_format(model, request.prompt, escapes=_escapes(model, request))
@@ -77,7 +78,7 @@ def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> li
             text = _rendered(model, prompt.conversation, escapes=escapes)
             return _conversation_ids(model, prompt, text, escapes=escapes)
         case _:
-            raise BadRequest.of("prompt", None, "text, token ids or a conversation")
+            raise BadRequest("prompt", "prompt is missing; allowed: text, token ids or a conversation")
 
 
 def _rendered(model: TextModel, asked: processor_pb2.Conversation, *, escapes: bool) -> str:

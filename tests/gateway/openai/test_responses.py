@@ -211,6 +211,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_a_response_without_tokens_is_refused_without_naming_a_field_of_completions(gateway: Gateway) -> None:
+    error = post(gateway, 400, input="x", max_output_tokens=0)["error"]
+    assert error["message"] == "max_output_tokens is 0; allowed: at least 1"
+
+
 @pytest.mark.parametrize(("body", "param"), REFUSED, ids=lambda value: str(value)[:40])
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_served_is_refused_by_name(
