@@ -145,7 +145,14 @@ def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] |
         field, value = _look_up(read(), path)
     except (ValueError, RecursionError) as broken:
         return _no_json(broken)
-    return BadRequest.of(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
+    return _refused(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
+
+
+def _refused(param: str, value: Any, allowed: str) -> BadRequest:
+    """As `BadRequest.of`, with null, true and false as the client wrote them."""
+    if value is None or isinstance(value, bool):
+        return BadRequest(param, f"{param} is {json.dumps(value)}; allowed: {allowed}")
+    return BadRequest.of(param, value, allowed)
 
 
 def _no_json(fault: Exception) -> BadRequest:

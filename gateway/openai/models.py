@@ -48,7 +48,9 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
 
 
 async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest, model: str) -> dict[str, Any]:
-    if (asked.prompt is None) == (asked.messages is None):
+    if asked.prompt is None and asked.messages is None:
+        raise BadRequest("prompt", "prompt is missing; allowed: text, or messages in its place", code="missing_field")
+    if asked.prompt is not None and asked.messages is not None:
         raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
     if asked.prompt is not None:
         prompt = processor_pb2.Prompt(text=asked.prompt, add_special_tokens=asked.add_special_tokens)

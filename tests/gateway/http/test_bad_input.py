@@ -246,6 +246,23 @@ def test_rest_names_the_text_that_is_not_whole(gateway: Gateway) -> None:
         assert said == rf"{param} is {shown}; allowed: text whose \ud800…\udfff come in pairs"
 
 
+SENTENCES = [
+    (CHAT, {"model": None}, "model is null; allowed: a served model's name"),
+    (CHAT, {"temperature": True}, "temperature is true; allowed: a number, 0…2"),
+    (CHAT, {"max_tokens": 0}, "max_tokens is 0; allowed: at least 1"),
+    (COMPLETIONS, {"max_tokens": 0}, "max_tokens is 0; allowed: at least 1, or 0 with echo"),
+    ("/tokenize", {"prompt": None}, "prompt is missing; allowed: text, or messages in its place"),
+]
+
+
+@pytest.mark.parametrize(("path", "change", "sentence"), SENTENCES, ids=[row[2] for row in SENTENCES])
+def test_rest_shows_values_as_json_has_them_and_names_what_is_missing(
+    gateway: Gateway, path: str, change: dict[str, Any], sentence: str
+) -> None:
+    reply = gateway.client.post(path, json=GOOD[path] | change)
+    assert check(reply, 400, sentence.partition(" ")[0]) == sentence
+
+
 def test_rest_says_that_a_message_without_parts_has_none(gateway: Gateway) -> None:
     reply = gateway.client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": []}]))
     said = check(reply, 400, "messages[0].content")
