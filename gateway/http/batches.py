@@ -9,7 +9,7 @@ import msgspec
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from headwater.services.runtime.errors import BadRequest, LimitExceeded, UnsupportedMediaType
+from headwater.services.runtime.errors import BadRequest, LimitExceeded, NotFound, UnsupportedMediaType
 
 from ..buckets import or_unavailable
 from ..jobs.batches.files import Files
@@ -123,7 +123,7 @@ class BatchSurface:
         asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
         hours = _checked(asked)
         with or_unavailable():
-            await self._files.get(tenant.key, asked.input_file_id)
+            await self._check_input(tenant, asked)
             running = [batch for batch in await self._ledger.all(tenant.key) if batch.status not in OVER]
             if len(running) >= MAX_OPEN_BATCHES:
                 raise LimitExceeded(f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0)
@@ -139,6 +139,14 @@ class BatchSurface:
             async with self._storage.room(tenant.key, 0):
                 await self._ledger.add(Kept.of(batch, tenant))
         await exchange.reply_json(batch)
+
+    async def _check_input(self, tenant: Tenant, asked: NewBatch) -> None:
+        """Raises `NotFound`, in the name of the field, for a file that the tenant does not have."""
+        try:
+            await self._files.get(tenant.key, asked.input_file_id)
+        except NotFound as missing:
+            missing.param = "input_file_id"
+            raise
 
     async def list_batches(self, exchange: Exchange) -> None:
         tenant = self._tenant_of(exchange)

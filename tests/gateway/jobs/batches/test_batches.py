@@ -167,6 +167,13 @@ def test_a_batch_that_cannot_be_is_refused_by_name(batching: Gateway, body: dict
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
+def test_a_batch_of_a_file_that_does_not_exist_is_refused_in_the_name_of_the_field(batching: Gateway) -> None:
+    asked = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": "file-x"}
+    reply = batching.client.post("/v1/batches", json=asked)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (404, "input_file_id", "file_not_found")
+
+
 def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
     post = batching.client.post
     assert post("/v1/files", json={}).status_code == 415
