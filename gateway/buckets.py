@@ -45,7 +45,9 @@ def or_unavailable() -> Iterator[None]:
             raise Unavailable(
                 "durable storage is full: an administrator has to make room", code="storage_full"
             ) from None
-        raise Unavailable(f"durable storage does not answer: {failure!r}", code="storage_unavailable") from None
+        # A plain TimeoutError has no text.
+        reason = str(failure) or "no reply in time"
+        raise Unavailable(f"durable storage in NATS does not answer: {reason}", code="storage_unavailable") from None
 
 
 async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:

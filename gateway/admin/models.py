@@ -17,8 +17,8 @@ from .administration import Administration
 MAX_BODY_BYTES = 64 * 1024
 ASK_SECONDS = 2.0
 NO_SUPERVISOR = (
-    "no supervisor of this line answers: models are loaded and unloaded where `headwater up` runs it; elsewhere "
-    "(compose, Kubernetes) start a processor, an output processor and engines for the model"
+    "no supervisor of this cluster answers over NATS: models are loaded and unloaded where `headwater up` runs it; "
+    "elsewhere (compose, Kubernetes) start a processor, an output processor and engines for the model"
 )
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=4096)]
