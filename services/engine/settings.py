@@ -31,6 +31,11 @@ CHOICES = {
     "kv_peer_direct": ("auto", "off"),
     "peer_access": ("auto", "off"),
 }
+_NUMBERS = ("num_blocks", "max_model_len", "long_prefill_chunk", "threads")
+_BYTES = ("kv_cache_memory", "kv_swap_memory", "kv_peer_memory")
+_SECONDS = ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_prefill_seconds")
+NEVER_NEGATIVE = dict.fromkeys(_NUMBERS, "0 or more") | dict.fromkeys(_BYTES, "0 or more bytes")
+NEVER_NEGATIVE |= dict.fromkeys(_SECONDS, "0 or more seconds")
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
 ONE_IF_SIMULATED = "1 with --executor simulated"
 STAGE_SECRET_FILE = (
@@ -132,14 +137,11 @@ class EngineSettings(StageSecuritySettings):
             raise SettingError("port", self.port, "0…65535")
         if not -1 <= self.metrics_port <= 65535:
             raise SettingError("metrics_port", self.metrics_port, "-1…65535")
-        for name in ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_prefill_seconds"):
+        for name, least in NEVER_NEGATIVE.items():
             if getattr(self, name) < 0:
-                raise SettingError(name, getattr(self, name), "0 or more seconds")
+                raise SettingError(name, getattr(self, name), least)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
-        for name in ("kv_swap_memory", "kv_peer_memory"):
-            if getattr(self, name) < 0:
-                raise SettingError(name, getattr(self, name), "0 or more bytes")
         if self.kv_disk_memory < 1:
             raise SettingError("kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
         for name, allowed in CHOICES.items():
