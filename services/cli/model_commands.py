@@ -17,6 +17,7 @@ from rich.table import Table
 
 from ..runtime.printable import printable, shown
 from ..runtime.progress import ProgressBars, Report
+from ..runtime.settings import SettingError
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
 from .plain_table import plain_table
 
@@ -156,10 +157,12 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
 
 def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str, int]:
-    """Bounds of a model's replicas, of those that are given. Raises `ModelError`."""
+    """Bounds of a model's replicas, of those that are given. Raises `ModelError`, `SettingError`."""
     if fixed is not None:
         if least is not None or most is not None:
             raise ModelError("--replicas goes without --min-replicas and --max-replicas")
+        if fixed < 1:
+            raise SettingError("replicas", fixed, "at least 1; --min-replicas 0 lets engines come and go by demand")
         least = most = fixed
     given = {"min_replicas": least, "max_replicas": most}
     return {name: value for name, value in given.items() if value is not None}

@@ -59,7 +59,7 @@ def check(
     everything passed, with 1 elsewhere.
     """
     flags = [f"--device={name}", "--model" if model else "--no-model", *(["--json"] if as_json else [])]
-    flags += [f"--dtypes={each}" for each in dtype or ()] + [f"--parts={each}" for each in part or ()]
+    flags += [f"--dtype={each}" for each in dtype or ()] + [f"--part={each}" for each in part or ()]
     flags += [f"--cache-dir={cache_dir}"] if cache_dir is not None else []
     # Another program in this process, in the environment of an engine's core: it brings torch.
     command = [sys.executable, "-m", "headwater.services.engine.platform_check", *flags]

@@ -46,16 +46,16 @@ class CheckSettings:
     """Compares a platform's operations with their specification, and its answers with those of a reference."""
 
     device: str = setting("", "name of the platform")
-    dtypes: tuple[str, ...] = setting((), "types of weights to check the operations in; none: all that it serves")
-    parts: tuple[str, ...] = setting((), f"parts of the operations: {', '.join(PARTS)}; none: all")
+    dtype: tuple[str, ...] = setting((), "types of weights to check the operations in; none: all that it serves")
+    part: tuple[str, ...] = setting((), f"parts of the operations: {', '.join(PARTS)}; none: all")
     model: bool = setting(True, "check the demo model's greedy tokens too")
     json: bool = setting(False, "print JSON, for scripts")
     cache_dir: Path | None = setting(None, "folder of models; default: HEADWATER_CACHE, ~/.cache/headwater")
 
     def __post_init__(self) -> None:
-        for part in self.parts:
+        for part in self.part:
             if part not in PARTS:
-                raise SettingError("parts", part, " or ".join(PARTS))
+                raise SettingError("part", part, " or ".join(PARTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +70,12 @@ def check(settings: CheckSettings, report: Report) -> tuple[LoadedDevice, list[R
     """Raises `ConfigError` for a platform that is refused, and what pulling the demo model raises."""
     loaded = loading.load(settings.device)
     served = loaded.device.capabilities.dtypes
-    for dtype in settings.dtypes:
+    for dtype in settings.dtype:
         if dtype not in served:
-            raise ConfigError("dtypes", dtype, f"{' or '.join(served)} on the platform {settings.device}")
+            raise ConfigError("dtype", dtype, f"{' or '.join(served)} on the platform {settings.device}")
     rows = []
-    for dtype in settings.dtypes or served:
-        for line in operation_lines(loaded.device, dtype, settings.parts or PARTS):
+    for dtype in settings.dtype or served:
+        for line in operation_lines(loaded.device, dtype, settings.part or PARTS):
             rows.append(Row(dtype, line))
             report(f"operations in {dtype}", len(rows), len(rows) + 1)
         report(f"operations in {dtype}", 1, 1)
@@ -87,7 +87,7 @@ def check(settings: CheckSettings, report: Report) -> tuple[LoadedDevice, list[R
 def _model_rows(settings: CheckSettings, loaded: LoadedDevice, report: Report) -> Iterator[Row]:
     """In the type that `auto` is on this machine, or the first that is asked for or served."""
     flags, device = loaded.device.capabilities, loaded.device.name
-    allowed = settings.dtypes or flags.dtypes
+    allowed = settings.dtype or flags.dtypes
     usual = resolve_dtype("auto", device)
     dtype = usual if usual in allowed else allowed[0]
     cache_dir = settings.cache_dir or default_cache_dir()

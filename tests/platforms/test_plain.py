@@ -131,7 +131,7 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
     install(tmp_path, "wrong", WRONG.format(fault=UNSCALED), distribution="wrong-norm")
     monkeypatch.syspath_prepend(str(tmp_path))
     torch.set_num_threads(1)
-    assert status(monkeypatch, "--device=wrong", "--no-model", "--dtypes=float32", "--parts=rows", "--json") == 1
+    assert status(monkeypatch, "--device=wrong", "--no-model", "--dtype=float32", "--part=rows", "--json") == 1
     told: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert not told["passed"]
     assert told["model"] is None
@@ -145,8 +145,8 @@ def test_the_check_of_a_wrong_platform_fails_with_the_name_of_its_operation(
     [
         (("--device=tulip",), "device is 'tulip'; allowed: auto or cuda or cpu or plain"),
         (("--device=second",), "api of the platform 'second' is 2; allowed: 1, the version of this Headwater"),
-        (("--device=plain", "--dtypes=int3"), "dtypes is 'int3'; allowed: float32 or bfloat16 on the platform plain"),
-        (("--device=plain", "--parts=noise"), "--parts is 'noise'; allowed: rows or attention or sampling or hooks"),
+        (("--device=plain", "--dtype=int3"), "dtype is 'int3'; allowed: float32 or bfloat16 on the platform plain"),
+        (("--device=plain", "--part=noise"), "--part is 'noise'; allowed: rows or attention or sampling or hooks"),
     ],
 )
 def test_what_cannot_be_checked_is_said_in_one_line(
