@@ -80,8 +80,6 @@ StateDir = Annotated[Path, option_of("state_dir")]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
 app.add_typer(platform_commands, name="platform")
-app.command("role")(make_role_command(default_state_dir))
-app.command()(access)
 CacheDir = Annotated[Path, option_of("cache_dir")]
 Port = Annotated[int, option_of("port")]
 GrpcPort = Annotated[int, option_of("grpc_port")]
@@ -257,6 +255,11 @@ def doctor(
 def bench(context: typer.Context) -> None:
     """Measure: `headwater bench --help` lists the benchmarks."""
     _become("headwater.bench", context.args)
+
+
+# `--help` lists commands in this order, those that a newcomer wants first.
+app.command("role")(make_role_command(default_state_dir))
+app.command()(access)
 
 
 def _add_stage(name: str, module: str, summary: str) -> None:

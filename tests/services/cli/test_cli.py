@@ -80,6 +80,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
         (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
+        (("models", "scale", "m", "--replicas", "-1"), "--replicas is -1; allowed: at least 1; --min-replicas 0 lets"),
         (("tenant", "list", "--admin-key-file", "/no/file"), "No such file or directory: '/no/file'"),
         (
             ("models", "list", "--base-url", "http://127.0.0.1:1"),
@@ -119,6 +120,11 @@ def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path)
         done = headwater("up", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--port", port)
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in done.stderr
+
+
+def test_help_lists_what_a_newcomer_wants_first() -> None:
+    commands = [command.callback for command in cli.app.registered_commands]
+    assert commands[:2] == [cli.up, cli.chat]
 
 
 @pytest.mark.parametrize(
