@@ -32,7 +32,7 @@ from ..stack.plan import gpu_flags
 from ..stack.settings import StackSettings, default_state_dir
 from ..stack.stack_error import StackError
 from ..stack.stage_process import StageDied
-from ..stack.token_file import key_of_cluster
+from ..stack.token_file import key_of_cluster, key_of_environment
 from . import chat as chat_room
 from . import doctor as examination
 from .access_command import access
@@ -41,7 +41,7 @@ from .answer_stream import ChatError
 from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
-from .nobody_there import NobodyThere
+from .nobody_there import NobodyHeard, NobodyThere
 from .platform_commands import app as platform_commands
 from .role_command import make_command as make_role_command
 from .tenant_commands import make_commands
@@ -50,7 +50,8 @@ from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
-    *(CalibrationFailed, StackError, StageDied, EmbeddedServerError, NobodyThere, ChatError, AdminError, ModelError),
+    *(CalibrationFailed, StackError, StageDied, EmbeddedServerError, NobodyThere, NobodyHeard, ChatError, AdminError),
+    ModelError,
     *(httpx.HTTPError, OSError),
 )
 """Errors that a person can do something about, those of files among them; any other is a bug and shows its trace."""
@@ -212,21 +213,26 @@ def status(
 ) -> None:
     """Show every process of the cluster, and how busy the engines are."""
     # Other commands do not wait for what speaks with NATS.
+    from ..runtime.bus import without_password  # noqa: PLC0415
     from . import status as cluster  # noqa: PLC0415
 
     line = read_cluster(state_dir)
     url = nats_url or (line.nats_url if line is not None else None)
     if url is None:
         raise StackError(f"no cluster runs with the state folder {state_dir}; name one, or give --nats-url")
+    # The folder keeps the token of a cluster that has ended, which says nothing of another one.
+    key = key_of_cluster(state_dir, os.environ) if line is not None else key_of_environment(os.environ)
     try:
         rest = line.rest if line is not None else ""
-        members = cluster.seen(url, key_of_cluster(state_dir, os.environ), Console() if watch else None, rest)
+        members = cluster.seen(url, key, Console() if watch else None, rest)
     except NobodyThere as nobody:
         # The cluster goes on without, which its gateway can tell.
         gateway = asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
         raise NobodyThere(nobody.address, gateway) from None
     if as_json:
         print(json.dumps(cluster.as_json(members), indent=2))
+    elif not members:
+        raise NobodyHeard(without_password(url))
     else:
         Console().print(cluster.as_table(members))
 

@@ -1,4 +1,4 @@
-"""The error of a cluster whose bus does not answer."""
+"""Errors of a cluster whose bus does not answer, or on which nothing is said."""
 
 from __future__ import annotations
 
@@ -9,3 +9,13 @@ class NobodyThere(Exception):
     def __init__(self, address: str, gateway: str = "") -> None:
         super().__init__(f"no NATS server answers at {address}; {gateway or 'is the cluster up?'}")
         self.address = address
+
+
+class NobodyHeard(Exception):
+    """No process of a cluster that is believed says anything on the bus at the address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"no stage is heard at {address}; where stages have a token of the cluster, "
+            "HEADWATER_CLUSTER_TOKEN_FILE has to name it"
+        )

@@ -36,6 +36,11 @@ def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
     return {} if env.get(TOKEN) or env.get(TOKEN_PATH) else {TOKEN_PATH: str(state_dir / TOKEN_FILE)}
 
 
+def key_of_environment(env: Mapping[str, str]) -> ClusterKey | None:
+    """The key that the environment names; None where it names none. Raises `SettingError`, `OSError`."""
+    return read_cluster_key(env.get(TOKEN, ""), env.get(TOKEN_PATH, ""))
+
+
 def key_of_cluster(state_dir: Path, env: Mapping[str, str]) -> ClusterKey | None:
     """The key of the cluster with that state folder; None where there is none. Raises `SettingError`, `OSError`."""
     token, path = env.get(TOKEN, ""), env.get(TOKEN_PATH, "")

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,9 +13,12 @@ from headwater.services.cli.status import as_json, as_table, ask_gateway, listen
 from headwater.services.cli.status_watch import TokenRates, findings, watched
 from headwater.services.runtime import bus as bus_module
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.cluster_key import make_token_file
 from headwater.services.runtime.heartbeat import Heartbeat
 from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.runtime.served_model import ServedModel
+from headwater.services.stack.token_file import TOKEN, TOKEN_FILE
+from tests.services.cli.test_cli import headwater
 
 LOAD = ReplicaLoad(
     num_running=3, num_waiting=1, num_used_blocks=40, num_total_blocks=100, prefix_queries=200, prefix_hits=150
@@ -39,6 +45,18 @@ async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: S
     assert row.split()[-6:] == ["3", "1", "40/100", "75%", "–", "serving"]
     (told,) = as_json(members)
     assert (told["kind"], told["load"]["num_running"]) == ("engine", 3)
+
+
+async def test_a_folder_of_a_cluster_that_has_ended_does_not_hide_another_one(nats_url: str, tmp_path: Path) -> None:
+    stage = Member(kind=Kind.PROCESSOR, replica_id="by-hand", epoch=new_epoch(), address="127.0.0.1:8")
+    make_token_file(tmp_path / TOKEN_FILE)
+    asked = ("status", "--nats-url", nats_url, "--state-dir", str(tmp_path))
+    async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: stage):
+        heard = await asyncio.to_thread(headwater, *asked, "--json", **{TOKEN: ""})
+        unheard = await asyncio.to_thread(headwater, *asked, **{TOKEN: "another-token-of-another-cluster"})
+    assert "by-hand" in [member["replica_id"] for member in json.loads(heard.stdout)]
+    assert unheard.returncode == 1
+    assert f"no stage is heard at {nats_url}; where stages have a token" in unheard.stderr
 
 
 async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
