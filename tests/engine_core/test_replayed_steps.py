@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,4 +159,8 @@ def test_a_fault_of_a_replay_changes_the_answers(q4: Path, monkeypatch: pytest.M
     """What the comparisons above have to catch: tensors that share memory while both are needed."""
     expected = plain(monkeypatch, q4)
     monkeypatch.setattr(replay, "_first_gap", lambda live, size: 0)
-    assert answers(q4) != expected
+    found = None
+    # Logits that are no numbers show as well.
+    with contextlib.suppress(ValueError):
+        found = answers(q4)
+    assert found != expected
