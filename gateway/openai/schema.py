@@ -34,9 +34,10 @@ class Sampling(Body, kw_only=True):
     n: Annotated[Whole, Meta(description="a whole number, 1…128")] | None = None
     temperature: Annotated[float, Meta(description="a number, 0…2")] | None = None
     top_p: Annotated[float, Meta(description="a number above 0, up to 1")] | None = None
-    top_k: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="a whole number: −1, 0 or at least 1")] | None = (
-        None
-    )
+    top_k: (
+        Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="a whole number of 32 bits: −1, 0 or at least 1")]
+        | None
+    ) = None
     min_p: Annotated[float, Meta(description="a number, 0…1")] | None = None
     presence_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
     frequency_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
@@ -47,7 +48,7 @@ class Sampling(Body, kw_only=True):
         Annotated[list[TokenId], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} token ids")] | None
     ) = None
     bad_words: Annotated[list[str], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} strings")] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Meta(description="token ids")] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, description="at least one token id")] | None = None
     logit_bias: (
         Annotated[dict[str, float], Meta(max_length=MAX_BIASES, description=f"up to {MAX_BIASES} numbers by token id")]
         | None

@@ -130,6 +130,9 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"speculative": {"max_tokens": 32}}, 400, "speculative.max_tokens"),
     (CHAT, {"documents": [{"title": "t", "text": "x"}]}, 400, "documents"),
     (CHAT, {"suffix": "x"}, 400, "suffix"),
+    # No token would be left; passed over, it would mean all of them.
+    (CHAT, {"allowed_token_ids": []}, 400, "allowed_token_ids"),
+    (COMPLETIONS, {"allowed_token_ids": []}, 400, "allowed_token_ids"),
     (CHAT, {"modalities": ["text", "audio"]}, 400, "modalities"),
     (CHAT, {"separate_reasoning": False}, 400, "separate_reasoning"),
     (CHAT, {"vllm_xargs": {"a": 1}}, 400, "vllm_xargs"),
@@ -251,6 +254,7 @@ SENTENCES = [
     (CHAT, {"temperature": True}, "temperature is true; allowed: a number, 0…2"),
     (CHAT, {"max_tokens": 0}, "max_tokens is 0; allowed: at least 1"),
     (COMPLETIONS, {"max_tokens": 0}, "max_tokens is 0; allowed: at least 1, or 0 with echo"),
+    (CHAT, {"top_k": 2**40}, "top_k is 1099511627776; allowed: a whole number of 32 bits: −1, 0 or at least 1"),
     ("/tokenize", {"prompt": None}, "prompt is missing; allowed: text, or messages in its place"),
 ]
 
