@@ -16,6 +16,7 @@ from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_HANDED_OVER, LOSS_CAUSE_MISSING
 from tests.gateway.processes import launched
 from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt, wait_for_end
+from tests.shared_memory import shared_memory
 
 CANCELLED, ERROR = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
 
@@ -34,11 +35,6 @@ async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_t
                 await client.call.read()
         assert engine.wait() == 1
         assert "headwater engine: the engine core ended with status -9" in engine.close()
-
-
-def shared_memory() -> set[str]:
-    """Names of shared memory. Semaphores of multiprocessing belong to tests that run beside this one."""
-    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")}
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("supervisor lost", marks=pytest.mark.long)])
