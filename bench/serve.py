@@ -36,6 +36,8 @@ API_KEY = "HEADWATER_API_KEY"
 """Environment variable with the key that is sent, when there is one."""
 START_SECONDS = 120.0
 """Seconds that the slowest worker is waited for."""
+LEAST_RATE = 1e-3
+"""Least rate, factor or shape of arrivals: above 0, since they divide by it."""
 
 
 class Dataset(StrEnum):
@@ -76,26 +78,32 @@ def run(
     model: Annotated[str | None, typer.Option(help="served name; default: the first that the server lists")] = None,
     dataset: Annotated[Dataset, typer.Option(help="where requests come from")] = Dataset.random,
     path: Annotated[Path | None, typer.Option(help="file of a trace or jsonl dataset")] = None,
-    num_requests: Annotated[int, typer.Option(help="requests, or conversations of a chat")] = 64,
+    num_requests: Annotated[int, typer.Option(min=1, help="requests, or conversations of a chat")] = 64,
     prompt_len: Annotated[
-        int, typer.Option(help="tokens of a prompt; of a shared prefix's own part; words of a turn")
+        int, typer.Option(min=1, help="tokens of a prompt; of a shared prefix's own part; words of a turn")
     ] = 256,
-    output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 128,
-    prefix_len: Annotated[int, typer.Option(help="tokens of a shared prefix")] = 1024,
-    num_groups: Annotated[int, typer.Option(help="distinct shared prefixes")] = 8,
-    num_turns: Annotated[int, typer.Option(help="turns of a chat")] = 3,
-    vocab_size: Annotated[int, typer.Option(help="prompt ids are drawn below this")] = 49152,
+    output_len: Annotated[int, typer.Option(min=1, help="tokens of an answer")] = 128,
+    prefix_len: Annotated[int, typer.Option(min=0, help="tokens of a shared prefix")] = 1024,
+    num_groups: Annotated[int, typer.Option(min=1, help="distinct shared prefixes")] = 8,
+    num_turns: Annotated[int, typer.Option(min=1, help="turns of a chat")] = 3,
+    vocab_size: Annotated[
+        int, typer.Option(min=datasets.FIRST_ORDINARY_ID + 1, help="prompt ids are drawn below this")
+    ] = 49152,
     arrival: Annotated[Arrival, typer.Option(help="how requests arrive")] = Arrival.closed,
-    concurrency: Annotated[int, typer.Option(help="requests under way in a closed loop")] = 16,
-    rate: Annotated[float, typer.Option(help="requests a second of poisson and gamma; first rate of a ramp")] = 4.0,
-    speed: Annotated[float, typer.Option(help="how much faster than it was recorded a trace is replayed")] = 1.0,
-    last_rate: Annotated[float, typer.Option(help="last rate of a ramp")] = 16.0,
-    burstiness: Annotated[float, typer.Option(help="shape of gamma gaps; below 1 makes bursts")] = 0.5,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests under way in a closed loop")] = 16,
+    rate: Annotated[
+        float, typer.Option(min=LEAST_RATE, help="requests a second of poisson and gamma; first rate of a ramp")
+    ] = 4.0,
+    speed: Annotated[
+        float, typer.Option(min=LEAST_RATE, help="how much faster than it was recorded a trace is replayed")
+    ] = 1.0,
+    last_rate: Annotated[float, typer.Option(min=LEAST_RATE, help="last rate of a ramp")] = 16.0,
+    burstiness: Annotated[float, typer.Option(min=LEAST_RATE, help="shape of gamma gaps; below 1 makes bursts")] = 0.5,
     slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(help="objective: time per output token")] = None,
     slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
-    workers: Annotated[int, typer.Option(help="client processes; 0: half the cores")] = 0,
-    warmup: Annotated[int, typer.Option(help="random requests sent first and not counted")] = 0,
+    workers: Annotated[int, typer.Option(min=0, help="client processes; 0: half the cores")] = 0,
+    warmup: Annotated[int, typer.Option(min=0, help="random requests sent first and not counted")] = 0,
     seed: Annotated[int, typer.Option(help="of prompts and arrivals")] = 0,
     as_text: Annotated[
         bool, typer.Option(help="send words and OpenAI's fields only, for servers without others")

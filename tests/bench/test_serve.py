@@ -16,7 +16,7 @@ from headwater.bench import arrivals, datasets
 from headwater.bench.datasets import Chat, Shape
 from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.plot import check_plot
-from headwater.bench.serve import drive
+from headwater.bench.serve import drive, run
 from headwater.bench.sse_client import Outcome, SseConnection
 from headwater.bench.stub_server import StubConnection
 from tests.long_values import long_but
@@ -117,3 +117,32 @@ async def test_a_run_leaves_its_figures_and_a_plot(stub_url: str, tmp_path: Path
 def test_a_plot_of_an_unknown_kind_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(typer.BadParameter, match=r"a plot is one of .png, .svg, .pdf, .html; got 'plot.gif'"):
         check_plot(tmp_path / "plot.gif")
+
+
+NUMBERS = [
+    ("--num-requests=0", "equal to 1"),
+    ("--concurrency=0", "equal to 1"),
+    ("--prompt-len=0", "equal to 1"),
+    ("--num-turns=0", "equal to 1"),
+    ("--num-groups=0", "equal to 1"),
+    ("--rate=0", "equal to 0.001"),
+    ("--burstiness=0", "equal to 0.001"),
+    ("--vocab-size=0", "equal to 11"),
+    ("--workers=-1", "equal to 0"),
+]
+
+
+@pytest.mark.parametrize(("flag", "allowed"), NUMBERS, ids=[flag for flag, _ in NUMBERS])
+def test_a_number_that_no_load_has_is_refused_by_its_flag(
+    flag: str, allowed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    app = typer.Typer()
+    app.command()(run)
+    with pytest.raises(SystemExit) as ended:
+        app(["--base-url=http://127.0.0.1:1/v1", "--model=m", flag])
+    name = flag.partition("=")[0]
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"Invalid value for '{name}': " in said
+    assert allowed in said
