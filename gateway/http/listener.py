@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headwater.services.runtime.advertise import advertised, joined
+from headwater.services.runtime.settings import SettingError
 
 from ..settings import GatewaySettings
 from .http_versions import H2_PREFACE, end_with_connection, h2_refusal
@@ -134,10 +135,28 @@ class ClientTls:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> ClientTls | None:
+        """None without TLS. Raises `SettingError` for files that hold no certificates, or a key of another one."""
         if not settings.tls_cert_file:
             return None
         ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
-        return cls(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
+        files = cls(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
+        files._check()
+        return files
+
+    def _check(self) -> None:
+        """gRPC would say of such files that it cannot listen."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            # An encrypted key would be asked for at the terminal without a password.
+            context.load_cert_chain(self.cert, self.key, password="")
+        except ssl.SSLError:
+            allowed = "a PEM certificate whose private key, unencrypted PEM, --tls-key-file names"
+            raise SettingError("tls_cert_file", str(self.cert), allowed) from None
+        if self.client_ca is not None:
+            try:
+                context.load_verify_locations(self.client_ca)
+            except ssl.SSLError:
+                raise SettingError("tls_client_ca_file", str(self.client_ca), "PEM certificates") from None
 
     def for_rest(self) -> dict[str, Any]:
         files: dict[str, Any] = {"ssl_certfile": self.cert, "ssl_keyfile": self.key}

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from headwater.gateway.http.listener import ClientTls
 from headwater.gateway.settings import GatewaySettings
 from headwater.services.runtime import health_probe
 from headwater.services.runtime.settings import SettingError
@@ -157,6 +158,22 @@ def test_half_of_what_tls_needs_is_refused_by_name() -> None:
         GatewaySettings(tls_cert_file="c")
     with pytest.raises(SettingError, match="--tls-client-ca-file"):
         GatewaySettings(tls_client_ca_file="c")
+
+
+def test_files_that_hold_no_certificate_or_another_key_are_refused_by_name(folder: Path, signed: Maker) -> None:
+    cert, key = signed("here")
+    _, other = signed("there")
+    text = folder / "text.pem"
+    text.write_text("no certificate")
+    for files, name in (
+        ({"tls_cert_file": text, "tls_key_file": key}, "tls-cert-file"),
+        ({"tls_cert_file": cert, "tls_key_file": text}, "tls-cert-file"),
+        ({"tls_cert_file": cert, "tls_key_file": other}, "tls-cert-file"),
+        ({"tls_cert_file": cert, "tls_key_file": key, "tls_client_ca_file": text}, "tls-client-ca-file"),
+    ):
+        with pytest.raises(SettingError, match=f"--{name} is '.*'; allowed: "):
+            ClientTls.of(GatewaySettings(**{field: str(path) for field, path in files.items()}))
+    assert ClientTls.of(GatewaySettings(tls_cert_file=str(cert), tls_key_file=str(key))) == ClientTls(cert, key, None)
 
 
 @pytest.mark.parametrize(
