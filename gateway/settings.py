@@ -11,6 +11,8 @@ from headwater.services.runtime.settings import SettingError, setting
 
 from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings(StageSecuritySettings):
@@ -137,6 +139,10 @@ class GatewaySettings(StageSecuritySettings):
             raise SettingError("host", self.host, allowed)
 
     def _check_addresses(self) -> None:
+        for origin in self.allowed_origins:
+            if not _ORIGIN.fullmatch(origin):
+                allowed = "* or an origin as browsers send it: scheme://host or scheme://host:port, without a path"
+                raise SettingError("allowed_origins", origin, allowed)
         for name in ("processor", "output_processor", "replica"):
             for address in getattr(self, name):
                 if not re.fullmatch(r".+:\d{1,5}", address):

@@ -93,6 +93,7 @@ def test_listening_on_loopback_needs_no_keys(host: str) -> None:
             "--max-queued=-1",
             "--drain-limit=-1",
         ),
+        *("--allowed-origins=app.example", "--allowed-origins=https://app.example/"),
         *("--replica=engine", "--processor=[::1]", "--output-processor=host:grpc"),
     ],
 )
