@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
@@ -179,9 +179,18 @@ def multiply_tile(
     return types.void(I64, I64, I64, I64, I64, I64, I64, number, num_parts, num_rows, element), generate
 
 
+@njit
+def _quantize(p_x: int, p_rows: int, num_rows: int, num_places: int, rounds_tokens: bool, element: Any) -> None:
+    """Rounds rows that have so many places for blocks, those for rests among them."""
+    if rounds_tokens:
+        quantize_rows(p_x, p_rows, num_rows, num_places, element)
+    else:
+        quantize_blocks(p_x, p_rows, num_rows, num_places // 2, element)
+
+
 def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
     rounds, has_eight = number < FIRST_FP8_FORMAT, FIRST_GROUP_FORMAT <= number < FIRST_FP8_FORMAT
-    num_parts, quantize_some = num_parts_of(rounds_tokens), quantize_rows if rounds_tokens else quantize_blocks
+    num_parts = num_parts_of(rounds_tokens)
     if number < FIRST_GROUP_FORMAT:
         # A unit of the nested formats is eight times as long, and so is its code.
         has_eight = not FORMATS[number].is_nested
@@ -194,7 +203,7 @@ def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
         if rounds and argument(arguments, 10):
             # Few numbers: each thread has them for itself, which takes less time than a kernel before this one.
             p_rows += take_one(address_of(arguments, 11)) * num_rows * row_bytes
-            quantize_some(argument(arguments, 10), p_rows, num_rows, row_bytes // (num_parts * ROW_BYTES), element)
+            _quantize(argument(arguments, 10), p_rows, num_rows, row_bytes // ROW_BYTES, rounds_tokens, element)
         for item in items(arguments):
             first = item * tiles_per_item
             last = min(first + tiles_per_item, -(-num_outputs // TILE_ROWS))

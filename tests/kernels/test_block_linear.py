@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from numba import types
 
 from headwater.kernels import block_activations
 from headwater.kernels.block_formats import (
@@ -29,6 +30,7 @@ from headwater.kernels.block_formats import (
 from headwater.kernels.block_linear import block_linear as twin
 from headwater.kernels.cpu.block_activations import quantize
 from headwater.kernels.cpu.block_linear import block_linear, block_product
+from headwater.kernels.cpu.tile_product import kernel_of
 from tests.kernels import block_bits
 from tests.kernels.random_blocks import random_rows
 
@@ -201,3 +203,12 @@ def test_nibbles_in_another_order_show() -> None:
     tiles[:, :, 64:] = tiles[:, :, 64:] >> 4 | tiles[:, :, 64:] << 4
     swapped = BlockWeight(format=Q4_1, tiles=tiles, num_rows=64)
     assert (block_linear(x, [weight]) != block_linear(x, [swapped])).float().mean() > 0.99
+
+
+@formats
+def test_only_constants_decide_whether_machine_code_is_kept(format: BlockFormat) -> None:
+    """A function among them would be another one in each process, and every start would compile."""
+    for work in kernel_of(format)._works.values():
+        constants = [cell.cell_contents for cell in work.__closure__ or ()]
+        assert constants
+        assert all(isinstance(each, int | types.Type) for each in constants), constants
