@@ -27,6 +27,8 @@ OUTLIER_RATIO = 5
 """A block has a rest if its largest magnitude is more than so many times the root of its mean square."""
 LEAST_SQUARES = -(-BLOCK * MOST**2 // OUTLIER_RATIO**2)
 """Sum of the squares of a block's numbers from which on it has none."""
+NUM_PARTS, NUM_PARTS_OF_TOKENS = 2, 1
+"""Blocks that a row has room for, for each 32 inputs: one and its rest; and one where all blocks share a scale."""
 LEAST_MAGNITUDE = 1e-30
 """Largest magnitude below which a block is stored as zeros: the inverse of its scale would not be finite."""
 

@@ -14,6 +14,8 @@ from ..block_activations import (
     LEAST_MAGNITUDE,
     LEAST_SQUARES,
     MOST,
+    NUM_PARTS,
+    NUM_PARTS_OF_TOKENS,
     REST_STEPS,
     ROW_BYTES,
     SCALE_AT,
@@ -33,12 +35,12 @@ _MOST, _LEAST, _LEAST_SQUARES, _REST_STEPS = F32(MOST), F32(LEAST_MAGNITUDE), F3
 def quantize(x: torch.Tensor) -> torch.Tensor:
     """Rounds x [T, K], contiguous, to uint8 [T, 2, K / 32, 48]. The place of a rest that no block has holds
     anything."""
-    return _quantized(x, KERNEL, 2)
+    return _quantized(x, KERNEL, NUM_PARTS)
 
 
 def quantize_tokens(x: torch.Tensor) -> torch.Tensor:
     """Rounds x [T, K], contiguous, to uint8 [T, 1, K / 32, 48], with one scale for all inputs of a row."""
-    return _quantized(x, TOKEN_KERNEL, 1)
+    return _quantized(x, TOKEN_KERNEL, NUM_PARTS_OF_TOKENS)
 
 
 def _quantized(x: torch.Tensor, kernel: Kernel, num_parts: int) -> torch.Tensor:
@@ -96,10 +98,8 @@ def quantize_blocks(p_x: int, p_out: int, num_rows: int, num_blocks: int, elemen
     size, rest_bytes = BLOCK * size_of(element), num_blocks * ROW_BYTES
     for row in range(num_rows):
         for block in range(num_blocks):
-            p_block, p_rounded = (
-                p_x + (row * num_blocks + block) * size,
-                p_out + (2 * row * num_blocks + block) * ROW_BYTES,
-            )
+            p_block = p_x + (row * num_blocks + block) * size
+            p_rounded = p_out + (NUM_PARTS * row * num_blocks + block) * ROW_BYTES
             magnitude = _magnitude(p_block, element)
             inverse, scale = _inverse(magnitude), magnitude / _MOST
             first, second = _scaled(p_block, inverse, element), _scaled(p_block + size // 2, inverse, element)
@@ -134,7 +134,7 @@ def _inverse(magnitude: Any) -> Any:
 
 
 def _rows(rounds_tokens: bool, element: Any) -> Any:
-    num_parts = 1 if rounds_tokens else 2
+    num_parts = NUM_PARTS_OF_TOKENS if rounds_tokens else NUM_PARTS
 
     def work(arguments: int) -> None:
         num_blocks = argument(arguments, 2)

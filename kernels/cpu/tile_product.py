@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from ..block_activations import ROW_BYTES
+from ..block_activations import NUM_PARTS, NUM_PARTS_OF_TOKENS, ROW_BYTES
 from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat
 from ..fp8_tiles import FP8_FORMATS, Fp8Format
 from ..group_tiles import GROUP_FORMATS, GroupFormat
@@ -120,9 +120,7 @@ def kernel_of(format: BlockFormat | GroupFormat | Fp8Format, *, rounds_tokens: b
 
 
 def num_parts_of(rounds_tokens: bool) -> int:
-    """Blocks that a row of activations has room for, for each 32 inputs: one, and where blocks have scales of their
-    own its rest."""
-    return 1 if rounds_tokens else 2
+    return NUM_PARTS_OF_TOKENS if rounds_tokens else NUM_PARTS
 
 
 def number_of(format: BlockFormat | GroupFormat | Fp8Format) -> int:
@@ -162,7 +160,7 @@ def multiply_tile(
         for total in totals:
             builder.store(code.constant(0.0, FLOATS), total)
         format_number = number.literal_value
-        rests = builder.lshr(a[3], ir.Constant(LONG, 1)) if num_parts.literal_value == 2 else None
+        rests = builder.lshr(a[3], ir.Constant(LONG, 1)) if num_parts.literal_value == NUM_PARTS else None
         if format_number < FIRST_GROUP_FORMAT:
             block_tiles.add_tile(code, totals, FORMATS[format_number], a[0], a[1], a[2], a[3], rests)
         elif format_number < FIRST_FP8_FORMAT:
@@ -185,7 +183,7 @@ def _quantize(p_x: int, p_rows: int, num_rows: int, num_places: int, rounds_toke
     if rounds_tokens:
         quantize_rows(p_x, p_rows, num_rows, num_places, element)
     else:
-        quantize_blocks(p_x, p_rows, num_rows, num_places // 2, element)
+        quantize_blocks(p_x, p_rows, num_rows, num_places // NUM_PARTS, element)
 
 
 def _work(number: int, rounds_tokens: bool, element: Any) -> Any:
