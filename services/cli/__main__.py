@@ -225,10 +225,10 @@ def status(
     try:
         rest = line.rest if line is not None else ""
         members = cluster.seen(url, key, Console() if watch else None, rest)
-    except NobodyThere as nobody:
+    except NobodyThere as error:
         # The cluster goes on without, which its gateway can tell.
         gateway = asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
-        raise NobodyThere(nobody.address, gateway) from None
+        raise NobodyThere(error.address, gateway) from None
     if as_json:
         print(json.dumps(cluster.as_json(members), indent=2))
     elif not members:
