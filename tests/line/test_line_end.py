@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -113,9 +114,13 @@ def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(d
         os.kill(server, signal.SIGKILL)
         *_, last = events
     assert last["choices"][0]["finish_reason"] == "length"
+
+    def is_back(name: str) -> bool:
+        return line.pid_of(name) != before[name]
+
     for victim in ("processor-0", "engine-0"):
         os.kill(before[victim], signal.SIGKILL)
-        line.wait_for(lambda name=victim: line.pid_of(name) != before[name], 60, f"{victim} is not back")  # type: ignore[misc]
+        line.wait_for(partial(is_back, victim), 60, f"{victim} is not back")
     assert {stage.name for stage in line.record.stages if before.get(stage.name) == stage.pid} == {
         *("engine-1", "gateway-0", "output-processor-0")
     }

@@ -256,7 +256,7 @@ async def kept_results(nats_url: str) -> list[bytes]:
 
 @pytest.mark.slow
 def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_dir: Path, kept: dict[str, Any]) -> None:
-    """Every line has one result, whoever was killed while it was computed; a result that was kept stands."""
+    """Each line has one result although a gateway, an engine and NATS are killed; a kept result does not change."""
     num_lines = 200
     lines = [line(f"{i}", max_tokens=20, ignore_eos=True) for i in range(num_lines)]
     engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
