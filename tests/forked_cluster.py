@@ -37,7 +37,8 @@ class ForkedCluster(ForkedStage):
         os.dup2(STDERR, STDOUT)
         fork_stages(_fork_stage)
         forked_core.install()
-        importlib.import_module(f"{SUPERVISOR}.up").fork_servers = lambda settings: contextlib.nullcontext(NO_FORKS)
+        up: Any = importlib.import_module(f"{SUPERVISOR}.up")
+        up.fork_servers = lambda settings: contextlib.nullcontext(NO_FORKS)
 
     def poll(self) -> int | None:
         return self.exitcode
