@@ -18,6 +18,7 @@ from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling
 from tests.chatting_model import make_chatting_model
 from tests.gateway.processes import launched
+from tests.machine_stalls import MachineStalls
 from tests.services.engine.engine_process import Client, EngineProcess, add, client_of, engine_process, wait_for_end
 from tests.services.engine.test_kv_swap import metrics
 
@@ -120,13 +121,15 @@ async def read_all(client: Client) -> None:
             await client.read()
 
 
-async def end_of_core(engine: EngineProcess, strike: Callable[[], None]) -> float:
-    """Seconds from the strike until the core has ended."""
+async def end_of_core(engine: EngineProcess, strike: Callable[[], None]) -> tuple[float, float]:
+    """Seconds from the strike until the core has ended, and how many of them the machine let processes wait."""
     core = engine.core_pid
-    began = time.monotonic()
-    strike()
-    await asyncio.to_thread(wait_for_end, core, 30)
-    return time.monotonic() - began
+    with MachineStalls() as stalls:
+        began = time.monotonic()
+        strike()
+        await asyncio.to_thread(wait_for_end, core, 30)
+        ended = time.monotonic()
+        return ended - began, stalls.seconds_between(began, ended)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +151,8 @@ async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(folder
                 await client.read_tokens(1, 3)
             else:
                 await client.idle_load()
-            seconds = await end_of_core(engine, lambda: os.kill(pids[rank], signal.SIGKILL))
-            assert seconds < NOTICED_SECONDS
+            seconds, stalled = await end_of_core(engine, lambda: os.kill(pids[rank], signal.SIGKILL))
+            assert seconds - stalled < NOTICED_SECONDS
             if moment != "idle":
                 with pytest.raises((grpc.aio.AioRpcError, AssertionError)):
                     await read_all(client)
@@ -166,7 +169,7 @@ async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
         async with client_of(engine) as client:
             await client.send(add(1, PROMPT, 450))
             await client.read_tokens(1, 5)
-            seconds = await end_of_core(engine, lambda: os.kill(pids[1], signal.SIGSTOP))
+            seconds, _ = await end_of_core(engine, lambda: os.kill(pids[1], signal.SIGSTOP))
         for pid in pids:
             wait_for_end(pid, 5)
         assert 2.0 < seconds < 20
