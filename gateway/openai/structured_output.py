@@ -116,6 +116,7 @@ def _of_response_format(form: ResponseFormat | None) -> Iterator[Asked]:
 
 
 def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]:
+    """Raises `BadRequest` for one that asks for nothing."""
     if given is None:
         return
     values = {
@@ -126,6 +127,8 @@ def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]
         "grammar": given.grammar,
         "structural_tag": given.structural_tag,
     }
+    if given == StructuredOutputs():
+        raise BadRequest.of("structured_outputs", {}, f"one of {', '.join(values)}")
     for kind, value in values.items():
         if value is not None:
             output = _to_pb(kind, value)

@@ -11,7 +11,7 @@ from headwater.engine_core.config import BLOCK_SIZES
 from ..runtime.advertise import check_host
 from ..runtime.role import BOTH, ROLES
 from ..runtime.security_settings import StageSecuritySettings
-from ..runtime.settings import SettingError, setting
+from ..runtime.settings import SettingError, check_log_level, setting
 from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
@@ -43,6 +43,12 @@ STAGE_SECRET_FILE = (
 )
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
 BESIDE_DRAFT_MODEL = "none beside --draft-model"
+
+
+def check_memory_share(share: float) -> None:
+    """Raises `SettingError` for what is no share of a GPU's memory."""
+    if not 0 < share <= 1:
+        raise SettingError("gpu_memory_utilization", share, "more than 0, at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +146,10 @@ class EngineSettings(StageSecuritySettings):
         for name, least in NEVER_NEGATIVE.items():
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), least)
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
+        if self.block_size not in BLOCK_SIZES:
+            raise SettingError("block_size", self.block_size, " or ".join(map(str, BLOCK_SIZES)))
+        check_log_level(self.log_level)
+        check_memory_share(self.gpu_memory_utilization)
         if self.kv_disk_memory < 1:
             raise SettingError("kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
         for name, allowed in CHOICES.items():
@@ -174,8 +182,7 @@ class EngineSettings(StageSecuritySettings):
     def _check_speculation(self) -> None:
         if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):
             raise SettingError("drafters", self.drafters, f"{' or '.join(DRAFTERS)}, each at most once")
-        # Another size of blocks than these is refused with the rest of the cache's settings.
-        most = min(MAX_DRAFT_TOKENS, max(self.block_size, min(BLOCK_SIZES)) - 1)
+        most = min(MAX_DRAFT_TOKENS, self.block_size - 1)
         if not 1 <= self.max_draft_tokens <= most:
             raise SettingError("max_draft_tokens", self.max_draft_tokens, f"1…{most}")
         if self.draft_model is not None and not self.speculates:

@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from .settings import SettingError
+from .settings import check_log_level
 
 READY_FD = "HEADWATER_READY_FD"
 """File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid", "children"}."""
@@ -74,9 +74,7 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
 def configure_logging(stage: str, level: str = "info") -> None:
     """Configures JSON lines on standard error, each with the stage's name. Raises `SettingError` for an unknown
     level."""
-    levels = logging.getLevelNamesMapping()
-    if level.upper() not in levels:
-        raise SettingError("log_level", level, "debug, info, warning or error")
+    check_log_level(level)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -85,7 +83,7 @@ def configure_logging(stage: str, level: str = "info") -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(levels[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     structlog.contextvars.bind_contextvars(stage=stage)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import os
 import types
 import typing
@@ -25,6 +26,12 @@ class SettingError(ValueError):
         found = "missing" if value is None else repr(value)
         super().__init__(f"--{name.replace('_', '-')} is {found}; allowed: {allowed}")
         self.name, self.value, self.allowed = name, value, allowed
+
+
+def check_log_level(level: str) -> None:
+    """Raises `SettingError` for a level that Python's logging does not know."""
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise SettingError("log_level", level, "debug, info, warning or error")
 
 
 def setting(default: Any, help_text: str, *, secret: bool = False) -> Any:

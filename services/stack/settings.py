@@ -22,6 +22,7 @@ from ..engine.settings import (
     PARALLEL_SIZES,
     QUANTIZATIONS,
     EngineSettings,
+    check_memory_share,
 )
 from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
@@ -29,7 +30,7 @@ from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
 from ..runtime.hardware import DTYPES, default_replicas, num_cores
 from ..runtime.role import DECODE, PREFILL
-from ..runtime.settings import SettingError
+from ..runtime.settings import SettingError, check_log_level
 from ..runtime.speculation import MODES
 from .profile import Profile
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
@@ -47,7 +48,7 @@ CHOICES = {
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
 LEAST |= {"prefill_replicas": 1, "decode_replicas": 1}
-LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
+LEAST |= {"cold_start_timeout": 0, "drain_limit": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
 SPLIT = ("prefill_replicas", "decode_replicas")
 SPLIT_PEER_BYTES = 256 << 20
 """Value of `kv_peer_memory` where engines have roles and the user gave none."""
@@ -159,6 +160,8 @@ class StackSettings:
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
         self._check_words()
+        check_log_level(self.log_level)
+        check_memory_share(self.gpu_memory_utilization)
         for name in PARALLEL_SIZES:
             if (size := getattr(self, name)) > 1 and self.executor == "simulated":
                 raise SettingError(name, size, ONE_IF_SIMULATED)

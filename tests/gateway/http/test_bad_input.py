@@ -158,6 +158,7 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"structured_outputs": {"grammar": "start: a"}}, 400, "structured_outputs.grammar"),
     (COMPLETIONS, {"structured_outputs": {"json": "{"}}, 400, "structured_outputs.json"),
     (COMPLETIONS, {"structured_outputs": {"json": {}, "regex": "a"}}, 400, "structured_outputs.regex"),
+    (COMPLETIONS, {"structured_outputs": {}}, 400, "structured_outputs"),
     (COMPLETIONS, {"structured_outputs": {"magic": 1}}, 400, "structured_outputs.magic"),
     (COMPLETIONS, {"structural_tag": {"format": {"type": "x"}}}, 400, "structural_tag"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),

@@ -48,6 +48,8 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         ),
         (["--executor=simulated", "--port=70000"], "--port is 70000; allowed: 0…65535"),
         (["--executor=simulated", "--drain-limit=-1"], "--drain-limit is -1.0; allowed: 0 or more seconds"),
+        (["--executor=simulated", "--block-size=0"], "--block-size is 0; allowed: 16 or 32 or 64 or 128"),
+        (["--executor=simulated", "--log-level=loud"], "--log-level is 'loud'; allowed: debug, info, warning or error"),
         (["--executor=simulated", "--max-model-len=-5"], "--max-model-len is -5; allowed: 0 or more"),
         (["--executor=simulated", "--num-blocks=-1"], "--num-blocks is -1; allowed: 0 or more"),
         (["--executor=simulated", "--kv-cache-memory=-1"], "--kv-cache-memory is -1; allowed: 0 or more bytes"),
