@@ -201,9 +201,9 @@ class Cluster:
         group = [each for each in prompts if each.request.caller.tenant.key == tenant]
         if not group:
             return known
-        ended = known.prompts if known is not None else []
-        running = [rendered(each.to_ended()) for each in group]
-        return msgspec.structs.replace(known or self.explanation(group[0]), prompts=[*ended, *running])
+        ended = known.prompts if known is not None else ()
+        running = (rendered(each.to_ended()) for each in group)
+        return msgspec.structs.replace(known or self.explanation(group[0]), prompts=(*ended, *running))
 
     async def drain(self, limit: float, closing: Awaitable[object]) -> None:
         """Takes no new requests while the listeners close. Requests that still run after `limit` seconds end with an

@@ -161,7 +161,7 @@ class Dispatcher:
             decision = generation.decision = await self._choose()
             session = await self._session(decision)
             attempt = Attempt(decision=decision, asked_at=asked_at, dispatched_at=time.perf_counter())
-            generation.timeline.attempts.append(attempt)
+            generation.timeline.attempts += (attempt,)
             self._faults.dispatched(decision.incarnation)
             try:
                 await self._attempt(session, decision)

@@ -190,7 +190,7 @@ class Generation:
             cached_tokens=self.cached_tokens,
             cached_by_tier=self.cached_by_tier,
             num_output_tokens=self.num_output_tokens,
-            choices=[_explained_choice(choice) for choice in self.choices[:MAX_EXPLAINED_CHOICES]],
+            choices=tuple(map(_explained_choice, self.choices[:MAX_EXPLAINED_CHOICES])),
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -18,7 +18,7 @@ from headwater.services.runtime.tracing import Span
 from ..router.decision import Decision
 
 
-class EngineStart(NamedTuple):
+class EngineStart(msgspec.Struct, frozen=True, gc=False):
     """Seconds that an engine reports when it has computed a prompt."""
 
     queue_seconds: float = 0.0
@@ -26,7 +26,7 @@ class EngineStart(NamedTuple):
     prefill_seconds: float = 0.0
 
 
-class Attempt(msgspec.Struct, kw_only=True):
+class Attempt(msgspec.Struct, kw_only=True, gc=False):
     """One dispatch of a generation."""
 
     decision: Decision
@@ -53,7 +53,7 @@ class Attempt(msgspec.Struct, kw_only=True):
         }
 
 
-class Timeline(msgspec.Struct):
+class Timeline(msgspec.Struct, gc=False):
     """Times of one prompt. `None`: not reached, or not yet."""
 
     arrived_at: float = msgspec.field(default_factory=time.perf_counter)
@@ -64,7 +64,7 @@ class Timeline(msgspec.Struct):
     first_token_at: float | None = None
     ended_at: float | None = None
     outcome: str = "running"
-    attempts: list[Attempt] = msgspec.field(default_factory=list)
+    attempts: tuple[Attempt, ...] = ()
 
     @property
     def is_exact(self) -> bool:

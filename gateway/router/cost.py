@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 PRESSURE_SECONDS = 0.15
 MAX_FILLED = 0.98
@@ -10,7 +10,7 @@ GUARD_FILLED = 0.95
 """Share of KV blocks in use above which a replica takes no more, while another one can."""
 
 
-class Parts(NamedTuple):
+class Parts(msgspec.Struct, frozen=True, gc=False):
     """One candidate's cost."""
 
     drain: float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
@@ -16,7 +17,7 @@ MAX_SHOWN = 64
 """Candidates in a receipt; more would make it cost more than the decision."""
 
 
-class Candidate(msgspec.Struct, eq=False):
+class Candidate(msgspec.Struct, eq=False, gc=False):
     """A replica as the router saw it."""
 
     replica_id: str
@@ -42,13 +43,13 @@ class Holder:
     num_tokens: int
 
 
-class Decision(msgspec.Struct, kw_only=True):
+class Decision(msgspec.Struct, kw_only=True, gc=False):
     """The chosen replica. `receipt` is plain data, for logs and for clients that ask."""
 
     member: Member
     reason: str
     """`prefix`, `load`, `spread`, `home` (no index: consistent hash) or `only` (one candidate)."""
-    candidates: list[Candidate]
+    candidates: tuple[Candidate, ...]
     """Candidates, as many as a receipt shows."""
     num_candidates: int
     hashes: tuple[bytes, ...]
@@ -125,12 +126,12 @@ def _held(holder: Holder) -> dict[str, Any]:
     return {"replica_id": holder.member.replica_id, "tokens": holder.num_tokens}
 
 
-def shown(seen: list[Candidate], chosen: Candidate) -> list[Candidate]:
+def shown(seen: Sequence[Candidate], chosen: Candidate) -> tuple[Candidate, ...]:
     """All; of very many the cheapest, which the chosen one may not be among, and that one."""
     if len(seen) <= MAX_SHOWN:
-        return seen
+        return tuple(seen)
     best = nsmallest(MAX_SHOWN, seen, key=lambda each: each.cost)
-    return best if chosen in best else [chosen, *best[:-1]]
+    return tuple(best if chosen in best else [chosen, *best[:-1]])
 
 
 def _plain(candidate: Candidate) -> dict[str, Any]:

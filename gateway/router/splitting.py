@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from msgspec.structs import replace
+
 from headwater.services.runtime.member import Member
 from headwater.services.runtime.role import DECODE, PREFILL
 
@@ -41,9 +43,9 @@ class Splitting:
         if not self._is_split or self._has_begun:
             return parts
         if replica.role == PREFILL:
-            return parts._replace(hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates))
+            return replace(parts, hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates))
         if replica.role == DECODE:
-            return parts._replace(stall=STALL_WEIGHT * parts.own * replica.load.reported.num_running)
+            return replace(parts, stall=STALL_WEIGHT * parts.own * replica.load.reported.num_running)
         return parts
 
     def _hand_over_seconds(self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates) -> float:

@@ -13,7 +13,7 @@ def attempt(numerics_id: str) -> Attempt:
     decision = Decision(
         member=member,
         reason="only",
-        candidates=[],
+        candidates=(),
         num_candidates=1,
         hashes=(),
         num_prompt_tokens=1,
@@ -37,7 +37,7 @@ def attempt(numerics_id: str) -> Attempt:
 def test_an_answer_that_went_on_is_exact_where_both_engines_compute_the_same_bits(
     numerics_ids: list[str], is_exact: bool
 ) -> None:
-    assert Timeline(attempts=[attempt(numerics_id) for numerics_id in numerics_ids]).is_exact is is_exact
+    assert Timeline(attempts=tuple(map(attempt, numerics_ids))).is_exact is is_exact
 
 
 def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out() -> None:

@@ -28,7 +28,7 @@ def ended(num_output_tokens: int) -> EndedPrompt:
         cached_tokens=0,
         cached_by_tier={},
         num_output_tokens=num_output_tokens,
-        choices=[{"index": 0, "finish_reason": "stop"}],
+        choices=({"index": 0, "finish_reason": "stop"},),
     )
 
 
@@ -90,12 +90,10 @@ def test_what_prompts_take_of_memory_is_about_what_is_estimated(
 def long_prompt(num_attempts: int, num_candidates: int, num_choices: int) -> EndedPrompt:
     """A prompt whose figures share no objects with those of others."""
     numbers = iter(np.random.default_rng(0).random(1000).tolist())
-    attempts = []
+    attempts = tuple[Attempt, ...]()
     for _ in range(num_attempts):
-        candidates = [
-            Candidate("a", Parts(*islice(numbers, len(Parts._fields))), next(numbers), 1.0, True, next(numbers), "", 3)
-            for _ in range(num_candidates)
-        ]
+        parts = (Parts(*islice(numbers, len(Parts.__struct_fields__))) for _ in range(num_candidates))
+        candidates = tuple(Candidate("a", each, next(numbers), 1.0, True, next(numbers), "", 3) for each in parts)
         decision = Decision(
             member=Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1"),
             reason="load",
@@ -111,9 +109,9 @@ def long_prompt(num_attempts: int, num_candidates: int, num_choices: int) -> End
         )
         start = EngineStart(next(numbers), next(numbers))
         times = {name: next(numbers) for name in ("asked_at", "dispatched_at", "ended_at")}
-        attempts.append(Attempt(decision=decision, start=start, **times))
+        attempts += (Attempt(decision=decision, start=start, **times),)
     work = {name: 1000.0 * next(numbers) for name in ("steps", "tokens_per_step", "draft_tokens", "mean_batch_size")}
-    choices = [{"index": i, "finish_reason": "stop", "engine": dict(work)} for i in range(num_choices)]
+    choices = tuple({"index": i, "finish_reason": "stop", "engine": dict(work)} for i in range(num_choices))
     prompt = ended(5)
     prompt.timeline.attempts = attempts
     return msgspec.structs.replace(prompt, choices=choices)

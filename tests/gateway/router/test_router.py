@@ -249,8 +249,8 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
 
 async def test_a_receipt_keeps_every_part_of_a_cost(cluster: Cluster) -> None:
     decision = cluster.choose(chain("x", 24))
-    parts = Parts(*range(1, 1 + len(Parts._fields)))
-    decision.candidates = [msgspec.structs.replace(decision.candidates[0], parts=parts)]
+    parts = Parts(*range(1, 1 + len(Parts.__struct_fields__)))
+    decision.candidates = (msgspec.structs.replace(decision.candidates[0], parts=parts),)
     [candidate] = msgspec.convert(decision.receipt, Receipt).candidates
     assert candidate.parts == parts, "name the part in `_plain` of decision.py and in bench/receipt_replay.py"
 
