@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import secrets
 import sys
 from collections.abc import AsyncIterator
@@ -348,8 +347,6 @@ def main() -> None:
     with in_one_line("gateway", SettingError, OSError):
         settings = read_settings(GatewaySettings, sys.argv[1:], prog="headwater serve gateway")
         configure_logging("gateway", settings.log_level)
-        # Imported modules live as long as the process: the collector need not look at them again.
-        gc.freeze()
         sys.setswitchinterval(SWITCH_SECONDS)
         with stages_secured(settings):
             run_stage(serve(settings))

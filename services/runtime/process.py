@@ -37,8 +37,8 @@ class Lifetime:
 
     def announce(self, *children: int, **addresses: str) -> None:
         """Reports that the stage is ready, with its addresses and the ids of processes that it started, to the log and
-        to a supervisor that asked for it."""
-        # Objects that exist now live as long as the process: a collection beside requests need not look at them.
+        to a supervisor that asked for it. Collections of garbage leave out what the stage has by then."""
+        # It lives as long as the process.
         gc.collect()
         gc.freeze()
         structlog.get_logger().info("ready", stage=self.stage, **addresses)

@@ -87,7 +87,7 @@ class Loss:
         self.lost, self.at = lost, time.monotonic()
 
     def within(self, seconds: float, began: float, stalls: MachineStalls | None = None) -> RankLost:
-        """`stalls`: what of the seconds the machine took does not count."""
+        """Where `stalls` is given, seconds that the machine took from every process do not count."""
         assert holds_within(lambda: self.lost is not None, seconds + 5)
         assert self.lost is not None
         stalled = stalls.seconds_between(began, self.at) if stalls is not None else 0.0
