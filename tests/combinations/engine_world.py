@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ LENT_LEN = 68
 COMPANY_LEN = 238
 """It wants another block before an answer of a few steps beside it ends."""
 REPEAT_FLOOD_LEN = 320
+STORING_SECONDS = 0.001
+"""Between two looks of an idle engine at blocks that are being stored."""
 LOST_AFTER = 8
 """Tokens that the first of two replicas answers."""
 SAMPLING = ("temperature", "seed", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -143,6 +146,9 @@ class Replica:
     def finish(self) -> None:
         while self.engine.has_work() or self.engine.has_background_work:
             self.step()
+            if not self.engine.has_work():
+                # A core sleeps as well: threads that store blocks want the interpreter.
+                time.sleep(STORING_SECONDS)
 
     def step(self) -> None:
         if self._link is not None:
