@@ -21,7 +21,7 @@ from typing import Any
 from headwater.services.stack.fork_servers import CORE_MODULES, STAGE_MODULES
 
 MODULES = [
-    *CORE_MODULES,
+    *CORE_MODULES["cpu"],
     *STAGE_MODULES,
     "headwater.engine_core.executors.rank_process",
     "httpx",

@@ -142,10 +142,15 @@ def _loaded(request: BuildRequest, device: torch.device, progress: Progress) -> 
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     _check_tree(request)
+    from headwater.kernels import compilers_ahead  # noqa: PLC0415
+
     from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
     from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
 
     device, options = torch.device("cuda"), request.options
+    compilers_ahead.hash_triton()
+    if options.max_draft_tokens:
+        compilers_ahead.start_numba()
 
     def loaded(each: BuildRequest) -> LoadedModel:
         weights = _loaded(each, device, progress)
@@ -210,6 +215,9 @@ def build_rank(request: BuildRequest, place: RankPlace, progress: Progress) -> t
     _check_tree(request)
     _check_drafting_ranks(request)
     _check_stage_hosts(request)
+    from headwater.kernels import compilers_ahead  # noqa: PLC0415
+
     from ..executors.build_cuda_rank import build_cuda_rank  # noqa: PLC0415
 
+    compilers_ahead.hash_triton()
     return build_cuda_rank(request, place, progress, partial(_keeps, request, torch.device("cuda")))

@@ -80,6 +80,7 @@ def stored_tensors(
     assert options.model_folder is not None
     if options.load_format == "auto":
         return model_file.load(options.model_folder, device, loading, keeps_packed=keeps_packed, keeps=keeps)
+    loading(0, 1)
     tensors = random_tensors(
         request, model_class(request.model).layout(request.model), device, keeps_packed=keeps_packed, keeps=keeps
     )

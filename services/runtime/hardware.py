@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
-import subprocess
 from collections.abc import Callable
 from functools import cache
 from itertools import permutations
@@ -14,6 +12,7 @@ from typing import Any
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NATIVE_ATOMICS = 3
+MAX_NAME_BYTES = 96
 FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 
@@ -23,14 +22,24 @@ def num_cores() -> int:
 
 
 @cache
-def gpu_names() -> tuple[str, ...]:
-    """Names of NVIDIA GPUs as the driver lists them; empty without a driver."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
+def gpu_names(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, ...]:
+    """Names of NVIDIA GPUs as the driver lists them; empty without a driver. `load` opens a library: that which
+    `nvidia-smi` asks, and which opens no GPU for this process."""
+    try:
+        nvml = load("libnvidia-ml.so.1")
+    except OSError:
         return ()
-    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
-    listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.returncode == 0 else ()
+    if nvml.nvmlInit_v2():
+        return ()
+    count, handle, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(MAX_NAME_BYTES)
+    names = []
+    if not nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        for i in range(count.value):
+            is_there = not nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(handle))
+            if is_there and not nvml.nvmlDeviceGetName(handle, name, MAX_NAME_BYTES):
+                names.append(name.value.decode())
+    nvml.nvmlShutdown()
+    return tuple(names)
 
 
 def unreached_gpus(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:

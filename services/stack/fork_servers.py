@@ -1,4 +1,4 @@
-"""Servers of forks of `headwater up`: one has what stages import, one what engines' cores on CPUs import.
+"""Servers of forks of `headwater up`: one has what stages import, one what engines' cores import.
 
 Both import while the supervisor reads its model folder and starts NATS and Valkey. They stay for stages that start
 again, and for replicas that come later; those share the pages of what was imported.
@@ -56,17 +56,30 @@ STAGE_MODULES = (
     "headwater.services.text.tokenizer_info",
 )
 """Modules that stages import. None of them starts a thread or registers metrics, which would show in every stage."""
-CORE_MODULES = (
+_OF_ALL_CORES = (
     "torch",
     "headwater.engine_core.executors.build",
     "headwater.engine_core.models.decoder",
-    "headwater.engine_core.platforms.cpu",
     "headwater.services.engine.core_process",
-    "headwater.kernels.cpu.compiler_start",
 )
-"""Modules that the core of an engine on a CPU imports; the last one does what is slow once in a process."""
+CORE_MODULES = {
+    "cpu": (*_OF_ALL_CORES, "headwater.engine_core.platforms.cpu", "headwater.kernels.cpu.compiler_start"),
+    "cuda": (
+        *_OF_ALL_CORES,
+        "headwater.engine_core.executors.build_cuda",
+        "headwater.engine_core.layers.ordered",
+        "headwater.kernels.compilers_ahead",
+        "triton.backends.nvidia.compiler",
+        "triton.backends.nvidia.driver",
+        "triton.compiler",
+    ),
+}
+"""Modules that the core of an engine imports, by its device. The last one of a CPU does what is slow once in a process.
+None of a GPU's calls the driver: a GPU that a process has opened is closed to its forks."""
 VARIABLES_OF_STAGES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Variables that engines get, and that nothing reads which stages import."""
+VARIABLES_OF_CORES = ("CUDA_VISIBLE_DEVICES",)
+"""Variables in which cores differ, and that nothing reads which they import: the driver does, when a GPU is opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +107,18 @@ def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
     with contextlib.ExitStack() as stack:
         cores = None
         # It takes longest.
-        if _forks_cores(settings):
+        if modules := _modules_of_cores(settings):
             environment = core_environment(settings.threads, own)
-            cores = stack.enter_context(fork_server(CORE_MODULES, environment=environment))
+            cores = stack.enter_context(
+                fork_server(modules, environment=environment, free_variables=VARIABLES_OF_CORES)
+            )
         stages = stack.enter_context(fork_server(STAGE_MODULES, environment=own, free_variables=VARIABLES_OF_STAGES))
         yield ForkServers(stages, cores)
 
 
-def _forks_cores(settings: StackSettings) -> bool:
-    """Whether engines run from the start on, without a GPU. A cluster that may do without engines keeps no memory for
-    them; of threads that a variable gives, engines tell."""
-    is_real = settings.executor == "single" and resolve_device(settings.device) == "cpu"
-    return is_real and settings.rules.min_replicas > 0 and "HEADWATER_THREADS" not in os.environ
+def _modules_of_cores(settings: StackSettings) -> tuple[str, ...]:
+    """Modules of engines that run from the start on; none where cores are not forked. A cluster that may do without
+    engines keeps no memory for them; of threads that a variable gives, engines tell."""
+    if settings.executor != "single" or not settings.rules.min_replicas or "HEADWATER_THREADS" in os.environ:
+        return ()
+    return CORE_MODULES.get(resolve_device(settings.device), ())

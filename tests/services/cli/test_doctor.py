@@ -10,7 +10,7 @@ import pytest
 
 from headwater.services.cli import doctor
 from headwater.services.cli.doctor import examine
-from headwater.services.runtime.hardware import unreached_gpus
+from headwater.services.runtime.hardware import gpu_names, unreached_gpus
 from headwater.services.runtime.pip_line import pip_line
 from headwater.services.stack.cluster_record import ClusterRecord
 
@@ -92,6 +92,40 @@ def test_gpus_that_do_not_reach_one_another_are_named(
 ) -> None:
     assert unreached_gpus(lambda name: Driver(count, no_access=no_access, no_atomics=no_atomics)) == pair
     assert unreached_gpus(no_library) is None
+
+
+class Lister:
+    """The driver's list of GPUs, of which some have fallen off the bus; -1 GPUs: a driver that does not answer."""
+
+    def __init__(self, count: int, lost: set[int]) -> None:
+        self._count, self._lost = count, lost
+
+    def nvmlInit_v2(self) -> int:
+        return int(self._count < 0)
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = self._count
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, i: int, handle: Any) -> int:
+        handle._obj.value = 100 + i
+        return int(i in self._lost)
+
+    def nvmlDeviceGetName(self, handle: Any, name: Any, num_bytes: int) -> int:
+        name.value = b"L4 of %d" % handle.value
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("count", "lost", "names"),
+    [(-1, set(), ()), (0, set(), ()), (2, set(), ("L4 of 100", "L4 of 101")), (3, {1}, ("L4 of 100", "L4 of 102"))],
+)
+def test_gpus_are_listed_by_the_driver(count: int, lost: set[int], names: tuple[str, ...]) -> None:
+    assert gpu_names(lambda library: Lister(count, lost)) == names
+    assert gpu_names(no_library) == ()
 
 
 def test_the_doctor_says_that_ranks_on_such_gpus_exchange_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

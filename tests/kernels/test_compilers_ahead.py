@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROBE = """
+import sys, threading
+from headwater.kernels import compilers_ahead
+compilers_ahead.hash_triton()
+compilers_ahead.start_numba()
+for thread in threading.enumerate()[1:]:
+    thread.join()
+from triton.runtime.cache import triton_key
+assert triton_key.cache_info().currsize == 1
+assert compilers_ahead.NUMBA_START in sys.modules
+"""
+
+
+def test_a_process_has_the_hash_of_triton_and_a_started_numba_afterwards() -> None:
+    done = subprocess.run([sys.executable, "-c", PROBE], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
