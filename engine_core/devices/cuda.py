@@ -188,14 +188,13 @@ def _check_drafting_ranks(request: BuildRequest) -> None:
 
 
 def _check_stage_hosts(request: BuildRequest) -> None:
-    """Raises `ConfigError` for what drafts on the first stage, whose guesses do not go to other hosts, and where a
-    processor may store the word that announces data before the data, see `Piece`."""
+    """Raises `ConfigError` for heads, to which no hidden states come back from other hosts, and where a processor may
+    store the word that announces data before the data, see `Piece`."""
     options, drafts = request.options, request.stage_drafts
-    if options.stage_hosts and drafts is not None:
-        field = "draft_heads" if drafts.reads_states else "draft_model"
-        # The other hosts have no folder of it.
-        value = str(getattr(options, field) or "on the engine's host")
-        raise ConfigError(field, value, f"none with stage_hosts {options.stage_hosts} on the platform {name}")
+    if options.stage_hosts and drafts is not None and drafts.reads_states:
+        allowed = f"none with stage_hosts {options.stage_hosts} on the platform {name}"
+        # The other hosts have no folder of heads.
+        raise ConfigError("draft_heads", str(options.draft_heads or "on the engine's host"), allowed)
     if options.stage_hosts and machine.machine() not in ORDERED_STORES:
         allowed = f"0 on the platform {name} beside processors of kind {machine.machine()}"
         raise ConfigError("stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores")

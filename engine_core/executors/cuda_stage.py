@@ -26,7 +26,7 @@ from .cuda_swapper import CudaSwapper
 from .device_model import DeviceModel
 from .device_sampler import DeviceSampler
 from .device_table import DeviceTable
-from .gpu_stage import GuessTeller, MessageNumbers, parts_of
+from .gpu_stage import FirstStageGuesses, GuessTeller, MessageNumbers, parts_of
 from .gpu_states import FirstStates, LateStates
 from .head_part import HeadPart
 from .own_drafts import leaves_drafts
@@ -129,7 +129,11 @@ class CudaStageExecutor:
 
     def relay_by(self, relay: StageRelay) -> None:
         """See `CudaExecutor`."""
-        self._model.launched = relay.note_streams
+        self._model.launched = relay.note_stream
+        if self._teller is not None:
+            self._teller.relay = relay
+        elif isinstance(self._guesser, FirstStageGuesses):
+            self._guesser.relay = relay
 
     @torch.inference_mode()
     def launch_likely(self) -> None:
@@ -191,7 +195,7 @@ class CudaStageExecutor:
             words = self._buffers.steps[:, :num_own], self._buffers.words(shape).positions
             guesser.follow(plan, *words)
             if self._teller is not None and leaves_drafts(plan):
-                self._teller.tell(*words)
+                self._teller.tell(plan, *words)
         if num_own:
             launch = partial(self._own_rows.draft, shape, num_own)
             self._model.graphs.run_once((shape, "drafts", num_own), launch)

@@ -73,7 +73,7 @@ class DeviceModel:
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
         self.launched: Callable[[], None] = _nothing
-        """Is called behind the launches of a step, or of a trial."""
+        """Is called behind each launch of layers, of a step or a trial."""
 
     def hidden(self, shape: StepShape) -> torch.Tensor:
         """Launches the step of this shape that the buffers hold. Returns its hidden states, [num_tokens, H] or
@@ -88,13 +88,12 @@ class DeviceModel:
 
     def prepare(self, shape: StepShape) -> torch.Tensor:
         """Captures the shape; see `Graphs.prepare`."""
-        hidden = self.graphs.prepare(shape, partial(self.forward, shape), partial(self.try_out, shape))
-        self.launched()
-        return hidden
+        return self.graphs.prepare(shape, partial(self.forward, shape), partial(self.try_out, shape))
 
     def try_out(self, shape: StepShape) -> None:
         """Layers are alike but for the last, so two of them launch all there is."""
         self.forward(shape, num_layers=2)
+        self.launched()
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """As `hidden`, without a graph."""

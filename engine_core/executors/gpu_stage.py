@@ -115,13 +115,17 @@ class FirstStageGuesses:
         self._memory, self._table, self._served = memory, table, served
         self._numbers, self._states = MessageNumbers(), shown
         self.shown: Shown | None = shown
+        self.relay: StageRelay | None = None
+        """As that of `TokenTeller`."""
 
     def seat(self, row: int) -> None:
         """Does nothing."""
 
     def follow(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
         if leaves_drafts(plan):
-            self._receive(self._numbers.next(), steps, positions)
+            number = self._numbers.next()
+            self._receive(number, steps, positions)
+            _relay_guesses(self.relay, number, plan, steps)
 
     def see(self, shape: StepShape, steps: torch.Tensor) -> None:
         """Does nothing."""
@@ -147,10 +151,14 @@ class GuessTeller:
     def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
         self._memory, self._table, self._served = memory, table, served
         self._numbers = MessageNumbers()
+        self.relay: StageRelay | None = None
+        """As that of `TokenTeller`."""
 
-    def tell(self, steps: torch.Tensor, positions: torch.Tensor) -> None:
+    def tell(self, plan: StepPlan, steps: torch.Tensor, positions: torch.Tensor) -> None:
         """Guesses of a step, whose words for `draft_rows` these are."""
-        self._send(self._numbers.next(), steps, positions)
+        number = self._numbers.next()
+        self._send(number, steps, positions)
+        _relay_guesses(self.relay, number, plan, steps)
 
     def rehearse(self) -> None:
         """Launches it for padding; for where nothing is really launched."""
@@ -160,11 +168,10 @@ class GuessTeller:
         send_guesses(self._memory, number, steps, self._table.known, positions, self._table.token_ids)
 
 
-def recorded() -> torch.cuda.Event:
-    """An event behind what is launched on the current stream. A thread that waits for it sleeps."""
-    event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch ships it so
-    event.record()
-    return event
+def _relay_guesses(relay: StageRelay | None, number: int, plan: StepPlan, steps: torch.Tensor) -> None:
+    if relay is not None:
+        assert plan.num_drafts is not None
+        relay.note_guesses(number, 1 + steps.shape[1] * int(plan.num_drafts.max()))
 
 
 def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,6 @@ what is shown to each rank of the first stage (`stage_states`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +33,7 @@ from ..shards import ParallelLayout
 from .locked_memory import LockedMemory
 from .rank_devices import local_devices
 from .stage_link import StageLinks
-from .stage_relay import Passed, Piece, StageRelay
+from .stage_relay import Piece, StageRelay
 
 ALIGNMENT = 4096
 
@@ -146,11 +145,11 @@ class HostExchange:
             max_polls=HOST_POLLS,
         )
 
-    def relay(self, links: StageLinks, record: Callable[[], Passed]) -> StageRelay:
-        """The relay between pieces of stages on other hosts and the rank's links. `record`: see `StageRelay`."""
+    def relay(self, links: StageLinks) -> StageRelay:
+        """The relay between pieces of stages on other hosts and the rank's links."""
         sizes, stage = self._sizes, self._stage
         before, behind = (self._piece(each) if self._is_elsewhere(each) else None for each in (stage - 1, stage + 1))
-        return StageRelay(self._piece(stage), before, behind, links, sizes.row_bytes, record)
+        return StageRelay(self._piece(stage), before, behind, links, sizes.row_bytes)
 
     def _is_elsewhere(self, stage: int) -> bool:
         return stage in self._sizes.with_pieces and stage not in self._sizes.here

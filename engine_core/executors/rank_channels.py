@@ -14,7 +14,7 @@ from ..options import OFF, BuildRequest, ExecutorOptions
 from ..platforms.peer_group import PeerGroup, open_peer_group
 from ..shards import ParallelLayout
 from ..weights.model_file import DTYPES
-from .gpu_stage import open_stage_memory, recorded, sizes_of
+from .gpu_stage import open_stage_memory, sizes_of
 from .gpu_states import ShownStates, shown_elsewhere, state_sizes_of
 from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
 from .rank_place import RankPlace, stages_of
@@ -80,7 +80,7 @@ def _peers(place: RankPlace, exchange: HostExchange | None, row_bytes: int) -> P
 
 def _relay(place: RankPlace, exchange: HostExchange | None) -> StageRelay:
     assert exchange is not None
-    return exchange.relay(place.links, recorded)
+    return exchange.relay(place.links)
 
 
 def _shown_elsewhere(request: BuildRequest) -> tuple[int, ...] | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,12 +19,11 @@ from ..executor import Int32Array, UInt8Array
 from ..ring import PeerGone
 from .stage_link import Receiver, StageLinks, Writer
 
-
-class Passed(Protocol):
-    """Event behind launches, which the device passes when all of them have ended; see `torch.cuda.Event`."""
-
-    def query(self) -> bool: ...
-    def synchronize(self) -> object: ...
+STREAM = bytes(4)
+"""First word of a stream in a ring; that of other messages is their number, from 1 on."""
+LEAST_PAUSE, MOST_PAUSE = 2e-5, 5e-4
+"""Seconds between two looks at what kernels write: a sixteenth of the wait until then, within these."""
+T = TypeVar("T")
 
 
 class Piece:
@@ -42,12 +41,19 @@ class Piece:
         slots = memory[HEADER.value : sizes.first_message].reshape(NUM_SLOTS.value, -1)
         self._slots = [slot[: self.most_rows * row_bytes].reshape(-1, row_bytes) for slot in slots]
         words = memory[sizes.first_message : sizes.num_bytes].view(np.int32)
-        num_words = sizes.num_messages * sizes.message_len
+        num_words, num_guessed = sizes.num_messages * sizes.message_len, sizes.num_guesses * sizes.guesses_len
         self._messages = words[:num_words].reshape(sizes.num_messages, sizes.message_len)
+        guesses = words[num_words : num_words + num_guessed]
+        self._guesses = guesses.reshape(sizes.num_guesses, sizes.guesses_len)
 
     def message(self, number: int) -> Int32Array:
         """Slot of that message of tokens."""
         slot: Int32Array = self._messages[number % len(self._messages)]
+        return slot
+
+    def guesses(self, number: int) -> Int32Array:
+        """Slot of that message of guesses."""
+        slot: Int32Array = self._guesses[number % len(self._guesses)]
         return slot
 
     def read_stream(self, numbers: Int32Array, rows: UInt8Array) -> None:
@@ -69,32 +75,6 @@ class Piece:
             yield slot[:num_rows], slice(None) if is_here.all() else is_here
 
 
-class Launches:
-    """Events behind launches, in their order. One thread notes them, another one waits."""
-
-    def __init__(self, record: Callable[[], Passed]) -> None:
-        self._record = record
-        self._events: deque[Passed] = deque()
-        self._is_there = threading.Condition()
-
-    def note(self) -> None:
-        event = self._record()
-        with self._is_there:
-            self._events.append(event)
-            self._is_there.notify()
-
-    def forget_passed(self) -> None:
-        while self._events and self._events[0].query():
-            self._events.popleft()
-
-    def wait(self) -> None:
-        """Returns when the device has passed the first event that is left, which may not be noted yet."""
-        with self._is_there:
-            self._is_there.wait_for(lambda: self._events)
-            event = self._events.popleft()
-        event.synchronize()
-
-
 class SentStreams:
     """Streams that kernels send to a stage on another host."""
 
@@ -113,8 +93,8 @@ class SentStreams:
         numbers = self._taken[lanes] + 1
         if (self._behind.arrived[lanes] - numbers < 0).any():
             return None
-        message = np.zeros(num_rows * self._row_bytes, np.uint8)
-        self._behind.read_stream(numbers, message.reshape(num_rows, self._row_bytes))
+        message = np.zeros(len(STREAM) + num_rows * self._row_bytes, np.uint8)
+        self._behind.read_stream(numbers, message[len(STREAM) :].reshape(num_rows, self._row_bytes))
         self._taken[lanes] = self._own.taken[lanes] = numbers
         return message.tobytes()
 
@@ -122,9 +102,8 @@ class SentStreams:
 class ReceivedStreams:
     """Streams of a stage on another host, for kernels to receive."""
 
-    def __init__(self, own: Piece, before: Piece, row_bytes: int, launched: Launches) -> None:
-        """`launched`: launches that receive streams."""
-        self._own, self._before, self._row_bytes, self._launched = own, before, row_bytes, launched
+    def __init__(self, own: Piece, before: Piece, row_bytes: int) -> None:
+        self._own, self._before, self._row_bytes = own, before, row_bytes
         self._sent: Int32Array = np.zeros(NUM_LANES.value, np.int32)
 
     def put(self, stream: bytes | memoryview) -> None:
@@ -136,48 +115,46 @@ class ReceivedStreams:
         rows = np.frombuffer(stream, np.uint8).reshape(-1, self._row_bytes)
         lanes = slice(min(len(rows), NUM_LANES.value))
         numbers = self._sent[lanes] + 1
-        self._launched.forget_passed()
-        while (self._before.taken[lanes] - (numbers - NUM_SLOTS.value) < 0).any():
-            self._launched.wait()
+        _found(lambda: True if self._has_room(numbers) else None)
         self._own.write_stream(numbers, rows)
         self._sent[lanes] = self._own.arrived[lanes] = numbers
 
+    def _has_room(self, numbers: Int32Array) -> bool:
+        """Whether the streams before these are taken in whose slots these belong."""
+        return bool((self._before.taken[: len(numbers)] - (numbers - NUM_SLOTS.value) >= 0).all())
+
 
 class Sender:
-    """Sends what kernels have written to ranks on other hosts, in the order in which it is noted."""
+    """Sends what kernels write to ranks on other hosts, in the order of their launches.
 
-    def __init__(self, writers: Sequence[Writer], streams: SentStreams | None, record: Callable[[], Passed]) -> None:
-        self._writers, self._streams, self._record = writers, streams, record
-        self._noted: SimpleQueue[tuple[Passed, Int32Array | None]] = SimpleQueue()
+    NOTE: it looks for what they write, and calls nothing of the device's driver. A call may wait for a launch, which
+    may wait for a message of another host, which may wait for one that this sends."""
 
-    def note(self, words: Int32Array | None) -> None:
-        """To be called behind the launch that writes a message of these words; None: behind one that sends streams."""
-        self._noted.put((self._record(), words))
+    def __init__(self, writers: Sequence[Writer], streams: SentStreams | None) -> None:
+        self._writers, self._streams = writers, streams
+        self._noted: SimpleQueue[Callable[[], bytes | None]] = SimpleQueue()
+        """Looks for each message, which find None until it is there."""
+
+    def note_stream(self) -> None:
+        """To be called for each launch that sends a stream."""
+        assert self._streams is not None
+        self._noted.put(self._streams.take)
+
+    def note_message(self, number: int, words: Int32Array) -> None:
+        """To be called for each launch that writes a message of that number in these words."""
+        self._noted.put(lambda: words.tobytes() if words[0] == number else None)
 
     def run(self) -> None:
         """Raises `PeerGone`."""
         while True:
-            passed, words = self._noted.get()
-            # What is there already waits for no call of the device's driver, which may wait for a launch in its turn.
-            self._send_streams()
-            passed.synchronize()
-            if words is None:
-                self._send_streams()
-            else:
-                self._write(words.tobytes())
-
-    def _send_streams(self) -> None:
-        while self._streams is not None and (stream := self._streams.take()) is not None:
-            self._write(stream)
-
-    def _write(self, message: bytes) -> None:
-        for writer in self._writers:
-            writer.write(message)
+            message = _found(self._noted.get())
+            for writer in self._writers:
+                writer.write(message)
 
 
 class StageRelay:
-    """Relay of one rank of a stage: of its streams and tokens from and to other hosts. Methods that note
-    something are called behind the launch of it, on its stream of launches."""
+    """Relay of one rank of a stage: of its streams, tokens and guesses from and to other hosts. Methods that note
+    something are called in the order of launches."""
 
     def __init__(
         self,
@@ -186,19 +163,19 @@ class StageRelay:
         behind: Piece | None,
         links: StageLinks,
         row_bytes: int,
-        record: Callable[[], Passed],
     ) -> None:
         """`before` and `behind`: pieces of the stages next to this one that are on other hosts. `row_bytes`: those of a
-        row of a stream. `record`: records an event on the current stream of launches."""
+        row of a stream."""
         self._own, self._before, self._links = own, before, links
-        self._launched = Launches(record)
-        self._received = None if before is None else ReceivedStreams(own, before, row_bytes, self._launched)
+        self._received = None if before is None else ReceivedStreams(own, before, row_bytes)
+        # Guesses of the first stage are in the pieces of all later ones; a later one passes on what has come to it.
+        self._guessed = own if links.stream_in is not None else behind
         self._sender: Sender | None = None
         if behind is not None:
             assert links.stream_out is not None
-            self._sender = Sender([links.stream_out], SentStreams(own, behind, row_bytes), record)
+            self._sender = Sender([links.stream_out], SentStreams(own, behind, row_bytes))
         elif links.tokens_out:
-            self._sender = Sender(links.tokens_out, None, record)
+            self._sender = Sender(links.tokens_out, None)
 
     def start(self) -> None:
         """Takes the ends of the rank's links, which no other thread uses from now on."""
@@ -209,24 +186,33 @@ class StageRelay:
         if self._links.tokens_in is not None:
             _run_thread(self._receive_tokens)
 
-    def note_streams(self) -> None:
-        """Notes launches that receive at most two streams and send as many: more would wait for what is noted here."""
-        if self._received is not None:
-            self._launched.note()
+    def note_stream(self) -> None:
+        """Notes a launch of layers, which sends a stream unless this is the last stage."""
         if self._sender is not None and not self._links.tokens_out:
-            self._sender.note(None)
+            self._sender.note_stream()
 
     def note_tokens(self, number: int, num_words: int) -> None:
         """Notes a message of the last stage to all others."""
         assert self._sender is not None
         assert self._before is not None
-        self._sender.note(self._before.message(number)[:num_words])
+        self._sender.note_message(number, self._before.message(number)[:num_words])
+
+    def note_guesses(self, number: int, num_words: int) -> None:
+        """Notes a message of guesses that this stage sends, or receives."""
+        if self._sender is not None and not self._links.tokens_out:
+            assert self._guessed is not None
+            self._sender.note_message(number, self._guessed.guesses(number)[:num_words])
 
     def _receive_streams(self) -> None:
         assert self._received is not None
         assert self._links.stream_in is not None
         while True:
-            self._received.put(_next(self._links.stream_in))
+            message = _next(self._links.stream_in)
+            if message[: len(STREAM)] == STREAM:
+                self._received.put(memoryview(message)[len(STREAM) :])
+            else:
+                words = np.frombuffer(message, np.int32)
+                _put(self._own.guesses(int(words[0])), words)
 
     def _receive_tokens(self) -> None:
         assert self._links.tokens_in is not None
@@ -245,6 +231,15 @@ def _put(slot: Int32Array, words: Int32Array) -> None:
     """Leaves a message for a kernel, which awaits its number."""
     slot[1 : len(words)] = words[1:]
     slot[:1] = words[:1]
+
+
+def _found(look: Callable[[], T | None]) -> T:
+    """Looks for what a kernel is going to write until it is there: the sooner again, the shorter it has waited."""
+    began = time.perf_counter()
+    while (found := look()) is None:
+        waited = time.perf_counter() - began
+        time.sleep(min(max(waited / 16, LEAST_PAUSE), MOST_PAUSE))
+    return found
 
 
 def _run_thread(work: Callable[[], None]) -> None:

@@ -140,7 +140,7 @@ def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
     for here in (range(2), range(2, 3)):
         for stage in here:
             exchange = HostExchange(memory, on_hosts(1, here), stage)
-            relay = exchange.relay(links[stage], Unlocked)  # type: ignore[arg-type]  # nothing is recorded
+            relay = exchange.relay(links[stage])
             relayed[stage] = relay._received is not None, relay._sender is not None
     os.close(memory)
     # Streams of a stage before, and what goes to others. All but the last one receive tokens over their links.

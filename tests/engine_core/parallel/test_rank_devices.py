@@ -62,26 +62,23 @@ def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("field", "asked"),
-    [
-        ("draft_heads", {"heads": HEADS}),
-        ("draft_heads", {"told": StageDrafts.of(HEADS).to_json()}),
-        ("draft_model", {"draft": request_of()}),
-        ("draft_model", {"told": StageDrafts().to_json()}),
-    ],
-    ids=["heads", "heads elsewhere", "a draft model", "a draft model elsewhere"],
+    "asked",
+    [{"heads": HEADS}, {"told": StageDrafts.of(HEADS).to_json()}],
+    ids=["heads", "heads elsewhere"],
 )
-def test_what_drafts_on_the_first_stage_is_refused_on_all_hosts_before_a_rank_loads_anything(
-    field: str, asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_heads_are_refused_on_all_hosts_before_a_rank_loads_anything(
+    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Hosts of later stages have neither folder: they are told that the first one drafts."""
+    """Hosts of later stages have no folder of heads: they are told that the first one drafts by some. Guesses of a
+    draft model are relayed."""
     began: list[object] = []
     monkeypatch.setattr(cuda.machine, "machine", lambda: "x86_64")
     monkeypatch.setattr(build_cuda_rank, "build_cuda_rank", lambda *given: began.append(given))
     place, progress = cast("Any", None), lambda phase, done, total: None
-    with pytest.raises(ConfigError, match=rf"{field} .* allowed: none with stage_hosts 1 on the platform cuda"):
+    with pytest.raises(ConfigError, match=r"draft_heads .* allowed: none with stage_hosts 1 on the platform cuda"):
         cuda.build_rank(request_of(stage_hosts=1, **asked), place, progress)
     assert not began
     cuda.build_rank(request_of(**asked), place, progress)
-    cuda.build_rank(request_of(stage_hosts=1), place, progress)
-    assert len(began) == 2
+    for drafted in ({}, {"draft": request_of()}, {"told": StageDrafts().to_json()}):
+        cuda.build_rank(request_of(stage_hosts=1, **drafted), place, progress)
+    assert len(began) == 4

@@ -102,16 +102,19 @@ class NotedRelay:
 
     def __init__(self) -> None:
         self.num_streams = 0
-        self.tokens = list[tuple[int, int]]()
+        self.tokens, self.guesses = list[tuple[int, int]](), list[tuple[int, int]]()
 
     def start(self) -> None:
         assert not self.num_streams, "what is launched before is lost"
 
-    def note_streams(self) -> None:
+    def note_stream(self) -> None:
         self.num_streams += 1
 
     def note_tokens(self, number: int, num_words: int) -> None:
         self.tokens.append((number, num_words))
+
+    def note_guesses(self, number: int, num_words: int) -> None:
+        self.guesses.append((number, num_words))
 
 
 def stage_of(index: int, kind: str, path: Path, relay: Any = None) -> CudaExecutor | CudaStageExecutor:
@@ -227,18 +230,21 @@ def test_stages_compile_nothing_late_and_receive_each_message(
     for later in (1, 2):
         assert [(number, count) for stage, number, count in messages.guesses if stage == later] == sent
     messages.check_states({"draft model": 0, "eagle3": 3}.get(kind, 1))
-    check_relayed([relay for relay in relays if relay is not None])
+    check_relayed([relay for relay in relays if relay is not None], [number for number, _ in sent])
 
 
-def check_relayed(relays: list[NotedRelay]) -> None:
-    """Where stages are on other hosts, each stream and each message of tokens is relayed."""
+def check_relayed(relays: list[NotedRelay], guesses: list[int]) -> None:
+    """Where stages are on other hosts, each stream, each message of tokens and each one of guesses is relayed."""
     if not relays:
         return
     sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
     assert relays[0].num_streams == relays[1].num_streams == relays[2].num_streams > 100
     assert [number for number, _ in relays[2].tokens] == list(range(1, len(relays[2].tokens) + 1))
     assert len(relays[2].tokens) > 100
+    assert [relay.guesses for relay in relays[:2]] == [relays[0].guesses] * 2
+    assert [number for number, _ in relays[0].guesses] == guesses
     assert all(1 < num_words <= sizes.message_len for _, num_words in relays[2].tokens)
+    assert all(1 < num_words <= sizes.guesses_len for _, num_words in relays[0].guesses)
 
 
 @pytest.mark.usefixtures("_no_gpu", "launches")

@@ -1,27 +1,28 @@
-"""Streams and tokens between pipeline stages whose pieces of memory lie on three hosts, in one process."""
+"""Streams, tokens and guesses between pipeline stages whose pieces of memory lie on three hosts, in one process."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.executors.gpu_stage import recorded
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
 from headwater.engine_core.executors.stage_relay import (
-    Launches,
-    Passed,
+    STREAM,
     Piece,
     ReceivedStreams,
+    Sender,
     SentStreams,
     StageRelay,
 )
 from headwater.engine_core.parallel.stage_rings import create_stage_rings
 from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import host_address
+from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
 from headwater.kernels.stage_stream import (
     receive_ends,
@@ -49,20 +50,6 @@ PIECE_BYTES = -(-SIZES.num_bytes // 128) * 128
 def _interpreted() -> None:
     if DEVICE.type == "cpu":
         interpreter.mend()
-
-
-class Ended:
-    """Event of launches that have ended when it is recorded, as interpreted ones have."""
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        pass
-
-
-def record() -> Passed:
-    return recorded() if DEVICE.type == "cuda" else Ended()
 
 
 class Host:
@@ -97,18 +84,17 @@ class Hosts:
         for i, host in enumerate(self.all):
             before, own, behind = host.pieces
             sides = before if i > 0 else None, behind if i < 2 else None
-            self.relays.append(StageRelay(own, *sides, self._links[i], ROW_BYTES, record))
+            self.relays.append(StageRelay(own, *sides, self._links[i], ROW_BYTES))
         for relay in self.relays:
             relay.start()
 
     def send(self, stage: int, stream: torch.Tensor) -> None:
         send_stream(self.memory[stage], stream)
-        self.relays[stage].note_streams()
+        self.relays[stage].note_stream()
 
     def receive(self, stage: int, num_tokens: int) -> torch.Tensor:
         stream = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
         receive_stream(self.memory[stage], stream)
-        self.relays[stage].note_streams()
         return stream
 
     def close(self) -> None:
@@ -174,6 +160,24 @@ def test_tokens_and_ends_of_the_last_stage_reach_every_other_host(hosts: Hosts) 
             assert torch.equal(theirs[2, 4:36], table[2, 4:36])
 
 
+def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
+    steps = torch.tensor([[1, -1], [0, 0], [2, 0], [1, 0], [-1, -1]], dtype=torch.int32, device=DEVICE)
+    positions = torch.tensor([4, 5, 6], dtype=torch.int32, device=DEVICE)
+    known = torch.tensor([0, 5], dtype=torch.int32, device=DEVICE)
+    table = torch.randint(1, 500, (2, 9), dtype=torch.int32, device=DEVICE)
+    for number, stream in zip((1, 2, 3), streams_of([1, 1, 1]), strict=True):
+        send_guesses(hosts.memory[0], number, steps, known, positions, table)
+        hosts.relays[0].note_guesses(number, 1 + 2 * 2)
+        hosts.send(0, stream)
+        for stage in (1, 2):
+            theirs = torch.zeros_like(table)
+            receive_guesses(hosts.memory[stage], number, steps, known, positions, theirs)
+            hosts.relays[stage].note_guesses(number, 1 + 2 * 2)
+            assert torch.equal(theirs[1, 5:7], table[1, 5:7])
+            assert int((theirs != 0).sum()) == 2
+        assert torch.equal(hosts.receive(1, 1), stream)
+
+
 def pieces() -> list[Piece]:
     return [Piece(np.zeros(PIECE_BYTES, np.uint8), SIZES, ROW_BYTES) for _ in range(2)]
 
@@ -187,9 +191,8 @@ class Kernels:
 
     def __init__(self, first: int) -> None:
         (self._own, self._behind), (self._theirs, self._before) = pieces(), pieces()
-        self._launched = Launches(Ended)
         self._out = SentStreams(self._own, self._behind, ROW_BYTES)
-        self._in = ReceivedStreams(self._theirs, self._before, ROW_BYTES, self._launched)
+        self._in = ReceivedStreams(self._theirs, self._before, ROW_BYTES)
         self._sent, self._received = (np.full(NUM_LANES.value, first, np.int32) for _ in range(2))
         for counts in (self._out._taken, self._in._sent, self._own.taken, self._before.taken):
             counts[:] = first
@@ -205,7 +208,8 @@ class Kernels:
     def relay(self) -> int:
         num_streams = 0
         while (stream := self._out.take()) is not None:
-            self._in.put(stream)
+            assert stream[: len(STREAM)] == STREAM
+            self._in.put(stream[len(STREAM) :])
             num_streams += 1
         return num_streams
 
@@ -243,17 +247,17 @@ def test_a_stream_is_relayed_when_all_of_it_is_there() -> None:
 
 def test_a_stream_of_another_size_is_no_stream() -> None:
     own, before = pieces()
-    streams = ReceivedStreams(own, before, ROW_BYTES, Launches(Ended))
+    streams = ReceivedStreams(own, before, ROW_BYTES)
     for stream in (bytes(ROW_BYTES + 1), bytes(ROW_BYTES * (SIZES.stream_bytes // ROW_BYTES + 1))):
         with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
             streams.put(stream)
     assert not own.arrived.any()
 
 
-def test_room_for_a_stream_is_awaited_until_a_launch_has_received_one() -> None:
+def test_room_for_a_stream_is_awaited_until_the_stage_has_taken_one() -> None:
     own, before = pieces()
-    launched, waited = Launches(Ended), threading.Event()
-    streams = ReceivedStreams(own, before, ROW_BYTES, launched)
+    waited = threading.Event()
+    streams = ReceivedStreams(own, before, ROW_BYTES)
     for value in range(2):
         streams.put(rows_of(value + 1).tobytes())
 
@@ -263,12 +267,40 @@ def test_room_for_a_stream_is_awaited_until_a_launch_has_received_one() -> None:
 
     thread = threading.Thread(target=put)
     thread.start()
-    launched.note()
     assert not waited.wait(0.1)
     before.taken[:1] += 1
-    launched.note()
     thread.join(5)
     assert waited.is_set()
     rows = np.empty((3, ROW_BYTES), np.uint8)
     own.read_stream(np.array([3, 2, 1], np.int32), rows)
     assert np.array_equal(rows, rows_of(3))
+
+
+class Sent:
+    """What a sender has written, as a writer."""
+
+    def __init__(self) -> None:
+        self.messages: list[bytes] = []
+
+    def write(self, message: bytes) -> None:
+        self.messages.append(message)
+
+
+def test_what_a_launch_has_yet_to_write_holds_up_what_is_noted_behind_it() -> None:
+    own, behind = pieces()
+    sent, streams = Sent(), SentStreams(own, behind, ROW_BYTES)
+    sender = Sender([sent], streams)
+    words = behind.guesses(1)[:3]
+    sender.note_message(1, words)
+    sender.note_stream()
+    threading.Thread(target=sender.run, daemon=True).start()
+    rows = rows_of(2)
+    behind.write_stream(np.ones(2, np.int32), rows)
+    behind.lengths[1] = len(rows)
+    behind.arrived[:2] = 1
+    time.sleep(0.05)
+    assert not sent.messages
+    words[1:] = 7, 8
+    words[:1] = 1
+    assert holds_within(lambda: len(sent.messages) == 2, 5)
+    assert sent.messages == [np.array([1, 7, 8], np.int32).tobytes(), STREAM + rows.tobytes()]
