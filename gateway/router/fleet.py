@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 
-import structlog
-from google.protobuf.message import DecodeError
-
 from headwater.proto import events_pb2
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus, Subscription
@@ -101,13 +98,8 @@ class Fleet:
             replica.load.report(member.load, self._clock())
 
     async def _read(self, loads: Subscription) -> None:
-        async for message in loads:
-            try:
-                load = events_pb2.Load.FromString(message.payload)
-            except DecodeError as fault:
-                structlog.get_logger().warning("load not understood", subject=message.subject, error=str(fault))
-                continue
-            model_key = message.subject.split(".")[1]
+        async for subject, load in loads.decoded(events_pb2.Load.FromString, "load"):
+            model_key = subject.split(".")[1]
             replica = self.of(model_key).get(load.incarnation.replica_id)
             if replica is not None and replica.member.epoch == load.incarnation.epoch:
                 replica.load.report(ReplicaLoad.from_pb(load), self._clock())

@@ -12,9 +12,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-import structlog
-from google.protobuf.message import DecodeError
-
 from headwater.proto.events_pb2 import Incarnation, InFlightEntry, InFlightUpdate
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus, Subscription
@@ -124,12 +121,7 @@ class Peers:
         await self._bus.publish(subjects.in_flight(self.epoch), update.SerializeToString())
 
     async def _read(self, updates: Subscription) -> None:
-        async for message in updates:
-            try:
-                update = InFlightUpdate.FromString(message.payload)
-            except DecodeError as fault:
-                structlog.get_logger().warning("update not understood", subject=message.subject, error=str(fault))
-                continue
+        async for _, update in updates.decoded(InFlightUpdate.FromString, "update"):
             if update.epoch != self.epoch:
                 self._take(update)
 

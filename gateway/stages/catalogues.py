@@ -11,9 +11,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-import structlog
-from google.protobuf.message import DecodeError
-
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus, Subscription
@@ -80,8 +77,5 @@ class Catalogues:
         self.on_change()
 
     async def _read(self, words: Subscription) -> None:
-        async for message in words:
-            try:
-                self.on_catalogue(Catalogue.FromString(message.payload))
-            except DecodeError as fault:
-                structlog.get_logger().warning("catalogue not understood", subject=message.subject, error=str(fault))
+        async for _, catalogue in words.decoded(Catalogue.FromString, "catalogue"):
+            self.on_catalogue(catalogue)

@@ -9,9 +9,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-import structlog
-from google.protobuf.message import DecodeError
-
 from headwater.proto.events_pb2 import Backlog
 
 from ..runtime import subjects
@@ -63,10 +60,5 @@ class WaitingCredits:
         }
 
     async def _read(self, backlogs: Subscription) -> None:
-        async for message in backlogs:
-            try:
-                backlog = Backlog.FromString(message.payload)
-            except DecodeError as fault:
-                structlog.get_logger().warning("backlog not understood", subject=message.subject, error=str(fault))
-                continue
+        async for _, backlog in backlogs.decoded(Backlog.FromString, "backlog"):
             self.on_backlog(backlog.epoch, backlog.tokens)

@@ -11,10 +11,11 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import nats.errors
 import structlog
+from google.protobuf.message import DecodeError
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ServerSubscription
@@ -26,6 +27,7 @@ from .refusals import Refusals
 from .seal import Sealer, SealReader
 from .tasks import end, log_failure
 
+FactT = TypeVar("FactT")
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 OPEN_SECONDS = 1.0
 """Default number of seconds for which opening a bus waits for its server."""
@@ -74,6 +76,17 @@ class Subscription:
             self._arrived.clear()
             await self._arrived.wait()
         return self._messages.popleft()
+
+    async def decoded(self, decode: Callable[[bytes], FactT], name: str) -> AsyncIterator[tuple[str, FactT]]:
+        """Yields the subject of each message and its payload as `decode` reads it. A message that raises `DecodeError`
+        or `ValueError` there is logged as a `name` that is not understood, and left out."""
+        async for message in self:
+            try:
+                fact = decode(message.payload)
+            except (DecodeError, ValueError) as fault:
+                structlog.get_logger().warning(f"{name} not understood", subject=message.subject, error=str(fault))
+                continue
+            yield message.subject, fact
 
     def put(self, message: Message) -> None:
         if len(self._messages) == _QUEUE_LEN:

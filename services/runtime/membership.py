@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 import structlog
-from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
 
@@ -184,14 +183,12 @@ class Members:
             listener(Change(kind, member))
 
     async def _read(self, heartbeats: Subscription) -> None:
-        async for message in heartbeats:
-            try:
-                member = Member.from_pb(events_pb2.Member.FromString(message.payload))
-            except (DecodeError, ValueError) as fault:
-                structlog.get_logger().warning("heartbeat not understood", subject=message.subject, error=str(fault))
-                continue
-            if message.subject != subjects.member(member.kind.value, member.replica_id):
-                structlog.get_logger().warning("heartbeat of another member", subject=message.subject)
+        def read(payload: bytes) -> Member:
+            return Member.from_pb(events_pb2.Member.FromString(payload))
+
+        async for subject, member in heartbeats.decoded(read, "heartbeat"):
+            if subject != subjects.member(member.kind.value, member.replica_id):
+                structlog.get_logger().warning("heartbeat of another member", subject=subject)
                 continue
             self.on_member(member, from_bus=True)
 

@@ -13,8 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import structlog
-from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
 
@@ -186,12 +184,7 @@ class ModelManager:
         )
 
     async def _follow(self, words: Subscription) -> None:
-        async for message in words:
-            try:
-                word = events_pb2.Demand.FromString(message.payload)
-            except DecodeError as fault:
-                structlog.get_logger().warning("demand not understood", subject=message.subject, error=str(fault))
-                continue
+        async for _, word in words.decoded(events_pb2.Demand.FromString, "demand"):
             if word.model in self._lines:
                 self._demand[word.model, word.gateway_id] = word.num_waiting, self._now()
                 self._changed.set()
