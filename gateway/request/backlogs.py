@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from headwater.proto.events_pb2 import Backlog
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
-from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.tasks import owned_task, set_within
 
 from ..router.router import Router
 from .admission import Admission
@@ -41,9 +41,7 @@ class Backlogs:
                 self._published.clear()
             await self._publish()
             await asyncio.sleep(LOOK_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(beat_at):
-                    await self._admission.someone_waits.wait()
+            await set_within(self._admission.someone_waits, beat_at - loop.time())
 
     async def _publish(self) -> None:
         epoch = self._router.peers.epoch

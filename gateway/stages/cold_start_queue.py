@@ -15,7 +15,7 @@ from headwater.proto.events_pb2 import CatalogueEntry
 from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.served_model import model_key
-from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.tasks import owned_task, set_within
 
 from .catalogues import AWAITED, Catalogues
 
@@ -136,6 +136,4 @@ class ColdStartQueue:
                 if not self._waiting[model]:
                     del self._waiting[model]
             await asyncio.sleep(PAUSE_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TELL_SECONDS):
-                    await self._news.wait()
+            await set_within(self._news, TELL_SECONDS)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import grpc
 import structlog
@@ -17,7 +16,7 @@ from headwater.proto import engine_pb2_grpc
 from headwater.proto.engine_pb2 import PrefetchRequest
 from headwater.services.runtime.call_proof import Impostor, StageChannel
 from headwater.services.runtime.channel import open_channel
-from headwater.services.runtime.tasks import end, log_failure
+from headwater.services.runtime.tasks import end, start_in
 
 
 class Prefetches:
@@ -30,7 +29,7 @@ class Prefetches:
     @contextlib.contextmanager
     def running(self, address: str, request: PrefetchRequest) -> Iterator[None]:
         """A prefetch for the length of a scope."""
-        task = self._own(self._call(address, request))
+        task = start_in(self._tasks, self._call(address, request))
         try:
             yield
         finally:
@@ -39,19 +38,12 @@ class Prefetches:
     def leave(self, address: str) -> None:
         """The engine is no longer a member. Its prefetches end with the channel."""
         if (channel := self._channels.pop(address, None)) is not None:
-            self._own(channel.close())
+            start_in(self._tasks, channel.close())
 
     async def close(self) -> None:
         for address in list(self._channels):
             self.leave(address)
         await end(*self._tasks)
-
-    def _own(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(log_failure)
-        return task
 
     async def _call(self, address: str, request: PrefetchRequest) -> None:
         if (channel := self._channels.get(address)) is None:

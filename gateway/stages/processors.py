@@ -18,7 +18,7 @@ from headwater.services.runtime import errors, grpc_errors
 from headwater.services.runtime.call_proof import Impostor, StageChannel
 from headwater.services.runtime.channel import MAX_TEXT_BYTES, open_channel
 from headwater.services.runtime.served_model import ServedModel
-from headwater.services.runtime.tasks import end, log_failure
+from headwater.services.runtime.tasks import end, log_failure, set_within, start_in
 from headwater.services.runtime.trace_context import TraceContext
 from headwater.services.runtime.tracing import Span
 
@@ -81,9 +81,7 @@ class Processors:
         if (processor := self._pool.pop(address, None)) is not None:
             asker, carrier = self._tasks.pop(address)
             asker.cancel()
-            closing = asyncio.create_task(_close(processor, carrier))
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            start_in(self._closing, _close(processor, carrier))
 
     def models(self) -> dict[str, tuple[ServedModel, int]]:
         """Models by name, each with the time since which it is served (seconds since 1970)."""
@@ -175,7 +173,7 @@ class Processors:
                         raise problem from None
                 finally:
                     processor.num_running -= 1
-            if problem.code not in GONE or not await _set_until(news, end):
+            if problem.code not in GONE or not await set_within(news, end - time.monotonic()):
                 raise problem
 
     def _by_load(self, model: str) -> Iterator[Processor]:
@@ -191,15 +189,6 @@ class Processors:
         for address in list(self._pool):
             self.leave(address)
         await asyncio.gather(*self._closing)
-
-
-async def _set_until(news: asyncio.Event, end: float) -> bool:
-    """Waits for the event until that time of the monotonic clock; returns whether it was set."""
-    try:
-        async with asyncio.timeout(end - time.monotonic()):
-            return await news.wait()
-    except TimeoutError:
-        return False
 
 
 async def _prepared(

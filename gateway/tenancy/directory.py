@@ -20,7 +20,7 @@ import structlog
 
 from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus, Subscription
-from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.tasks import owned_task, set_within
 
 from .records import Key, Removed, Scope, TenantRecord
 from .snapshot import Snapshot
@@ -186,9 +186,7 @@ class TenantDirectory:
 
     async def _follow(self, changed: asyncio.Event) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(READ_AGAIN_SECONDS, self._seconds_to_expiry())):
-                    await changed.wait()
+            await set_within(changed, min(READ_AGAIN_SECONDS, self._seconds_to_expiry()))
             changed.clear()
             self._emit()
             if not await self.read():

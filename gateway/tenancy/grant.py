@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.services.runtime import errors
+from headwater.services.runtime.tasks import start_in
 
 from .entrance import Entrance
 from .limiter import NEVER, Left, Refusal, Verdict
@@ -122,9 +123,7 @@ class Grant:
         if self.more is None:
             choice.give(num_tokens)
         elif self.refusal is None and (wanted := min(num_tokens, choice.num_unleased)) > 0:
-            task = asyncio.create_task(self._extend(choice, wanted))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_in(self._tasks, self._extend(choice, wanted))
 
     def recorded(self, seq: int) -> None:
         """Notes that its usage record is stored."""

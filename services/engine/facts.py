@@ -18,7 +18,7 @@ from ..runtime.bus import Bus
 from ..runtime.heartbeat import Heartbeat
 from ..runtime.member import ReplicaLoad
 from ..runtime.store import Store
-from ..runtime.tasks import owned_task
+from ..runtime.tasks import owned_task, set_within
 from .engine_server import EngineServer
 from .replica import Replica
 from .settings import EngineSettings
@@ -101,7 +101,5 @@ class EngineFacts:
             load = self.load().to_pb(replica.replica_id, replica.epoch)
             await self._bus.publish(subject, load.SerializeToString())
             await asyncio.sleep(LOAD_SECONDS)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_LOAD_SECONDS):
-                    await load_changed.wait()
+            await set_within(load_changed, _IDLE_LOAD_SECONDS)
             load_changed.clear()

@@ -29,7 +29,7 @@ from headwater.proto import blocks_pb2_grpc
 
 from ..runtime.channel import open_channel
 from ..runtime.session.calling import CallingEnd
-from ..runtime.tasks import end, log_failure, owned_task
+from ..runtime.tasks import end, owned_task, start_in
 from .peer_records import UInt8Array
 
 LIFE_SECONDS = 1.0
@@ -190,10 +190,7 @@ class PeerPulls:
             session = self._sessions[address, epoch] = PullSession(
                 address, epoch, self._records, self._on_answer, self._place
             )
-            task = asyncio.ensure_future(self._run(session, (address, epoch)))
-            task.add_done_callback(log_failure)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_in(self._tasks, self._run(session, (address, epoch)))
         return session
 
     async def _run(self, session: PullSession, key: tuple[str, int]) -> None:

@@ -18,7 +18,7 @@ from headwater.engine_core.kv.tenant_files import delete_tenants, tenants_below
 
 from ..runtime import subjects
 from ..runtime.bus import Bus, Subscription
-from ..runtime.tasks import owned_task
+from ..runtime.tasks import owned_task, set_within
 
 LOOK_SECONDS = 60.0
 SETTLE_SECONDS = 0.5
@@ -67,9 +67,7 @@ class TenantSweep:
     async def _look(self) -> None:
         while True:
             await self.look()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._changed.wait()
+            await set_within(self._changed, LOOK_SECONDS)
             self._changed.clear()
             await asyncio.sleep(SETTLE_SECONDS)
 

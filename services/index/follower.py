@@ -20,6 +20,7 @@ from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
 from ..runtime.bus import Bus
 from ..runtime.channel import open_channel
 from ..runtime.member import Member
+from ..runtime.tasks import set_within
 from .kv_index import KvIndex, Verdict
 
 _CALL_SECONDS = 30.0
@@ -128,9 +129,7 @@ class Follower:
         """Waits until batches are missing. NOTE: without a bus no message reports new batches, so the engine is asked
         now and then."""
         while not self._wanted.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL_SECONDS):
-                    await self._wanted.wait()
+            await set_within(self._wanted, _POLL_SECONDS)
             if not self._bus.connected:
                 self.catch_up()
         self._wanted.clear()

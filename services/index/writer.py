@@ -18,7 +18,7 @@ from ..models.entry import register
 from ..models.model_refused import ModelRefused
 from ..runtime.served_model import ServedModel
 from ..runtime.store import Store, StoreUnavailable
-from ..runtime.tasks import owned_task
+from ..runtime.tasks import owned_task, set_within
 from .column import IndexColumn, Owner
 from .reaper import Reaper
 from .slots import shard_of
@@ -98,9 +98,7 @@ class IndexWriter:
                 structlog.get_logger().debug("index not written", reason=str(failure))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_IDLE_SECONDS if in_step else _RETRY_SECONDS):
-                    await self._wanted.wait()
+            await set_within(self._wanted, _IDLE_SECONDS if in_step else _RETRY_SECONDS)
 
     async def _write(self) -> bool:
         """Writes pending changes; returns whether Redis has everything now."""

@@ -21,7 +21,7 @@ from ..runtime.session.calling import CallingEnd, Cause, Ending
 from ..runtime.session.controls import Controls
 from ..runtime.session.pace import Pace
 from ..runtime.session.silence import Silence
-from ..runtime.tasks import end, log_failure
+from ..runtime.tasks import end, start_in
 from . import metrics as output_metrics
 from .stream import OutputStream
 from .token_logprobs import entries_by_position
@@ -272,10 +272,7 @@ class EngineLinks:
     def to(self, address: str) -> EngineLink:
         if (link := self._links.get(address)) is None:
             link = self._links[address] = EngineLink(address)
-            task = asyncio.ensure_future(self._run(link))
-            task.add_done_callback(log_failure)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_in(self._tasks, self._run(link))
         return link
 
     async def _run(self, link: EngineLink) -> None:

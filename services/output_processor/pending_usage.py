@@ -16,7 +16,7 @@ from headwater.proto.output_processor_pb2 import Open
 
 from ..runtime.bus import Bus
 from ..runtime.gateway_identity import NOBODY, Gateway
-from ..runtime.tasks import log_failure
+from ..runtime.tasks import start_in
 from ..runtime.usage_log import UsageLog, UsageRecord
 from .pending_record import ChoiceUsage, PendingRecord
 
@@ -142,7 +142,4 @@ class PendingUsage:
             self._write(record)
 
     def _on_stored(self, record: UsageRecord, seq: int) -> None:
-        task = asyncio.create_task(self.log.publish_left(record, seq))
-        task.add_done_callback(log_failure)
-        self._announcing.add(task)
-        task.add_done_callback(self._announcing.discard)
+        start_in(self._announcing, self.log.publish_left(record, seq))

@@ -25,7 +25,7 @@ from nats.js import JetStreamContext
 from . import cluster_key, subjects
 from .refusals import Refusals
 from .seal import Sealer, SealReader
-from .tasks import end, log_failure
+from .tasks import end, log_failure, set_within
 
 FactT = TypeVar("FactT")
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
@@ -167,13 +167,9 @@ class Bus:
         settled = asyncio.Event()
         self.on_connected(settled.set)
         try:
-            async with asyncio.timeout(seconds):
-                await settled.wait()
-        except TimeoutError:
-            return False
+            return await set_within(settled, seconds)
         finally:
             self._listeners.remove(settled.set)
-        return True
 
     def on_connected(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after each connect and reconnect, when the server knows every subscription again."""

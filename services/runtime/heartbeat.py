@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from . import subjects
 from .bus import Bus
 from .member import Member
-from .tasks import owned_task
+from .tasks import owned_task, set_within
 
 BEAT_SECONDS = 1.0
 
@@ -58,9 +58,7 @@ class Heartbeat:
     async def _beat_each_second(self, reconnected: asyncio.Event) -> None:
         while True:
             await self.beat()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_SECONDS):
-                    await reconnected.wait()
+            await set_within(reconnected, BEAT_SECONDS)
             reconnected.clear()
 
     async def _answer_newcomers(self) -> None:

@@ -33,6 +33,24 @@ async def owned_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyn
             task.result()
 
 
+def start_in(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Starts a background task, which is in `tasks` until it ends. Its failure is logged."""
+    task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(log_failure)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Waits for an event, at most so long; returns whether it was set."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 async def end(*tasks: asyncio.Future[Any]) -> None:
     """Cancels tasks and returns when all have ended, with any result. A cancellation of the caller does not end the
     wait.

@@ -23,7 +23,7 @@ from ..runtime.bus import Bus, Subscription
 from ..runtime.member import Kind, ReplicaLoad
 from ..runtime.membership import Members
 from ..runtime.settings import SettingError
-from ..runtime.tasks import owned_task
+from ..runtime.tasks import owned_task, set_within
 from .embedded import EmbeddedServerError
 from .model_pull import PullFailed, pull_model
 from .model_request import ModelRequest
@@ -136,9 +136,7 @@ class ModelManager:
             for line in self.lines() if bus.connected else ():
                 if line.state is State.SERVING:
                     self._scale_one(line, members, tasks)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_SECONDS):
-                    await self._changed.wait()
+            await set_within(self._changed, LOOK_SECONDS)
             self._changed.clear()
 
     def _scale_one(self, line: ModelStages, members: Members, tasks: asyncio.TaskGroup) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import IO
 
 from headwater.services.runtime.errors import NotFound, Unavailable
-from headwater.services.runtime.tasks import end
+from headwater.services.runtime.tasks import end, start_in
 
 from ...buckets import FAILURES
 from .files import Files
@@ -52,9 +52,7 @@ class OpenBatches:
         opening = self._opening.get(batch_id)
         if opening is None:
             opening = self._opening[batch_id] = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(self._keep(tenant, batch_id, opening))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            start_in(self._tasks, self._keep(tenant, batch_id, opening))
         batch = await asyncio.shield(opening)
         batch.num_users += 1
         try:
