@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
-from headwater.services.runtime.errors import HeadwaterError
+from headwater.services.runtime.errors import HeadwaterError, NotFound
 from headwater.services.runtime.tasks import owned_task
 
 from ..buckets import FAILURES
@@ -58,10 +58,11 @@ class Purge:
         return True
 
     async def _clear(self, key: str) -> None:
-        for batch in await self._batches.all(key):
+        for batch in await self._batches.batches(key):
             await self._ranges.drop(batch.id)
             await self._results.drop(batch.id)
-            await self._batches.drop(key, batch.id)
+            with contextlib.suppress(NotFound):
+                await self._batches.drop(key, batch.id)
             # A line that was being answered may have been kept meanwhile.
             await self._results.drop(batch.id)
         await self._files.drop_all(key)

@@ -124,7 +124,7 @@ class BatchSurface:
         hours = _checked(asked)
         with or_unavailable():
             await self._check_input(tenant, asked)
-            running = [batch for batch in await self._ledger.all(tenant.key) if batch.status not in OVER]
+            running = [batch for batch in await self._ledger.batches(tenant.key) if batch.status not in OVER]
             if len(running) >= MAX_OPEN_BATCHES:
                 raise LimitExceeded(f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0)
             batch = Batch(
@@ -151,7 +151,7 @@ class BatchSurface:
     async def list_batches(self, exchange: Exchange) -> None:
         tenant = self._tenant_of(exchange)
         with or_unavailable():
-            batches = await self._ledger.all(tenant.key)
+            batches = await self._ledger.batches(tenant.key)
         await exchange.reply_json(_page(exchange, batches))
 
     async def get_batch(self, exchange: Exchange) -> None:

@@ -14,7 +14,7 @@ from nats.js.kv import KeyValue
 
 from headwater.services.runtime.record_seal import RecordSeals
 
-from ..buckets import Missing, entries, put_once, value_of
+from ..buckets import Missing, drop_keys, entries, put_once, sizes, value_of
 
 
 class SignedBucket:
@@ -36,6 +36,14 @@ class SignedBucket:
 
     async def delete(self, key: str, *, last: int) -> None:
         await self._bucket.delete(key, last=last)
+
+    async def drop(self, pattern: str) -> None:
+        """Drops keys that match the filter, with all that they ever had; also while storage is full."""
+        await drop_keys(self._js, self._bucket._name, pattern)
+
+    async def sizes(self, pattern: str) -> list[int]:
+        """Bytes of each value that matches the filter now, without reading any."""
+        return await sizes(self._js, self._bucket._name, pattern)
 
     async def put_once(self, key: str, value: bytes, headers: dict[str, str]) -> bool:
         """Writes a value once. Returns False where there is a trusted value. One that is not trusted is replaced."""

@@ -12,11 +12,11 @@ from weakref import WeakValueDictionary
 from headwater.services.runtime import subjects
 from headwater.services.runtime.errors import LimitExceeded, StorageLimitExceeded
 
-from ..buckets import last_headers, sizes
+from ..buckets import last_headers
 from ..storage_limits import StorageLimits
 from .batches.files import Files
 from .batches.ledger import Ledger
-from .durable import BACKGROUND, BACKGROUND_LOG, BATCHES, RESULTS, Durable
+from .durable import BACKGROUND_LOG, RESULTS, Durable
 
 MAX_BACKGROUND = 1000
 """Largest number of a tenant's background responses, waiting, running or kept in NATS."""
@@ -71,7 +71,7 @@ class TenantStorage:
         """As `room`, for a background response and its first events. Raises `LimitExceeded` where there are too
         many."""
         rooms = await self.durable.rooms()
-        if len(await sizes(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
+        if len(await rooms.background.sizes(f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
             raise LimitExceeded(f"the tenant has {MAX_BACKGROUND} responses in the background", retry_after=60.0)
         if num_event_bytes:
             await self.check_events(tenant, num_event_bytes)
@@ -132,7 +132,7 @@ class TenantStorage:
         rooms, pattern = await self.durable.rooms(), f"{subjects.key_of(tenant)}.>"
         files = sum([file.bytes for file in await self._files.all(tenant)])
         results = sum(await self._batches.result_bytes(tenant, without=without))
-        records = [*await sizes(rooms.js, BACKGROUND, pattern), *await sizes(rooms.js, BATCHES, pattern)]
+        records = [*await rooms.background.sizes(pattern), *await rooms.batches.sizes(pattern)]
         return files + results + sum(records)
 
     async def left(self, tenant: str, *, without: str) -> int:

@@ -12,18 +12,16 @@ from typing import IO, Any
 import msgspec
 import nats.js.errors
 
-from headwater.services.runtime import subjects
 from headwater.services.runtime.errors import NotFound
 from headwater.services.runtime.refusals import Refusals
 
-from ...buckets import Missing, drop_keys
-from ..durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
+from ..durable import KEPT_SECONDS, Durable, drop_object
+from ..tenant_records import TenantRecords
 from .records import File, new_id, now
 
 IN_MEMORY_BYTES = 1 << 20
 """Number of bytes of a file in transit that are kept in memory; more goes to disk."""
 READ_SECONDS = 300.0
-_files = msgspec.json.Decoder(File)
 
 
 class KeptFile(File, kw_only=True):
@@ -42,6 +40,9 @@ class Files:
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
+        self._records: TenantRecords[File] = TenantRecords(
+            durable, "files", "file", msgspec.json.Decoder(File).decode, msgspec.json.encode
+        )
 
     async def add(self, tenant: str, filename: str, purpose: str, content: IO[bytes], num_bytes: int) -> File:
         rooms = await self._durable.rooms()
@@ -59,25 +60,22 @@ class Files:
         # The content is written first, so that a listed file can be read.
         await rooms.contents.put(file.id, reader)
         kept = KeptFile(**msgspec.structs.asdict(file), sha256=hashed.digest)
-        await rooms.files.put(_key(tenant, file.id), msgspec.json.encode(kept))
+        await self._records.create(tenant, file.id, kept)
         return file
 
     async def get(self, tenant: str, file_id: str) -> File:
-        rooms = await self._durable.rooms()
-        return _files.decode(await self._metadata(rooms, tenant, file_id))
+        return await self._records.get(tenant, file_id)
 
     async def all(self, tenant: str) -> list[File]:
         """Files of a tenant, the youngest first."""
-        rooms = await self._durable.rooms()
-        found = [_files.decode(value) async for _, value in rooms.files.all(f"{subjects.key_of(tenant)}.>")]
-        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+        return sorted(await self._records.all(tenant), key=lambda file: (file.created_at, file.id), reverse=True)
 
     @contextlib.asynccontextmanager
     async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
         """Copies the content to this machine for the length of a scope. Content that does not match the record counts
         as missing."""
         rooms = await self._durable.rooms()
-        kept = _kept.decode(await self._metadata(rooms, tenant, file_id))
+        kept = _kept.decode((await self._records.value(tenant, file_id))[0])
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
             content: Any = copy
             into: Any = (hashed := Hashed(content))
@@ -94,22 +92,14 @@ class Files:
 
     async def delete(self, tenant: str, file_id: str) -> None:
         """Deletes a file, also while storage is full."""
-        rooms = await self._durable.rooms()
-        await self._metadata(rooms, tenant, file_id)
-        await drop_keys(rooms.js, FILES, _key(tenant, file_id))
-        await drop_object(rooms, file_id)
+        await self._records.drop(tenant, file_id)
+        await drop_object(await self._durable.rooms(), file_id)
 
     async def drop_all(self, tenant: str) -> None:
         """Drops the files of a tenant that was removed."""
         for file in await self.all(tenant):
             with contextlib.suppress(NotFound):
                 await self.delete(tenant, file.id)
-
-    async def _metadata(self, rooms: Rooms, tenant: str, file_id: str) -> bytes:
-        try:
-            return (await rooms.files.get(_key(tenant, file_id)))[0]
-        except (Missing, nats.js.errors.InvalidKeyError):
-            raise NotFound("file", file_id) from None
 
 
 class Hashed:
@@ -132,7 +122,3 @@ class Hashed:
     def write(self, piece: bytes) -> int:
         self._hash.update(piece)
         return self._file.write(piece)
-
-
-def _key(tenant: str, file_id: str) -> str:
-    return f"{subjects.key_of(tenant)}.{file_id}"

@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.services.runtime.refusals import Refusals
 
-from ...buckets import Missing, drop_keys
+from ...buckets import Missing
 from ..durable import RESULTS, Durable, Rooms, drop_object
 from ..event_log import EventLog, LogReader
 from .records import Result, new_id
@@ -66,7 +66,7 @@ class Results:
         async for _, name in rooms.results.all(f"{_LARGE}.{batch_id}.>"):
             await drop_object(rooms, name.decode())
         for keys in (batch_id, f"{_LARGE}.{batch_id}"):
-            await drop_keys(rooms.js, RESULTS, f"{keys}.>")
+            await rooms.results.drop(f"{keys}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
         """Stores a result among the contents of files; returns the value that refers to it. Each process that computes
