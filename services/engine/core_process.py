@@ -7,7 +7,6 @@ and ends when the server is gone. Knows nothing about sessions, gRPC, NATS or Re
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.rank_facts import RankedExecutor, RankLost
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter
 
+from ..runtime import collector
 from ..runtime.settings import read_settings
 from .core_peers import open_peer_link
 from .kept_costs import KeptCosts
@@ -196,9 +196,7 @@ def main() -> None:
             link = open_peer_link(ends.records, reports, key_of(options, config, facts, executor), config, executor)
         engine = Engine(config, measured, masks=masks, speculator=speculator, disk_files=disk_files, peer_link=link)
         with contextlib.closing(engine):
-            # Objects that exist now live as long as the process: a collection in a step need not look at them.
-            gc.collect()
-            gc.freeze()
+            collector.leave_out_what_exists()
             reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link)))
             run(engine, measured, commands, reports, mask_reports, rank_reports_of(executor, reports))
 

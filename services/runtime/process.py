@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from typing import Any
 
 import structlog
 
+from . import collector
 from .settings import check_log_level
 
 READY_FD = "HEADWATER_READY_FD"
@@ -38,9 +38,7 @@ class Lifetime:
     def announce(self, *children: int, **addresses: str) -> None:
         """Reports that the stage is ready, with its addresses and the ids of processes that it started, to the log and
         to a supervisor that asked for it. Collections of garbage leave out what the stage has by then."""
-        # It lives as long as the process.
-        gc.collect()
-        gc.freeze()
+        collector.leave_out_what_exists()
         structlog.get_logger().info("ready", stage=self.stage, **addresses)
         if READY_FD in os.environ:
             fd = int(os.environ.pop(READY_FD))
