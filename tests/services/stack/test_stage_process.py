@@ -125,3 +125,48 @@ async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
     await asyncio.gather(keeping, return_exceptions=True)
     await kept.stop(5, asyncio.Event())
     pipe.close()
+
+
+class ShortLived:
+    """A process that is ready at once and ends by itself after so many seconds."""
+
+    children: tuple[int, ...] = ()
+    pid = 1
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    async def ready(self) -> dict[str, str]:
+        return {}
+
+    async def ended(self) -> int:
+        await asyncio.sleep(self._seconds)
+        return 1
+
+    async def stop(self, limit: float, hurry: asyncio.Event) -> None:
+        """Has nothing to end."""
+
+
+async def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(KeptStage, "LONG_LIFE", 0.3)
+    said, lives = [], iter((0.0, 0.0, 0.0, 0.5, 0.0, 60.0))
+    is_last = asyncio.Event()
+
+    async def start() -> ShortLived:
+        life = next(lives)
+        if life == 60.0:
+            is_last.set()
+        return ShortLived(life)
+
+    kept = KeptStage("stage", start, said.append)
+    kept.pauses = (0.0, 0.01, 0.02, 0.03)
+    await kept.begin()
+    keeping = asyncio.ensure_future(kept.keep())
+    async with asyncio.timeout(10):
+        await is_last.wait()
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    pauses = [float(word.split()[-2]) for word in said if "starting it again" in word]
+    assert pauses == [0.0, 0.01, 0.02, 0.0, 0.01]
