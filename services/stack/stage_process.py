@@ -203,7 +203,7 @@ class KeptStage:
 
     PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
     LONG_LIFE = 10.0
-    """Seconds from ready on; starts take one to three (2026-11-27), so that a death behind them is no crash at start."""
+    """Seconds from ready on. Starts take one to three (2026-11-27): a death after so long is no crash at start."""
 
     def __init__(self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]) -> None:
         self.name = name
