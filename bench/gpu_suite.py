@@ -35,7 +35,7 @@ from .program import run_program
 from .source_version import source_version
 from .workloads import CLUSTER_LOADS, MODELS, TINY, WORKLOADS
 
-TESTS = ("tests/kernels", "tests/engine_core")
+TESTS = ("tests/kernels", "tests/engine_core", "tests/services/stack/test_fork_servers.py")
 TESTS_OF_RANKS = ("tests/kernels/test_peer_sum.py", "tests/kernels/test_stage_stream.py", "tests/engine_core/parallel")
 LARGE = "qwen3-32b"
 """The model that is too large for most single GPUs."""
