@@ -122,6 +122,7 @@ export class ChatView {
       this.failed(turn, asked, message, messages, error);
     }
     clearInterval(waiting);
+    turn.draw(); // Its last tokens may wait for a frame, and a page in the background gets none.
     turn.wait("");
     turn.element.classList.remove("running");
     // What was answered stays part of the conversation, also when it was stopped; a question without an answer does not.

@@ -10,6 +10,7 @@ export class Turn {
     this.role = role;
     this.text = "";
     this.calls = [];
+    this.frame = null;
     this.status.hidden = true;
     this.add(text);
   }
@@ -22,15 +23,12 @@ export class Turn {
 
   // Not with each token: a long answer would be drawn anew hundreds of times a second.
   drawLater() {
-    if (this.isWaiting) return;
-    this.isWaiting = true;
-    requestAnimationFrame(() => {
-      this.isWaiting = false;
-      this.draw();
-    });
+    this.frame ??= requestAnimationFrame(() => this.draw());
   }
 
   draw() {
+    cancelAnimationFrame(this.frame);
+    this.frame = null;
     const calls = this.calls.map(({ function: { name, arguments: given } }) =>
       el("div", { class: "call" }, el("strong", {}, `calls ${name}`), el("pre", { tabindex: "0" }, el("code", {}, given))),
     );

@@ -117,6 +117,17 @@ def test_an_answer_with_html_and_script_stays_text(page: Page) -> None:
 
 
 @pytest.mark.slow
+def test_an_answer_that_has_ended_is_whole_on_a_page_that_draws_no_frames(page: Page) -> None:
+    page.run("window.requestAnimationFrame = () => 1")
+    set_option(page, "schema", json.dumps({"enum": ["The whole answer."]}))
+    set_option(page, "max_tokens", "200")
+    ask(page, "Answer.")
+    page.wait("document.querySelector('.assistant .facts:not([hidden])')?.innerText.includes('tokens')")
+    ended(page)
+    assert page.text(".assistant .text") == '"The whole answer."'
+
+
+@pytest.mark.slow
 def test_escape_stops_an_answer_and_a_refused_turn_can_be_sent_again(page: Page) -> None:
     set_option(page, "max_tokens", "4000")
     ask(page, "Tell me everything.")
