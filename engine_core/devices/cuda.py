@@ -188,13 +188,9 @@ def _check_drafting_ranks(request: BuildRequest) -> None:
 
 
 def _check_stage_hosts(request: BuildRequest) -> None:
-    """Raises `ConfigError` for heads, to which no hidden states come back from other hosts, and where a processor may
-    store the word that announces data before the data, see `Piece`."""
-    options, drafts = request.options, request.stage_drafts
-    if options.stage_hosts and drafts is not None and drafts.reads_states:
-        allowed = f"none with stage_hosts {options.stage_hosts} on the platform {name}"
-        # The other hosts have no folder of heads.
-        raise ConfigError("draft_heads", str(options.draft_heads or "on the engine's host"), allowed)
+    """Raises `ConfigError` where a processor may store the word that announces data before the data, see
+    `stage_pieces`."""
+    options = request.options
     if options.stage_hosts and machine.machine() not in ORDERED_STORES:
         allowed = f"0 on the platform {name} beside processors of kind {machine.machine()}"
         raise ConfigError("stage_hosts", options.stage_hosts, f"{allowed}, which may not keep the order of stores")

@@ -116,7 +116,7 @@ class CudaExecutor:
 
     def relay_by(self, relay: StageRelay) -> None:
         """Has messages of stages on other hosts relayed; to be called before anything is launched for good."""
-        self._model.launched = relay.note_stream
+        self._model.launched = relay.note_layers
         assert self._teller is not None
         self._teller.relay = relay
 

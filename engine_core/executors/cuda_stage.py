@@ -129,7 +129,7 @@ class CudaStageExecutor:
 
     def relay_by(self, relay: StageRelay) -> None:
         """See `CudaExecutor`."""
-        self._model.launched = relay.note_stream
+        self._model.launched = relay.note_layers
         if self._teller is not None:
             self._teller.relay = relay
         elif isinstance(self._guesser, FirstStageGuesses):

@@ -3,12 +3,13 @@
 Every rank of a host maps the whole memory and locks it for its own GPU. It has a piece for each rank that divides
 layers with others (`peer_memory`), and behind these a piece for each rank of a stage (`stage_memory`). Stages on other
 hosts have pieces here where they are next to a stage of this host: what lies there is relayed. Behind all pieces lies
-what is shown to each rank of the first stage (`stage_states`).
+what is shown to each rank of the first stage (`stage_states`), also on hosts from which it is relayed to that stage.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,8 @@ from ..shards import ParallelLayout
 from .locked_memory import LockedMemory
 from .rank_devices import local_devices
 from .stage_link import StageLinks
-from .stage_relay import Piece, StageRelay
+from .stage_pieces import Piece, StatePiece
+from .stage_relay import StageRelay
 
 ALIGNMENT = 4096
 
@@ -138,18 +140,18 @@ class HostExchange:
         if self._sizes.states is None:
             return None
         return StateMemory(
-            address=self._address + self._sizes.first_states + self._shard * self._sizes.states_bytes,
+            address=self._address + self._first_states,
             sizes=self._sizes.states,
             owner=self._locked,
             is_host=True,
             max_polls=HOST_POLLS,
         )
 
-    def relay(self, links: StageLinks) -> StageRelay:
-        """The relay between pieces of stages on other hosts and the rank's links."""
-        sizes, stage = self._sizes, self._stage
+    def relay(self, links: StageLinks, channels: Sequence[int] = ()) -> StageRelay:
+        """The relay between pieces of stages on other hosts and the rank's links. `channels`: see `StageRelay`."""
+        stage = self._stage
         before, behind = (self._piece(each) if self._is_elsewhere(each) else None for each in (stage - 1, stage + 1))
-        return StageRelay(self._piece(stage), before, behind, links, sizes.row_bytes)
+        return StageRelay(self._piece(stage), before, behind, links, states=self._state_piece(), channels=channels)
 
     def _is_elsewhere(self, stage: int) -> bool:
         return stage in self._sizes.with_pieces and stage not in self._sizes.here
@@ -160,6 +162,18 @@ class HostExchange:
         assert sizes.stages is not None
         memory = self._locked.memory[first : first + sizes.stage_bytes].numpy()
         return Piece(memory, sizes.stages, sizes.row_bytes)
+
+    def _state_piece(self) -> StatePiece | None:
+        """See `states`."""
+        first, sizes = self._first_states, self._sizes
+        if sizes.states is None:
+            return None
+        memory = self._locked.memory[first : first + sizes.states_bytes].numpy()
+        return StatePiece(memory, sizes.states, sizes.row_bytes)
+
+    @property
+    def _first_states(self) -> int:
+        return self._sizes.first_states + self._shard * self._sizes.states_bytes
 
     def _offset(self, stage: int) -> int:
         sizes = self._sizes

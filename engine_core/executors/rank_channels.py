@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +16,7 @@ from ..platforms.peer_group import PeerGroup, open_peer_group
 from ..shards import ParallelLayout
 from ..weights.model_file import DTYPES
 from .gpu_stage import open_stage_memory, sizes_of
-from .gpu_states import ShownStates, shown_elsewhere, state_sizes_of
+from .gpu_states import FINAL, ShownStates, shown_elsewhere, state_sizes_of
 from .host_exchange import ExchangeSizes, HostExchange, first_unreached, open_exchange
 from .rank_place import RankPlace, stages_of
 from .stage_link import StageLinks
@@ -68,7 +69,7 @@ def open_channels(request: BuildRequest, config: EngineConfig, place: RankPlace)
         group=_peers(place, exchange, row_bytes) if layout.tensor > 1 else None,
         stages=stages,
         shown=shown,
-        relay=_relay(place, exchange) if options.stage_hosts else None,
+        relay=_relay(request, place, exchange, elsewhere or ()) if options.stage_hosts else None,
     )
 
 
@@ -78,9 +79,15 @@ def _peers(place: RankPlace, exchange: HostExchange | None, row_bytes: int) -> P
     return open_peer_group(place.group, row_bytes)
 
 
-def _relay(place: RankPlace, exchange: HostExchange | None) -> StageRelay:
+def _relay(
+    request: BuildRequest, place: RankPlace, exchange: HostExchange | None, elsewhere: Sequence[int]
+) -> StageRelay:
+    """`elsewhere`: what has a channel. What stages of the engine's own host show lies where the first one reads it."""
     assert exchange is not None
-    return exchange.relay(place.links)
+    first_relayed = request.options.stages_beside(0).stop
+    relayed = range(stages_of(request)[first_relayed].first, place.stage.stop)
+    channels = [i for i, each in enumerate(elsewhere) if each in relayed or (each == FINAL and place.stage.is_last)]
+    return exchange.relay(place.links, channels)
 
 
 def _shown_elsewhere(request: BuildRequest) -> tuple[int, ...] | None:

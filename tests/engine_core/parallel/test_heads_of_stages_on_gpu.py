@@ -23,6 +23,7 @@ from tests.engine_core.parallel.test_drafts_of_ranks_on_gpu import (
     heads_of,
     ranks_of,
 )
+from tests.engine_core.parallel.test_stage_hosts_on_gpu import hosts_of
 from tests.engine_core.parallel.test_stages_on_gpu import share_unless
 from tests.engine_core.small_models import Answer, SmallEngine, greedy
 from tests.engine_core.test_draft_model import WholeDrafts
@@ -103,6 +104,35 @@ def test_more_stages_and_ranks_of_each(
     with ranks_of(folder, draft_heads=heads, **layout) as engine:
         assert counts(engine) == guessed
         check_drafts(engine)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout", "options"),
+    [
+        ("eagle", (2, 1, 1), {}),
+        ("eagle3", (3, 2, 1), {"async_depth": 4}),
+        ("eagle3", (3, 1, 1), {}),
+        ("medusa", (2, 1, 2), {}),
+    ],
+    ids=str,
+)
+def test_stages_on_other_hosts_show_the_first_one_what_heads_read(
+    kind: str,
+    layout: tuple[int, int, int],
+    options: dict[str, Any],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    size, num_hosts, tensor = layout
+    heads = heads_of(kind, tmp_path)
+    with ranks_of(folder, draft_heads=heads, tensor_parallel_size=tensor) as one:
+        expected, guessed = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0]), counts(one)
+    hosts = hosts_of(folder, tmp_path, monkeypatch, size=size, num_hosts=num_hosts, tensor=tensor)
+    with hosts as (stages, _), ranks_of(folder, draft_heads=heads, **stages, **options) as engine:
+        assert counts(engine) == guessed
+        check_drafts(engine)
+        assert told(answers_of_a_new_engine(engine, PROMPTS, ASKED)[0]) == expected
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,6 +146,21 @@ def test_a_stage_relays_what_other_hosts_have_next_to_it() -> None:
     os.close(memory)
     # Streams of a stage before, and what goes to others. All but the last one receive tokens over their links.
     assert relayed == {0: (False, False), 1: (False, True), 2: (True, True)}
+
+
+def test_hidden_states_are_relayed_from_where_kernels_of_the_host_leave_them() -> None:
+    memory, links = anonymous_memory("exchange", 0), [links_of(each) for each in create_stage_rings(THREE)]
+    sizes = replace(on_hosts(2, range(2, 3)), states=StateSizes(num_channels=2, num_slots=2, slot_bytes=4096))
+    for rank in (4, 5):
+        exchange = HostExchange(memory, sizes, rank)
+        relay, states = exchange.relay(links[2], [1]), exchange.states()
+        assert states is not None
+        assert relay._states is not None
+        piece = relay._states._piece
+        assert piece.arrived[1].ctypes.data == states.arrived(1)
+        assert piece.slots[1]._slots[0].ctypes.data == states.slots(1)
+        assert piece.slots[1].most_rows == 2
+    os.close(memory)
 
 
 class Host:

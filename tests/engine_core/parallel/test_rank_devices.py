@@ -1,20 +1,13 @@
 from __future__ import annotations
 
-from typing import Any, cast
-
 import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cuda
-from headwater.engine_core.executors import build_cuda_rank
 from headwater.engine_core.executors.rank_devices import MOST_SHARING, SHARE, VISIBLE, most_ranks, rank_variables
-from headwater.engine_core.heads_config import EAGLE, HeadsConfig
 from headwater.engine_core.options import BuildRequest, ExecutorOptions
-from headwater.engine_core.stage_drafts import StageDrafts
 from tests.engine_core.test_compiled_ahead import MODEL
-
-HEADS = HeadsConfig(kind=EAGLE)
 
 
 def test_each_rank_sees_its_own_gpu_first_and_those_of_its_engine_alone() -> None:
@@ -41,12 +34,10 @@ def test_ranks_on_another_host_have_the_first_gpus_there(monkeypatch: pytest.Mon
     assert seen == ["0,1,2,3", "1,0,2,3", "2,0,1,3", "3,0,1,2", "0,1", "1,0"]
 
 
-def request_of(stage_hosts: int = 0, **more: Any) -> BuildRequest:
-    options = ExecutorOptions(
-        model_folder=None, pipeline_parallel_size=2, stage_hosts=stage_hosts, first_stage_drafts=more.pop("told", "")
-    )
+def request_of(stage_hosts: int = 0) -> BuildRequest:
+    options = ExecutorOptions(model_folder=None, pipeline_parallel_size=2, stage_hosts=stage_hosts)
     return BuildRequest(
-        options=options, model=MODEL, **dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16"), **more
+        options=options, model=MODEL, **dict.fromkeys(("dtype", "kv_format", "activations"), "bfloat16")
     )
 
 
@@ -59,26 +50,3 @@ def test_processors_that_may_reorder_stores_relay_nothing(monkeypatch: pytest.Mo
         "order of stores"
     )
     cuda._check_stage_hosts(request_of())
-
-
-@pytest.mark.parametrize(
-    "asked",
-    [{"heads": HEADS}, {"told": StageDrafts.of(HEADS).to_json()}],
-    ids=["heads", "heads elsewhere"],
-)
-def test_heads_are_refused_on_all_hosts_before_a_rank_loads_anything(
-    asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Hosts of later stages have no folder of heads: they are told that the first one drafts by some. Guesses of a
-    draft model are relayed."""
-    began: list[object] = []
-    monkeypatch.setattr(cuda.machine, "machine", lambda: "x86_64")
-    monkeypatch.setattr(build_cuda_rank, "build_cuda_rank", lambda *given: began.append(given))
-    place, progress = cast("Any", None), lambda phase, done, total: None
-    with pytest.raises(ConfigError, match=r"draft_heads .* allowed: none with stage_hosts 1 on the platform cuda"):
-        cuda.build_rank(request_of(stage_hosts=1, **asked), place, progress)
-    assert not began
-    cuda.build_rank(request_of(**asked), place, progress)
-    for drafted in ({}, {"draft": request_of()}, {"told": StageDrafts().to_json()}):
-        cuda.build_rank(request_of(stage_hosts=1, **drafted), place, progress)
-    assert len(began) == 4

@@ -53,6 +53,8 @@ _no_gpu = ranks._no_gpu
 LIMITS = replace(CONFIG, num_blocks=200, num_groups=3, async_depth=3)
 Channel = tuple[int, int, int]
 """Address of the memory, number, and rows of one message."""
+STATES_ADDRESS = 1 << 20
+"""Where stages that are not the first show what they have."""
 STAGES = [Stage(0, 2, 4), Stage(2, 3, 4), Stage(3, 4, 4)]
 
 
@@ -101,14 +103,15 @@ class NotedRelay:
     """See `StageRelay`: notes what it is to move to other hosts, and moves nothing."""
 
     def __init__(self) -> None:
-        self.num_streams = 0
+        self.shown: list[int] = []
+        """Tokens that each launch of layers has shown the first stage."""
         self.tokens, self.guesses = list[tuple[int, int]](), list[tuple[int, int]]()
 
     def start(self) -> None:
-        assert not self.num_streams, "what is launched before is lost"
+        assert not self.shown, "what is launched before is lost"
 
-    def note_stream(self) -> None:
-        self.num_streams += 1
+    def note_layers(self, num_shown: int) -> None:
+        self.shown.append(num_shown)
 
     def note_tokens(self, number: int, num_words: int) -> None:
         self.tokens.append((number, num_words))
@@ -162,7 +165,7 @@ def shown_by(stage: Stage, drafts: StageDrafts) -> ShownStates:
         drafts=drafts,
         stage=stage,
         elsewhere=elsewhere,
-        memory=StateMemory(address=1 << 20, sizes=sizes),
+        memory=StateMemory(address=STATES_ADDRESS, sizes=sizes),
         hidden_size=SERVED.hidden_size,
         dtype=DTYPE,
     )
@@ -214,7 +217,7 @@ class Messages:
 def test_stages_compile_nothing_late_and_receive_each_message(
     launches: Launches, monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
 ) -> None:
-    built, ahead, relays = [], [], [NotedRelay() if kind == "draft model" else None for _ in STAGES]
+    built, ahead, relays = [], [], [NotedRelay() for _ in STAGES]
     for index, relay in enumerate(relays):
         launches.seen = set()
         built.append(stage_of(index, kind, tmp_path / str(index), relay))
@@ -230,15 +233,20 @@ def test_stages_compile_nothing_late_and_receive_each_message(
     for later in (1, 2):
         assert [(number, count) for stage, number, count in messages.guesses if stage == later] == sent
     messages.check_states({"draft model": 0, "eagle3": 3}.get(kind, 1))
-    check_relayed([relay for relay in relays if relay is not None], [number for number, _ in sent])
+    check_relayed(relays, [number for number, _ in sent])
+    by_channel: dict[int, list[int]] = {}
+    for address, channel, num_tokens in messages.sent:
+        if address == STATES_ADDRESS:
+            by_channel.setdefault(channel, []).append(num_tokens)
+    for lengths in by_channel.values():
+        assert [each for each in relays[2].shown if each] == lengths
+    assert any(relays[2].shown) == (kind != "draft model")
 
 
 def check_relayed(relays: list[NotedRelay], guesses: list[int]) -> None:
     """Where stages are on other hosts, each stream, each message of tokens and each one of guesses is relayed."""
-    if not relays:
-        return
     sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
-    assert relays[0].num_streams == relays[1].num_streams == relays[2].num_streams > 100
+    assert len(relays[0].shown) == len(relays[1].shown) == len(relays[2].shown) > 100
     assert [number for number, _ in relays[2].tokens] == list(range(1, len(relays[2].tokens) + 1))
     assert len(relays[2].tokens) > 100
     assert [relay.guesses for relay in relays[:2]] == [relays[0].guesses] * 2

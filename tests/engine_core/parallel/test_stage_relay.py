@@ -1,4 +1,5 @@
-"""Streams, tokens and guesses between pipeline stages whose pieces of memory lie on three hosts, in one process."""
+"""Streams, tokens, guesses and hidden states between pipeline stages whose pieces of memory lie on three hosts, in one
+process."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.locked_memory import LockedMemory, mapped
+from headwater.engine_core.executors.stage_pieces import Piece, StatePiece
 from headwater.engine_core.executors.stage_relay import (
     STREAM,
-    Piece,
     ReceivedStreams,
+    RelayedStates,
     Sender,
     SentStreams,
     StageRelay,
@@ -24,6 +26,7 @@ from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import host_address
 from headwater.kernels.stage_guesses import receive_guesses, send_guesses
 from headwater.kernels.stage_memory import LAST_TOKENS, NUM_LANES, StageMemory, StageSizes
+from headwater.kernels.stage_states import StateMemory, StateSizes, new_counts, receive_states, send_states
 from headwater.kernels.stage_stream import (
     receive_ends,
     receive_stream,
@@ -44,6 +47,9 @@ SIZES = StageSizes(
 )
 THREE = ParallelLayout(pipeline=3)
 PIECE_BYTES = -(-SIZES.num_bytes // 128) * 128
+STATES = StateSizes(num_channels=3, num_slots=2, slot_bytes=SIZES.stream_bytes)
+CHANNELS_OF = ((), (0, 1), (0, 1, 2))
+"""Channels that each stage relays: two of the middle one and one of the last."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -71,6 +77,11 @@ class Host:
             host=self._host,
         )
         self.pieces = [Piece(each.numpy(), SIZES, ROW_BYTES) for each in pieces]
+        states = mapped((STATES.num_bytes,), torch.uint8)
+        owner = LockedMemory(states) if DEVICE.type == "cuda" else states
+        address = host_address(states.data_ptr()) if DEVICE.type == "cuda" else states.data_ptr()
+        self.states = StateMemory(address=address, sizes=STATES, owner=owner, is_host=True)
+        self.state_piece = StatePiece(states.numpy(), STATES, ROW_BYTES)
 
 
 class Hosts:
@@ -84,18 +95,32 @@ class Hosts:
         for i, host in enumerate(self.all):
             before, own, behind = host.pieces
             sides = before if i > 0 else None, behind if i < 2 else None
-            self.relays.append(StageRelay(own, *sides, self._links[i], ROW_BYTES))
+            relayed = {"states": host.state_piece, "channels": CHANNELS_OF[i]}
+            self.relays.append(StageRelay(own, *sides, self._links[i], **relayed))
+        self._counts = {ends: [new_counts(DEVICE) for _ in range(3)] for ends in ("shown", "read")}
         for relay in self.relays:
             relay.start()
 
     def send(self, stage: int, stream: torch.Tensor) -> None:
         send_stream(self.memory[stage], stream)
-        self.relays[stage].note_stream()
+        self.relays[stage].note_layers(0)
 
     def receive(self, stage: int, num_tokens: int) -> torch.Tensor:
         stream = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
         receive_stream(self.memory[stage], stream)
         return stream
+
+    def show(self, stage: int, states: dict[int, torch.Tensor]) -> None:
+        """Of a stage, by channel. What it sends to the next stage comes before."""
+        for channel, each in states.items():
+            send_states(self.all[stage].states, channel, self._counts["shown"][channel], each)
+        self.relays[stage].note_layers(len(next(iter(states.values()))))
+
+    def shown(self, channel: int, num_tokens: int) -> torch.Tensor:
+        """What the first stage receives."""
+        states = torch.zeros(num_tokens, HIDDEN, dtype=torch.bfloat16, device=DEVICE)
+        receive_states(self.all[0].states, channel, self._counts["read"][channel], states)
+        return states
 
     def close(self) -> None:
         """Closes what the first stage writes and what the last one does, so that all threads end."""
@@ -178,6 +203,63 @@ def test_guesses_of_the_first_stage_pass_every_later_one(hosts: Hosts) -> None:
         assert torch.equal(hosts.receive(1, 1), stream)
 
 
+@pytest.mark.parametrize(
+    "lengths", [[1, 3, 2, 1, 5], pytest.param([1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2], marks=LONG_INTERPRETED)]
+)
+def test_hidden_states_of_each_later_host_reach_the_first(hosts: Hosts, lengths: list[int]) -> None:
+    """One step behind, as where another is in flight, so that both slots are in use."""
+    late: list[list[torch.Tensor]] = []
+
+    def check_first() -> None:
+        for channel, sent in enumerate(late.pop(0)):
+            assert torch.equal(hosts.shown(channel, len(sent)), sent)
+
+    for stream in streams_of(lengths):
+        hosts.send(0, stream)
+        send_stream(hosts.memory[1], hosts.receive(1, len(stream)))
+        step = streams_of([len(stream)] * 3)
+        hosts.show(1, dict(enumerate(step[:2])))
+        assert torch.equal(hosts.receive(2, len(stream)), stream)
+        hosts.show(2, {2: step[2]})
+        late.append(step)
+        if len(late) == STATES.num_slots:
+            check_first()
+    check_first()
+
+
+def test_hidden_states_pass_a_stage_that_awaits_its_next_stream(hosts: Hosts) -> None:
+    """The first stage sends no further stream before it has them."""
+    [middle] = streams_of([2])
+    send_stream(hosts.memory[1], middle)
+    hosts.show(1, {0: middle, 1: middle})
+    hosts.receive(2, 2)
+    time.sleep(0.05)
+    hosts.show(2, {2: middle})
+    assert all(torch.equal(hosts.shown(channel, 2), middle) for channel in range(3))
+
+
+def test_a_channel_that_is_not_there_has_no_states() -> None:
+    states = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES))
+    with pytest.raises(ValueError, match="a channel of hidden states is 3; allowed: at most 2"):
+        states.put(3, bytes(ROW_BYTES))
+    with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
+        states.put(0, bytes(ROW_BYTES + 1))
+    assert states.take(0, 1) is None
+
+
+@pytest.mark.parametrize("first", [0, 2**31 - 4], ids=["from the start", "over the end of int32"])
+def test_states_are_taken_in_the_slots_of_their_numbers(first: int) -> None:
+    relayed = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES))
+    for counts in (relayed._put, relayed._taken, relayed._piece.arrived):
+        counts[:] = first
+    for length in (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1):
+        rows = rows_of(length).tobytes()
+        relayed.put(1, rows)
+        assert relayed.take(0, length) is None
+        assert relayed.take(1, length) == np.int32(-2).tobytes() + rows
+        assert relayed.take(1, 1) is None
+
+
 def pieces() -> list[Piece]:
     return [Piece(np.zeros(PIECE_BYTES, np.uint8), SIZES, ROW_BYTES) for _ in range(2)]
 
@@ -191,8 +273,8 @@ class Kernels:
 
     def __init__(self, first: int) -> None:
         (self._own, self._behind), (self._theirs, self._before) = pieces(), pieces()
-        self._out = SentStreams(self._own, self._behind, ROW_BYTES)
-        self._in = ReceivedStreams(self._theirs, self._before, ROW_BYTES)
+        self._out = SentStreams(self._own, self._behind)
+        self._in = ReceivedStreams(self._theirs, self._before)
         self._sent, self._received = (np.full(NUM_LANES.value, first, np.int32) for _ in range(2))
         for counts in (self._out._taken, self._in._sent, self._own.taken, self._before.taken):
             counts[:] = first
@@ -201,7 +283,7 @@ class Kernels:
         lanes = slice(min(len(rows), NUM_LANES.value))
         numbers = self._sent[lanes] + 1
         assert (self._own.taken[lanes] - (numbers - 2) >= 0).all()
-        self._behind.write_stream(numbers, rows)
+        self._behind.streams.write(numbers, rows)
         self._behind.lengths[numbers[:1] & 1] = len(rows)
         self._behind.arrived[lanes] = self._sent[lanes] = numbers
 
@@ -218,7 +300,7 @@ class Kernels:
         numbers = self._received[lanes] + 1
         assert (self._theirs.arrived[lanes] - numbers >= 0).all()
         rows = np.empty((num_rows, ROW_BYTES), np.uint8)
-        self._theirs.read_stream(numbers, rows)
+        self._theirs.streams.read(numbers, rows)
         self._before.taken[lanes] = self._received[lanes] = numbers
         return rows
 
@@ -247,7 +329,7 @@ def test_a_stream_is_relayed_when_all_of_it_is_there() -> None:
 
 def test_a_stream_of_another_size_is_no_stream() -> None:
     own, before = pieces()
-    streams = ReceivedStreams(own, before, ROW_BYTES)
+    streams = ReceivedStreams(own, before)
     for stream in (bytes(ROW_BYTES + 1), bytes(ROW_BYTES * (SIZES.stream_bytes // ROW_BYTES + 1))):
         with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
             streams.put(stream)
@@ -257,7 +339,7 @@ def test_a_stream_of_another_size_is_no_stream() -> None:
 def test_room_for_a_stream_is_awaited_until_the_stage_has_taken_one() -> None:
     own, before = pieces()
     waited = threading.Event()
-    streams = ReceivedStreams(own, before, ROW_BYTES)
+    streams = ReceivedStreams(own, before)
     for value in range(2):
         streams.put(rows_of(value + 1).tobytes())
 
@@ -272,7 +354,7 @@ def test_room_for_a_stream_is_awaited_until_the_stage_has_taken_one() -> None:
     thread.join(5)
     assert waited.is_set()
     rows = np.empty((3, ROW_BYTES), np.uint8)
-    own.read_stream(np.array([3, 2, 1], np.int32), rows)
+    own.streams.read(np.array([3, 2, 1], np.int32), rows)
     assert np.array_equal(rows, rows_of(3))
 
 
@@ -288,14 +370,12 @@ class Sent:
 
 def test_what_a_launch_has_yet_to_write_holds_up_what_is_noted_behind_it() -> None:
     own, behind = pieces()
-    sent, streams = Sent(), SentStreams(own, behind, ROW_BYTES)
-    sender = Sender([sent], streams)
-    words = behind.guesses(1)[:3]
-    sender.note_message(1, words)
-    sender.note_stream()
+    sent, sender, words = Sent(), Sender(), behind.guesses(1)[:3]
+    sender.note_message(1, words, [sent])
+    sender.note(SentStreams(own, behind).take, [sent])
     threading.Thread(target=sender.run, daemon=True).start()
     rows = rows_of(2)
-    behind.write_stream(np.ones(2, np.int32), rows)
+    behind.streams.write(np.ones(2, np.int32), rows)
     behind.lengths[1] = len(rows)
     behind.arrived[:2] = 1
     time.sleep(0.05)
