@@ -52,8 +52,7 @@ class SimulatedModel:
         """As `tokens`, of those that masks [S, words] allow: one of the first few, which in most vocabularies are
         single characters, so that what is matched comes to its end."""
         draws = mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT).tolist()
-        allowed = np.unpackbits(np.ascontiguousarray(masks).view(np.uint8), axis=1, bitorder="little")
-        first = [np.flatnonzero(row)[:NUM_SAID_UNDER_MASK] for row in allowed]
+        first = [_first_allowed(row) for row in np.ascontiguousarray(masks)]
         return np.array([ids[draw % len(ids)] for ids, draw in zip(first, draws, strict=True)], np.int32)
 
     def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
@@ -62,6 +61,14 @@ class SimulatedModel:
         top_ids = [token_id, *(others + self.first_token_id).tolist()][:num_top]
         top_logprobs = (np.log(0.5) * np.arange(1, num_top + 1)).tolist()
         return TokenLogprobs(logprob=float(np.log(0.5)), top_ids=top_ids, top_logprobs=top_logprobs)
+
+
+def _first_allowed(mask: Int32Array) -> npt.NDArray[np.intp]:
+    """Up to `NUM_SAID_UNDER_MASK` tokens, the first that a mask [words] allows; most words allow none."""
+    words = np.flatnonzero(mask)[:NUM_SAID_UNDER_MASK]
+    bits = np.unpackbits(mask[words].view(np.uint8), bitorder="little").reshape(-1, 32)
+    places, offsets = np.nonzero(bits)
+    return (words[places] * 32 + offsets)[:NUM_SAID_UNDER_MASK]
 
 
 def expected_tokens(
