@@ -70,7 +70,11 @@ async def _ask_outputs(cluster: Cluster, request_id: str, ask: Callable[[OutputS
     if fault is None and not cluster.outputs.is_whole:
         # The gateway may have just started, for example.
         fault = errors.Unavailable("not every output processor is within reach", code="output_processor_unavailable")
-    raise fault or StreamNotKept(request_id)
+    try:
+        raise fault or StreamNotKept(request_id)
+    finally:
+        # As in `Processors._call`.
+        del fault
 
 
 class ResumedDispatcher(Dispatcher):

@@ -96,8 +96,7 @@ class ColdStartQueue:
         try:
             async with asyncio.timeout(self.patience):
                 while not is_there():
-                    if (error := self._end or self._problem(model)) is not None:
-                        raise error
+                    self._check(model)
                     await self._changed.wait()
         except TimeoutError:
             raise errors.Unavailable(
@@ -108,13 +107,15 @@ class ColdStartQueue:
         finally:
             self._count(model, -1)
 
-    def _problem(self, model: str) -> errors.Unavailable | None:
-        """Problem of the model's supervisors, where each of them has one."""
+    def _check(self, model: str) -> None:
+        """Raises what ended all waiting, and `Unavailable` where each of the model's supervisors has a problem."""
+        if self._end is not None:
+            raise self._end
         entries = self._catalogues.entries(model)
         if not entries or not all(entry.problem for entry in entries):
-            return None
+            return
         entry = min(entries, key=lambda each: each.retry_seconds)
-        return errors.Unavailable(
+        raise errors.Unavailable(
             f"no replica of the model {model!r} can start: {entry.problem}",
             retry_after=entry.retry_seconds,
             code="no_replica",

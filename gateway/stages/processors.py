@@ -154,27 +154,25 @@ class Processors:
         while True:
             news = self._news
             problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
-            for processor in self._by_load(model):
-                was_there = processor.session.is_open
-                if processor.channel.asks_for_proof and not was_there:
-                    # Its session proves the identity of the process; a call by itself would show the prompt first.
-                    continue
-                processor.num_running += 1
-                try:
-                    return await _named(send(processor))
-                except errors.Unavailable as error:
-                    num_lost += was_there
-                    structlog.get_logger().warning(
-                        "processor out of reach", address=processor.address, problem=str(error)
-                    )
-                    if error.code not in GONE:
-                        problem = error
-                    if num_lost == MOST_LOST:
-                        raise problem from None
-                finally:
-                    processor.num_running -= 1
-            if problem.code not in GONE or not await set_within(news, end - time.monotonic()):
-                raise problem
+            try:
+                for processor in self._by_load(model):
+                    was_there = processor.session.is_open
+                    if processor.channel.asks_for_proof and not was_there:
+                        # Its session proves the identity of the process; a call by itself would show the prompt first.
+                        continue
+                    try:
+                        return await _called(processor, send)
+                    except errors.Unavailable as error:
+                        num_lost += was_there
+                        if error.code not in GONE:
+                            problem = error
+                        if num_lost == MOST_LOST:
+                            raise problem from None
+                if problem.code not in GONE or not await set_within(news, end - time.monotonic()):
+                    raise problem
+            finally:
+                # A frame that keeps what it raises keeps itself, and the prompt, until garbage is collected.
+                del problem
 
     def _by_load(self, model: str) -> Iterator[Processor]:
         serving = [processor for processor in self._pool.values() if model in processor.models]
@@ -204,6 +202,18 @@ async def _prepared(
     if context is not None:
         metadata = (("traceparent", context.traceparent), ("tracestate", context.tracestate))
     return await processor.stub.Prepare(request, timeout=CALL_SECONDS, metadata=metadata)
+
+
+async def _called(processor: Processor, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
+    """Counts and logs a call. Raises the named error of the stage."""
+    processor.num_running += 1
+    try:
+        return await _named(send(processor))
+    except errors.Unavailable as error:
+        structlog.get_logger().warning("processor out of reach", address=processor.address, problem=str(error))
+        raise
+    finally:
+        processor.num_running -= 1
 
 
 async def _named(reply: Awaitable[ReplyT]) -> ReplyT:

@@ -107,14 +107,13 @@ class EngineServer:
             self._sessions.discard(session)
             session.abandon()
 
-    def refusal(self) -> Unavailable | None:
+    def check_open(self) -> None:
         if self.is_draining:
-            return Unavailable("draining", code="draining")
+            raise Unavailable("draining", code="draining")
         if not self._is_open:
-            return Unavailable("starting", code="starting")
+            raise Unavailable("starting", code="starting")
         if self._core.is_congested:
-            return Unavailable("the engine cannot take requests as fast as they come", code="overloaded")
-        return None
+            raise Unavailable("the engine cannot take requests as fast as they come", code="overloaded")
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         self.num_prompt_tokens += len(request.prompt_ids)

@@ -38,8 +38,8 @@ class Host(Protocol):
     """Names of choices between server and core, never the same twice."""
     fence: AttemptFence
 
-    def refusal(self) -> Unavailable | None:
-        """Why no new request is taken now, if so."""
+    def check_open(self) -> None:
+        """Raises `Unavailable` where no new request is taken now."""
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         """To the core, when what its answer must match is compiled, if it must."""
@@ -181,8 +181,7 @@ class EngineSession:
         if not self._are_new(add.stream_ids):
             return
         try:
-            if (refusal := self._host.refusal()) is not None:
-                raise refusal
+            self._host.check_open()
             if self._host.fence.is_stale(_prompt_of(add), add.attempt):
                 self._end_streams(
                     add.stream_ids,

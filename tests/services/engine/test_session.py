@@ -13,7 +13,6 @@ from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED
 from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit, Stall
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
-from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.session.attempt_fence import AttemptFence
 from headwater.services.runtime.tracing import NO_TRACING, NoSpan, NoTracing, Tracing
 from tests.services.engine.engine_process import add
@@ -29,8 +28,8 @@ class Recorder:
         self.commands: list[Command] = []
         self.fence = AttemptFence()
 
-    def refusal(self) -> Unavailable | None:
-        return None
+    def check_open(self) -> None:
+        pass
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         self.send(Add(request))

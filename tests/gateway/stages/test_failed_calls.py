@@ -1,0 +1,91 @@
+"""Calls to stages that fail leave nothing to the collector of garbage, which looks seldom in a process that serves."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headwater.gateway.request import resumed
+from headwater.gateway.stages import processors
+from headwater.gateway.stages.cold_start_queue import ColdStartQueue
+from headwater.gateway.stages.processors import Processor, Processors
+from headwater.services.runtime.errors import HeadwaterError, Unavailable
+from tests.gateway.stages.test_cold_start_queue import MODEL, There
+
+
+@pytest.fixture(autouse=True)
+def _no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+class Body:
+    """What a request holds."""
+
+
+async def gone(_: Any = None) -> Any:
+    raise Unavailable("the stage is gone")
+
+
+def processors_of(num_lost: int) -> Processors:
+    """Processors that serve the model, and are lost."""
+    pool = Processors()
+    there = SimpleNamespace(is_open=True)
+    for i in range(num_lost):
+        channel = cast("Any", SimpleNamespace(asks_for_proof=False))
+        stub, session = cast("Any", None), cast("Any", there)
+        pool._pool[str(i)] = Processor(str(i), channel, stub, session, models={MODEL: cast("Any", None)})
+    return pool
+
+
+async def to_processors(body: Body, num_lost: int) -> None:
+    await processors_of(num_lost)._call(MODEL, lambda _, body=body: gone(body))
+
+
+async def to_no_output_processor(body: Body) -> None:
+    cluster = cast("Any", SimpleNamespace(outputs=SimpleNamespace(in_order_for=lambda _: [body], is_whole=True)))
+    await resumed._ask_outputs(cluster, "an id", gone)
+
+
+async def to_a_replica_that_cannot_start(body: Body) -> None:
+    there = There()
+    there.hear(problem="no memory", retry_seconds=9)
+
+    async def waits(queue: ColdStartQueue, _: Body) -> None:
+        await queue.replica(MODEL)
+
+    await waits(there.demand, body)
+
+
+CALLS: dict[str, Callable[[Body], Awaitable[None]]] = {
+    "no processor comes": lambda body: to_processors(body, 1),
+    "too many processors are lost": lambda body: to_processors(body, processors.MOST_LOST),
+    "no output processor has the stream": to_no_output_processor,
+    "no replica can start": to_a_replica_that_cannot_start,
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+async def test_a_failed_call_leaves_its_request_to_nobody(
+    call: Callable[[Body], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processors, "RETURN_SECONDS", 0.0)
+
+    async def request() -> weakref.ref[Body]:
+        body = Body()
+        try:
+            await call(body)
+        except HeadwaterError:
+            return weakref.ref(body)
+        raise AssertionError("the call did not fail")
+
+    left = await asyncio.create_task(request())
+    assert left() is None
