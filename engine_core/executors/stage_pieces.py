@@ -27,12 +27,13 @@ class LaneSlots:
     def __init__(self, memory: UInt8Array, num_slots: int, row_bytes: int) -> None:
         """memory: [num_slots * bytes of a slot]."""
         slots = memory.reshape(num_slots, -1)
+        self.num_slots = num_slots
         self.row_bytes, self.most_rows = row_bytes, slots.shape[1] // row_bytes
         """Rows that a slot holds."""
         self._slots = [slot[: self.most_rows * row_bytes].reshape(-1, row_bytes) for slot in slots]
 
     def rows_of(self, message: bytes | memoryview) -> UInt8Array:
-        """The rows [N, row bytes] of a tensor. Raises `ValueError` for bytes that are none."""
+        """Rows [N, row bytes] of a tensor. Raises `ValueError` for a part of a row, or more rows than fit a slot."""
         num_rows, rest = divmod(len(message), self.row_bytes)
         if rest or num_rows > self.most_rows:
             most = f"at most {self.most_rows} rows of {self.row_bytes} bytes"
@@ -90,6 +91,7 @@ class StatePiece:
         counts = memory[: sizes.counts_bytes].view(np.int32)
         self.arrived: Int32Array = counts.reshape(sizes.num_channels, NUM_LANES.value)
         """int32 [channels, NUM_LANES]."""
-        channels = memory[sizes.counts_bytes : sizes.num_bytes].reshape(sizes.num_channels, -1)
-        self.slots = [LaneSlots(each, sizes.num_slots, row_bytes) for each in channels]
+        # Of no channels numpy would not guess the size.
+        slots = memory[sizes.counts_bytes : sizes.num_bytes].reshape(-1, sizes.num_slots * sizes.slot_bytes)
+        self.slots = [LaneSlots(each, sizes.num_slots, row_bytes) for each in slots]
         """The slots of each channel."""

@@ -62,7 +62,7 @@ class ReceivedStreams:
         self._sent: Int32Array = np.zeros(NUM_LANES.value, np.int32)
 
     def put(self, stream: bytes | memoryview) -> None:
-        """Waits for room. Raises `ValueError` for what is no stream of this engine."""
+        """Waits for room. Raises `ValueError` for a part of a row, or more rows than a slot has."""
         rows = self._own.streams.rows_of(stream)
         lanes = lanes_of(len(rows))
         numbers = self._sent[lanes] + 1
@@ -76,11 +76,15 @@ class ReceivedStreams:
 
 
 class RelayedStates:
-    """Hidden states of all channels, from kernels or another host to this one's memory and from there to the next. Each
-    has a place, since the first stage receives all but the last steps before it sends the stream of the next one."""
+    """Hidden states of all channels in this host's memory. Kernels of this host and messages of another one leave them
+    there; kernels of the first stage take them, or they go on to the next host.
 
-    def __init__(self, piece: StatePiece) -> None:
-        self._piece = piece
+    NOTE: a tensor that comes finds its slot free. The first stage has received what the slot held before it sends the
+    stream of the step that the tensor belongs to."""
+
+    def __init__(self, piece: StatePiece, channels: Sequence[int]) -> None:
+        """`channels`: those that go on to another host."""
+        self._piece, self._channels = piece, channels
         self._taken, self._put = (np.zeros_like(piece.arrived) for _ in range(2))
 
     def take(self, channel: int, num_rows: int) -> bytes | None:
@@ -96,13 +100,15 @@ class RelayedStates:
         return np.int32(-1 - channel).tobytes() + rows.tobytes()
 
     def put(self, channel: int, states: bytes | memoryview) -> None:
-        """Leaves a tensor for kernels, or for `take`. Raises `ValueError` for what is none of this engine."""
+        """Leaves a tensor for kernels, or for `take`. Raises `ValueError` for a channel or a size that there is not."""
         piece = self._piece
         if channel >= len(piece.slots):
             raise ValueError(f"a channel of hidden states is {channel}; allowed: at most {len(piece.slots) - 1}")
         rows = piece.slots[channel].rows_of(states)
         lanes = lanes_of(len(rows))
         numbers = self._put[channel, lanes] + 1
+        if channel in self._channels:
+            assert (numbers - self._taken[channel, lanes] <= piece.slots[channel].num_slots).all(), "a slot is not free"
         piece.slots[channel].write(numbers, rows)
         self._put[channel, lanes] = piece.arrived[channel, lanes] = numbers
 
@@ -155,7 +161,7 @@ class StageRelay:
         # Guesses of the first stage are in the pieces of all later ones; a later one passes on what has come to it.
         self._guessed = own if links.stream_in is not None else behind
         self._sent = None if behind is None else SentStreams(own, behind)
-        self._states = None if states is None else RelayedStates(states)
+        self._states = None if states is None else RelayedStates(states, channels)
         self._channels = channels
         self._sender = Sender() if behind is not None or links.tokens_out else None
 

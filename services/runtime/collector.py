@@ -12,7 +12,8 @@ OLDER = 20
 
 
 def leave_out_what_exists() -> None:
-    """Has later collections leave out all objects of now, which live as long as the process, and come less often."""
+    """Excludes all objects that exist now from later collections, since they live as long as the process, and makes
+    collections rarer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, OLDER, OLDER)

@@ -79,7 +79,7 @@ None of a GPU's calls the driver: a GPU that a process has opened is closed to i
 VARIABLES_OF_STAGES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Variables that engines get, and that nothing reads which stages import."""
 VARIABLES_OF_CORES = ("CUDA_VISIBLE_DEVICES",)
-"""Variables in which cores differ, and that nothing reads which they import: the driver does, when a GPU is opened."""
+"""Variables whose values may differ between cores. Imports do not read them; the driver does when it opens a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,8 @@ def fork_servers(settings: StackSettings) -> Iterator[ForkServers]:
 
 def _modules_of_cores(settings: StackSettings) -> tuple[str, ...]:
     """Modules of engines that run from the start on; none where cores are not forked. A cluster that may do without
-    engines keeps no memory for them; of threads that a variable gives, engines tell."""
+    engines keeps no memory for them. Where HEADWATER_THREADS sets the number of threads, cores start from nothing: they
+    alone say whether the number is one."""
     if settings.executor != "single" or not settings.rules.min_replicas or "HEADWATER_THREADS" in os.environ:
         return ()
     return CORE_MODULES.get(resolve_device(settings.device), ())

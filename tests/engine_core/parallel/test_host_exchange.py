@@ -163,6 +163,18 @@ def test_hidden_states_are_relayed_from_where_kernels_of_the_host_leave_them() -
     os.close(memory)
 
 
+def test_heads_that_read_the_first_stage_alone_have_nothing_relayed() -> None:
+    memory, links = anonymous_memory("exchange", 0), [links_of(each) for each in create_stage_rings(THREE)]
+    states = StateSizes(num_channels=0, num_slots=2, slot_bytes=4096)
+    for stage in range(3):
+        exchange = HostExchange(memory, replace(on_hosts(1, range(stage, stage + 1)), states=states), stage)
+        relay = exchange.relay(links[stage])
+        relay.note_layers(5)
+        assert relay._states is not None
+        assert relay._states._piece.slots == []
+    os.close(memory)
+
+
 class Host:
     """The group over host memory of a rank beside one that gives `others`, if it is less."""
 

@@ -239,7 +239,7 @@ def test_hidden_states_pass_a_stage_that_awaits_its_next_stream(hosts: Hosts) ->
 
 
 def test_a_channel_that_is_not_there_has_no_states() -> None:
-    states = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES))
+    states = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES), [1])
     with pytest.raises(ValueError, match="a channel of hidden states is 3; allowed: at most 2"):
         states.put(3, bytes(ROW_BYTES))
     with pytest.raises(ValueError, match="allowed: at most 260 rows of 32 bytes"):
@@ -249,7 +249,7 @@ def test_a_channel_that_is_not_there_has_no_states() -> None:
 
 @pytest.mark.parametrize("first", [0, 2**31 - 4], ids=["from the start", "over the end of int32"])
 def test_states_are_taken_in_the_slots_of_their_numbers(first: int) -> None:
-    relayed = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES))
+    relayed = RelayedStates(StatePiece(np.zeros(STATES.num_bytes, np.uint8), STATES, ROW_BYTES), [1])
     for counts in (relayed._put, relayed._taken, relayed._piece.arrived):
         counts[:] = first
     for length in (1, MOST_TOKENS, 3, NUM_LANES.value + 1, 2, MOST_TOKENS, NUM_LANES.value, 1):
@@ -258,6 +258,10 @@ def test_states_are_taken_in_the_slots_of_their_numbers(first: int) -> None:
         assert relayed.take(0, length) is None
         assert relayed.take(1, length) == np.int32(-2).tobytes() + rows
         assert relayed.take(1, 1) is None
+    relayed.put(1, rows)
+    relayed.put(1, rows)
+    with pytest.raises(AssertionError, match="a slot is not free"):
+        relayed.put(1, rows)
 
 
 def pieces() -> list[Piece]:
