@@ -72,11 +72,11 @@ class BlockFiles:
 
     def write(self, owner: Owner, block_hash: bytes, parent: bytes, payload: memoryview) -> bool:
         """Writes a block whole or not at all. False where the tenant was removed meanwhile."""
-        self._note_tenant(owner)
         path = self._path(owner.namespace, block_hash)
         partial = path.with_suffix(".partial")
         header = header_of(BlockId(self.key, owner.namespace, block_hash, parent), payload)
         try:
+            self._note_tenant(owner)
             with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 _write_whole(file, header)
                 _write_whole(file, payload)
@@ -104,11 +104,13 @@ class BlockFiles:
         self._path(namespace, block_hash).unlink(missing_ok=True)
 
     def scan(self) -> Iterator[FoundBlock]:
-        """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted."""
+        """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted. A
+        removed tenant's files may be deleted meanwhile: they are not there."""
         found = list[tuple[float, FoundBlock]]()
         for folder in self.folder.iterdir():
             if folder.is_dir():
-                found += self._scan(folder)
+                with contextlib.suppress(FileNotFoundError):
+                    found += self._scan(folder)
         for _, each in sorted(found, key=lambda pair: pair[0]):
             yield each
 
@@ -152,18 +154,19 @@ class BlockFiles:
         partial.replace(folder / TENANTS)
         self._tenants[owner.namespace] = known
 
-    def _scan(self, folder: Path) -> Iterator[tuple[float, FoundBlock]]:
-        num_found = 0
+    def _scan(self, folder: Path) -> list[tuple[float, FoundBlock]]:
+        """Raises `FileNotFoundError` where a file or the folder is deleted meanwhile."""
+        blocks = list[tuple[float, FoundBlock]]()
         for path in folder.iterdir():
             if path.name == TENANTS:
                 continue
             if (found := self._look(folder, path)) is None:
                 path.unlink(missing_ok=True)
             else:
-                num_found += 1
-                yield found
-        if not num_found:
+                blocks.append(found)
+        if not blocks:
             shutil.rmtree(folder, ignore_errors=True)
+        return blocks
 
     def _look(self, folder: Path, path: Path) -> tuple[float, FoundBlock] | None:
         """Goes by the header: the bytes behind it are checked when they are read."""

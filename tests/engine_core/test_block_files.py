@@ -160,3 +160,24 @@ def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
     files.write(Owner(bytes(16)), FIRST, b"", PAYLOAD)
     assert 0 < files.measure(1000) < 1
     assert {path.name for path in files.folder.iterdir()} == {"lock", bytes(16).hex()}
+
+
+def test_a_tenant_that_is_removed_during_a_scan_takes_nothing_else_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, other = opened(tmp_path), Owner(b"o" * 16, "t:bob")
+    for owner in (OWNER, other):
+        for block_hash in (FIRST, SECOND):
+            files.write(owner, block_hash, b"", PAYLOAD)
+    looked: list[str] = []
+    look = files._look
+
+    def removed_behind_the_first(folder: Path, path: Path) -> object:
+        looked.append(folder.name)
+        if looked.count(NAMESPACE.hex()) == 2:
+            delete_tenants(tmp_path, {OWNER.tenant})
+        return look(folder, path)
+
+    monkeypatch.setattr(files, "_look", removed_behind_the_first)
+    assert [found.block.namespace for found in files.scan()] == [other.namespace] * 2
+    assert looked.count(NAMESPACE.hex()) == 2
