@@ -53,11 +53,13 @@ class GatewayFrame(_message.Message):
 
     @_builtins.property
     def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """streams that were silent for long: those that are not here, or not at their engine, end"""
+        """streams that were silent for long: those that are not here, or not at their engine,"""
 
     @_builtins.property
     def keeps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Keep]:
-        """ahead of the opens of requests that can be resumed"""
+        """end; answered
+        ahead of the opens of requests that can be resumed
+        """
 
     @_builtins.property
     def attaches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attach]:
@@ -223,6 +225,9 @@ class OutputFrame(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
     ATTACHED_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    answered: _builtins.bool
+    """what the gateway asked was heard"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a row a stream"""
@@ -291,10 +296,11 @@ class OutputFrame(_message.Message):
         parts: _abc.Iterable[Global___RowParts] | None = ...,
         embeddings: _abc.Iterable[_common_pb2.Embedding] | None = ...,
         attached: _abc.Iterable[Global___Attached] | None = ...,
+        answered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "stream_ids", b"stream_ids", "text_offset", b"text_offset", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "attached", b"attached", "embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "stream_ids", b"stream_ids", "text_offset", b"text_offset", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

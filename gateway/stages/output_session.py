@@ -31,6 +31,7 @@ from headwater.services.runtime.gateway_identity import NOBODY, Gateway
 from headwater.services.runtime.grpc_errors import from_rpc_error
 from headwater.services.runtime.session.calling import CallingEnd, Ending, keep_up
 from headwater.services.runtime.session.controls import MAX_ITEMS, Controls
+from headwater.services.runtime.session.silence import Silence
 from headwater.services.runtime.tasks import owned_task
 
 from .open_chunks import parts_of
@@ -42,7 +43,7 @@ CONTEXT_BYTES = 128 * 1024
 """Bytes in one frame of what a resumable request's next gateway needs."""
 FIND_SECONDS = 3.0
 SILENCE_SECONDS = 5.0
-"""Silence of a stream after which the gateway asks for it. Its session is not silent, or it would have ended."""
+"""Silence of a stream after which the gateway asks for it, whatever the session says of others."""
 Scores = Sequence[common_pb2.TokenLogprob]
 
 
@@ -99,7 +100,7 @@ class OutputSession:
         self._attaching: dict[int, Callable[[Attached], None]] = {}
         """Callbacks by first stream id, called when a request goes on here."""
         self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
-        self._end = CallingEnd(self._next_frame, self._deliver)
+        self._end = CallingEnd(self._next_frame, self._deliver, Silence(self._probe_any))
 
     @property
     def num_streams(self) -> int:
@@ -262,6 +263,13 @@ class OutputSession:
                 if stream.heard_at < since:
                     self._controls.probe(stream_id)
             self._end.wake()
+
+    def _probe_any(self) -> bool:
+        """Asks for a stream, so that the output processor has to answer; False when there is none."""
+        if self._streams and not self._adds:
+            self._controls.probe(next(iter(self._streams)))
+            self._end.wake()
+        return bool(self._streams)
 
     def _next_frame(self) -> GatewayFrame | None:
         """The next frame: every cancel, every credit, behind them a part of one prompt or several short prompts."""

@@ -33,6 +33,7 @@ class _Columns:
     """A frame in the making."""
 
     __slots__ = (
+        "answered",
         "attached",
         "embeddings",
         "finishes",
@@ -61,6 +62,7 @@ class _Columns:
         self.attached: list[Attached] = []
         self.embeddings: list[Embedding] = []
         self.finishes: list[OutputFinish] = []
+        self.answered = False
         self.num_bytes = 0
 
     def to_pb(self) -> OutputFrame:
@@ -77,6 +79,7 @@ class _Columns:
             embeddings=self.embeddings,
             finishes=self.finishes,
             attached=self.attached,
+            answered=self.answered,
         )
 
 
@@ -122,6 +125,10 @@ class Outbox:
         columns = self._open_columns()
         columns.attached.append(attached)
         columns.num_bytes += attached.ByteSize() + _ROW_BYTES
+
+    def answer(self) -> None:
+        """Says that a probe was heard."""
+        self._open_columns().answered = True
 
     def seal(self) -> None:
         """Later output goes into another frame: a gateway reads the rows of a frame ahead of its finishes."""

@@ -203,7 +203,9 @@ class GatewaySession:
             choice.abandon(reason)
 
     def _probe(self, stream_ids: Sequence[int]) -> None:
-        """Ends streams that are not here; engines end those that they do not have."""
+        """Answers, and ends streams that are not here; engines end those that they do not have."""
+        if stream_ids:
+            self.outbox.answer()
         missing = [stream_id for stream_id in stream_ids if stream_id not in self._choices]
         for stream_id in stream_ids:
             if (choice := self._choices.get(stream_id)) is not None:

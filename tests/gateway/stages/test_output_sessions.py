@@ -15,6 +15,7 @@ from headwater.gateway.stages.output_sessions import OutputSessions
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2_grpc
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
 from headwater.services.runtime.errors import BadRequest, HeadwaterError, Unavailable
+from headwater.services.runtime.session import silence
 
 MAX_FRAME_BYTES = 256 * 1024
 
@@ -95,6 +96,10 @@ async def peers(count: int) -> AsyncIterator[tuple[OutputSessions, list[Peer]]]:
     await sessions.close()
     for server in servers:
         await server.stop(None)
+
+
+def drained(queue: asyncio.Queue[GatewayFrame]) -> list[GatewayFrame]:
+    return [queue.get_nowait() for _ in range(queue.qsize())]
 
 
 def opening(num_prompt_tokens: int = 4, **sampling: Any) -> Open:
@@ -224,6 +229,37 @@ async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
         session.cancel(ids[2], "client_gone")
         session.probe(since=105.0)
         assert list((await peer.heard.get()).asked) == ids[:1]
+
+
+async def test_an_output_processor_that_says_nothing_when_it_is_asked_loses_its_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (peer, session):
+        idle = asyncio.create_task(asyncio.sleep(0.3))
+        monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
+        await idle
+        assert session.connected.is_set(), "without streams it owes no answer"
+        stream = Heard()
+        [number] = session.open(opening(), [stream])
+        await stream.ended.wait()
+        assert [str(end) for end in stream.ends] == ["the output processor is gone"]
+        asked = [frame.asked for frame in drained(peer.heard) if frame.asked]
+        assert asked
+        assert all(each == [number] for each in asked)
+
+
+async def test_an_output_processor_that_has_nothing_to_say_but_answers_keeps_its_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connected() as (peer, session):
+        monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
+        stream = Heard()
+        session.open(opening(), [stream])
+        num_asked = 0
+        while num_asked < 2 * silence.LOST_TICKS:
+            num_asked += bool((await peer.heard.get()).asked)
+            peer.to_say.put_nowait(OutputFrame(answered=True))
+        assert not stream.ends
 
 
 async def test_what_is_said_of_a_stream_that_was_given_up_reaches_nobody() -> None:

@@ -126,6 +126,7 @@ async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_mis
     [number] = await line.open(1)
     await line.gateway.send(asked=[1, 7])
     finish = await line.gateway.finish(7)
+    assert any(frame.answered for frame in line.gateway.frames)
     assert (finish.retriable, finish.cause) == (True, LOSS_CAUSE_MISSING)
     await line.engine.hears(lambda: line.engine.asked == [number])
     line.engine.say_finish(number, FINISH_REASON_ERROR, retriable=True, cause=LOSS_CAUSE_MISSING)
