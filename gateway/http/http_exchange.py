@@ -18,6 +18,7 @@ from headwater.services.runtime.tasks import log_failure
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..openai import errors as http_errors
 from ..openai.sse import SseStream, rest_of
+from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
 from .content_encoding import MIN_BYTES, BodyDecoder, gzipped, takes_gzip
@@ -58,7 +59,7 @@ class Exchange:
         self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
-        """Answered as `x-request-id`."""
+        """Answered as `x-request-id`. Where none is set, the client's own is answered, or a new one."""
         self.standing = Standing()
         """Answered as `x-ratelimit-…`."""
         self.stream: SseStream | None = None
@@ -248,8 +249,9 @@ class Exchange:
         on_disconnect()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
-        return [NO_SNIFFING, *self.reply_headers, *request_id, *self.standing.headers()]
+        self.request_id = self.request_id or printable(self.headers.get("x-request-id", "")) or new_request_id()
+        request_id = (b"x-request-id", self.request_id.encode())
+        return [NO_SNIFFING, *self.reply_headers, request_id, *self.standing.headers()]
 
 
 class Ticker:

@@ -1,7 +1,8 @@
-"""Clients of other versions of HTTP than 1.1: answers without chunks for 1.0, a sentence for 2 without negotiation."""
+"""Clients of other versions of HTTP than 1.1, and of none: answers without chunks for 1.0, sentences for the others."""
 
 from __future__ import annotations
 
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -14,10 +15,15 @@ _TOLD = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the po
 
 def h2_refusal() -> bytes:
     """In HTTP/1.1, which clients of HTTP/2 and gRPC recognize and say so."""
-    error = {"message": _TOLD, "type": "invalid_request_error", "param": None, "code": "http_version_not_supported"}
+    return raw_refusal(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, _TOLD)
+
+
+def raw_refusal(status: HTTPStatus, message: str) -> bytes:
+    """Bytes that answer what is no request; the connection ends with them."""
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": status.name.lower()}
     body = msgspec.json.encode({"error": error})
     head = [
-        b"HTTP/1.1 505 HTTP Version Not Supported",
+        f"HTTP/1.1 {status.value} {status.phrase}".encode(),
         b"content-type: application/json",
         b"content-length: %d" % len(body),
         b"connection: close",

@@ -9,6 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from headwater.services.runtime.advertise import advertised, joined
 from headwater.services.runtime.settings import SettingError
 
 from ..settings import GatewaySettings
-from .http_versions import H2_PREFACE, end_with_connection, h2_refusal
+from .http_versions import H2_PREFACE, end_with_connection, h2_refusal, raw_refusal
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
@@ -31,6 +32,8 @@ PATIENCE_SECONDS = 10
 """Seconds that it has to answer."""
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's headers."""
+HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
+NO_REQUEST = "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); allowed: HTTP/1.1"
 HEAD_SECONDS = 60.0
 """Seconds that a connection may be idle at first, a request have no whole head, or a body come that was answered
 already: no client holds a socket for nothing."""
@@ -48,13 +51,14 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedHead(HttpToolsProtocol):
-    """Limits a request's line and headers: a client that sends more gets 400 and is cut off, one that does not come to
+    """Limits a request's line and headers: a client that sends more gets 431 and is cut off, one that does not come to
     their end is cut off."""
 
     _head_bytes = 0
     _in_head = True
     _in_body = False
     _head_limit: asyncio.TimerHandle | None = None
+    _refusal = HTTPStatus.BAD_REQUEST, NO_REQUEST
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
@@ -73,8 +77,9 @@ class _BoundedHead(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MAX_HEAD_BYTES:
+            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG
             # The parser makes a parser's error of it.
-            raise ValueError(f"headers exceed {MAX_HEAD_BYTES} bytes")
+            raise ValueError(HEAD_TOO_LONG)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -98,7 +103,8 @@ class _BoundedHead(HttpToolsProtocol):
             # One line that does not end is not seen by the parser's callbacks.
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > 2 * MAX_HEAD_BYTES:
-                self.send_400_response("the head of the request is too long")
+                self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG
+                self.send_400_response(HEAD_TOO_LONG)
         else:
             self._unfinished_bytes = 0
         if self._in_body and self.cycle is not None and self.cycle.response_complete:
@@ -106,6 +112,11 @@ class _BoundedHead(HttpToolsProtocol):
             self._await_head()
 
     _unfinished_bytes = 0
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what the parser reads no request in."""
+        self.transport.write(raw_refusal(*self._refusal))
+        self.transport.close()
 
     def _await_head(self) -> None:
         if self._head_limit is None:

@@ -13,6 +13,8 @@ OUTPUT_PROCESSOR_UNAVAILABLE = "output_processor_unavailable"
 BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
 DEADLINE = "deadline_exceeded"
 """Reason of an engine that cancels a late request by itself, which may be ahead of the gateway's own clock."""
+SLOW_READER = "slow_reader"
+"""Reason of an engine that cancels a request whose tokens nobody takes."""
 
 
 class Cause(Enum):
@@ -83,10 +85,13 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
     if finish.retriable:
         return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT))
     if finish.reason == common_pb2.FINISH_REASON_CANCELLED:
-        is_late = finish.error == DEADLINE
-        return errors.DeadlineExceeded("the deadline of the request has passed") if is_late else _cut_off(message)
+        return _cancelled(message)
     return errors.InternalError(message)
 
 
-def _cut_off(message: str) -> errors.Unavailable:
-    return errors.Unavailable(message, code=ENGINE_UNAVAILABLE)
+def _cancelled(reason: str) -> errors.HeadwaterError:
+    if reason == DEADLINE:
+        return errors.DeadlineExceeded("the deadline of the request has passed")
+    if reason == SLOW_READER:
+        return errors.SlowReader()
+    return errors.Unavailable(reason, code=ENGINE_UNAVAILABLE)

@@ -24,11 +24,15 @@ UNTRACED = NoSpan()
 """Span until the request's own begins."""
 
 
+def new_request_id() -> str:
+    return secrets.token_hex(12)
+
+
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The tenant that asks, and the terms of its request."""
 
     tenant: Tenant
-    request_id: str = msgspec.field(default_factory=lambda: secrets.token_hex(12))
+    request_id: str = msgspec.field(default_factory=new_request_id)
     """The gateway's id, under which the request's data is kept."""
     client_request_id: str = ""
     """The client's id, which is only echoed."""
@@ -55,10 +59,10 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             remaining = _whole("x-headwater-deadline-ms", asked, MAX_DEADLINE_MS) / 1e3
         return cls(
             tenant=tenant,
-            client_request_id=_printable(headers.get("x-request-id", "")),
+            client_request_id=printable(headers.get("x-request-id", "")),
             priority=_whole("x-priority", headers.get("x-priority", "0"), MAX_PRIORITY),
             deadline=None if remaining is None else time.monotonic() + remaining,
-            traceparent=_printable(headers.get("traceparent", "")),
+            traceparent=printable(headers.get("traceparent", "")),
             tracestate=_whole_entries(headers.get("tracestate", "")),
             wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),
         )
@@ -69,7 +73,7 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             return self
         return msgspec.structs.replace(
             self,
-            client_request_id=self.client_request_id or _printable(request_id or ""),
+            client_request_id=self.client_request_id or printable(request_id or ""),
             priority=max(self.priority, priority or 0),
         )
 
@@ -112,7 +116,7 @@ def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[obj
     return contextlib.nullcontext() if deadline is None else asyncio.timeout(deadline - time.monotonic())
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Characters that may go back into a header and into the log."""
     return "".join(char for char in text[:MAX_ID_LEN] if " " < char <= "~")
 

@@ -162,8 +162,9 @@ class ClientGone(HeadwaterError):
 class SlowReader(ClientGone):
     code = "slow_reader"
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"the client took nothing of its answer for {seconds:g} s")
+    def __init__(self, seconds: float | None = None) -> None:
+        time = "too long" if seconds is None else f"{seconds:g} s"
+        super().__init__(f"the client took nothing of its answer for {time}")
 
 
 class InternalError(HeadwaterError):

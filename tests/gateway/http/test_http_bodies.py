@@ -230,3 +230,21 @@ def test_a_client_of_grpc_at_the_port_of_rest_is_told_so(gateway: Gateway) -> No
     with channel, pytest.raises(grpc.RpcError) as refused:
         inference_pb2_grpc.InferenceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=10)
     assert "http1" in str(refused.value).lower()
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "told"),
+    [
+        (b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n", 400, "no request of HTTP/1.1"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "no request of HTTP/1.1"),
+        (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 66_000 + b"\r\n\r\n", 431, "allowed: 65536 bytes"),
+        (b"GET /" + b"a" * 140_000, 431, "allowed: 65536 bytes"),
+    ],
+    ids=["a length below zero", "TLS", "a long header", "a line without end"],
+)
+def test_what_is_no_request_gets_the_envelope_too(gateway: Gateway, data: bytes, status: int, told: str) -> None:
+    head, _, body = b"".join(exchanged(gateway, data)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status)
+    error = json.loads(body)["error"]
+    assert told in error["message"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", None)

@@ -142,6 +142,25 @@ def test_request_ids_are_echoed_or_drawn(gateway: Gateway) -> None:
     assert drawn.json()["id"] == f"chatcmpl-{drawn.headers['x-request-id']}"
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/models", {}, 200),
+        ("/v1/nothing", {}, 404),
+        (CHAT, {}, 405),
+        ("/v1/files", {}, 503),
+        ("/v1/models", {"x-priority": "high"}, 400),
+        ("/v1/models", {"host": "elsewhere.example"}, 403),
+        ("/health", {}, 200),
+    ],
+)
+def test_every_answer_has_a_request_id(gateway: Gateway, path: str, headers: dict[str, str], status: int) -> None:
+    for sent, echoed in (({"x-request-id": "mine-8"}, "mine-8"), ({}, None)):
+        reply = gateway.client.get(path, headers=headers | sent)
+        assert reply.status_code == status
+        assert reply.headers["x-request-id"] == echoed or (echoed is None and len(reply.headers["x-request-id"]) == 24)
+
+
 def test_max_completion_tokens_is_the_same_field_and_keeps_its_name_in_errors(gateway: Gateway) -> None:
     assert gateway.chat(max_completion_tokens=3)["usage"]["completion_tokens"] == 3
     reply = gateway.client.post(CHAT, json=chat_body(max_completion_tokens=9000))

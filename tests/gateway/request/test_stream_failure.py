@@ -7,7 +7,7 @@ import pytest
 from headwater.gateway.request.stream_failure import Cause, StreamLost, TakenOver, error_of
 from headwater.proto import common_pb2
 from headwater.proto.output_processor_pb2 import OutputFinish
-from headwater.services.runtime.errors import BadRequest, DeadlineExceeded, InternalError, Unavailable
+from headwater.services.runtime.errors import BadRequest, DeadlineExceeded, InternalError, SlowReader, Unavailable
 
 ATTEMPTS = {
     "UNSPECIFIED": Cause.ENGINE_GONE,
@@ -53,5 +53,6 @@ def test_a_fault_of_the_request_itself_is_not_tried_again(name: str) -> None:
 def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
     cancelled, broken = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
     assert isinstance(error_of(OutputFinish(reason=cancelled, error="deadline_exceeded")), DeadlineExceeded)
+    assert isinstance(error_of(OutputFinish(reason=cancelled, error="slow_reader")), SlowReader)
     assert type(error_of(OutputFinish(reason=cancelled))) is Unavailable
     assert isinstance(error_of(OutputFinish(reason=broken)), InternalError)
