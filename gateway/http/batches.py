@@ -19,6 +19,7 @@ from ..jobs.batches.records import OVER, Batch, File, Kept, new_id, now
 from ..jobs.tenant_storage import TenantStorage
 from ..openai.batch_schema import NewBatch
 from ..openai.decode import decode
+from ..openai.not_served import check_served
 from ..openai.paging import page_of
 from ..tenancy.tenants import Tenant
 from .http_exchange import Exchange, Route
@@ -74,6 +75,8 @@ class BatchSurface:
         except MultiPartException as fault:
             raise BadRequest("file", f"the form cannot be read: {fault.message}") from None
         try:
+            for field, value in form.multi_items():
+                check_served(field.partition("[")[0], field, value)
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")

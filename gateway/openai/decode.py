@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import structlog
@@ -129,7 +129,7 @@ def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] |
         field = f"{path}.{missing.group(1)}"
         param = f"{at}{field}".lstrip(".")
         return BadRequest(
-            param, f"{param} is missing; allowed: {_allowed(kind, field, 'a value')}", code="missing_field"
+            param, f"{param} is missing; allowed: {_allowed(kind, field, _type_of(kind, field))}", code="missing_field"
         )
     if (unknown := _NO_FIELD.match(fault)) is not None:
         param = f"{at}{path}.{unknown.group(1)}".lstrip(".")[:MAX_PLACE_CHARS]
@@ -204,8 +204,18 @@ def _look_up(value: Any, path: str) -> tuple[str, Any]:
 
 
 def _allowed(kind: type[msgspec.Struct], field: str, otherwise: str) -> str:
-    """Sentence beside the field's type, where the error is about the field itself and not something inside it."""
-    return _description(_hint_at(kind, field)) or otherwise
+    """Sentence beside the field's type, or its values where they are few; `otherwise`, where the error is about
+    something inside the field."""
+    hint = _hint_at(kind, field)
+    values = [value for each in _members(hint) if typing.get_origin(each) is Literal for value in typing.get_args(each)]
+    return _description(hint) or ", ".join(map(str, values)) or otherwise
+
+
+def _type_of(kind: type[msgspec.Struct], field: str) -> str:
+    """Type of a field in words."""
+    [*members] = _members(_hint_at(kind, field))
+    names = [_WORDS.get(getattr(each, "__name__", ""), "") for each in members if each is not type(None)]
+    return " or ".join(names) if names and all(names) else "a value"
 
 
 def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:

@@ -13,9 +13,12 @@ from headwater.services.runtime.errors import UnsupportedField
 
 TEXT_ONLY = "only text is served"
 NO_PLUG_INS = "this version takes no code or parameters of extensions"
+FILES_EXPIRE = "files are kept for 30 days, or until they are deleted"
 NOT_SERVED = {
     # OpenAI's.
     "audio": TEXT_ONLY,
+    "expires_after": FILES_EXPIRE,
+    "output_expires_after": FILES_EXPIRE,
     "modalities": TEXT_ONLY,
     "prediction": "this version does not speculate on given text",
     "web_search_options": "this version searches nothing",

@@ -159,6 +159,7 @@ def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
         ({"completion_window": "0h"}, "completion_window"),
         ({"metadata": {"k": "v" * 600}}, "metadata"),
         ({"input_file_id": 5}, "input_file_id"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, "output_expires_after"),
     ],
 )
 def test_a_batch_that_cannot_be_is_refused_by_name(batching: Gateway, body: dict[str, Any], param: str) -> None:
@@ -179,6 +180,10 @@ def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
     assert post("/v1/files", json={}).status_code == 415
     assert post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}).json()["error"]["param"] == "purpose"
     assert post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}).json()["error"]["param"] == "file"
+    sooner = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    error = post("/v1/files", files={"file": b"x"}, data=sooner).json()["error"]
+    assert error["param"] == "expires_after[anchor]"
+    assert "30 days" in error["message"]
     broken = {"content-type": "multipart/form-data"}
     assert post("/v1/files", content=b"--x", headers=broken).status_code == 400
     assert batching.client.get("/v1/batches/batch_none").status_code == 404

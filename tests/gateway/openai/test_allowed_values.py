@@ -1,0 +1,35 @@
+"""Sentences of what a field may be, where its type alone says it."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.gateway.admin.replicas import Role
+from headwater.gateway.openai.batch_schema import NewBatch
+from headwater.gateway.openai.body import Body
+from headwater.gateway.openai.decode import decode
+from headwater.services.runtime.errors import BadRequest
+
+IDS = b'{"input_file_id": "file-x"'
+
+
+class Mixed(Body, kw_only=True):
+    either: int | str
+    nested: dict[str, int]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "told"),
+    [
+        (b'{"role": "x"}', Role, "role is 'x'; allowed: both, prefill, decode"),
+        (b"{}", Role, "role is missing; allowed: both, prefill, decode"),
+        (IDS + b"}", NewBatch, "endpoint is missing; allowed: a string"),
+        (b'{"nested": {}}', Mixed, "either is missing; allowed: a whole number or a string"),
+        (b'{"either": 1}', Mixed, "nested is missing; allowed: a value"),
+        (IDS + b', "endpoint": 5}', NewBatch, "endpoint is 5; allowed: a string"),
+    ],
+)
+def test_an_error_says_what_the_type_allows(body: bytes, kind: type[Body], told: str) -> None:
+    with pytest.raises(BadRequest) as raised:
+        decode(body, kind)
+    assert str(raised.value) == told
