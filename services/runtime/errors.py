@@ -74,12 +74,12 @@ class ContextTooLong(BadRequest):
     """Prompt and answer together exceed what the model reads."""
 
     def __init__(self, param: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
-        asked = f" and max_tokens {max_tokens}" if max_tokens is not None else ""
-        super().__init__(
-            param,
-            f"the prompt has {num_prompt_tokens} tokens{asked}; allowed: {max_model_len} tokens together",
-            code="context_length_exceeded",
-        )
+        if max_tokens is None:
+            asked, allowed = "", f"1…{max_model_len - 1}, so that an answer fits ({max_model_len} tokens together)"
+        else:
+            asked, allowed = f" and max_tokens {max_tokens}", f"{max_model_len} tokens together"
+        message = f"the prompt has {num_prompt_tokens} tokens{asked}; allowed: {allowed}"
+        super().__init__(param, message, code="context_length_exceeded")
 
 
 class UnsupportedField(BadRequest):

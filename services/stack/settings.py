@@ -47,7 +47,7 @@ CHOICES = {
     "kv_peer_direct": ("auto", "off"),
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors", *PARALLEL_SIZES), 1)
-LEAST |= {"prefill_replicas": 1, "decode_replicas": 1}
+LEAST |= {"max_model_len": 1, "prefill_replicas": 1, "decode_replicas": 1}
 LEAST |= {"cold_start_timeout": 0, "drain_limit": 0, "kv_swap_memory": 0, "kv_disk_memory": 1, "kv_peer_memory": 0}
 SPLIT = ("prefill_replicas", "decode_replicas")
 SPLIT_PEER_BYTES = 256 << 20

@@ -62,6 +62,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     [
         (("pull", "nosuch"), "the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging"),
         (("up", "--replicas", "0"), "--replicas is 0; allowed: at least 1"),
+        (("up", "--max-model-len", "0"), "--max-model-len is 0; allowed: at least 1"),
         (
             ("up", "--replicas", "2", "--min-replicas", "0"),
             "--replicas is 2; allowed: not together with --min-replicas",

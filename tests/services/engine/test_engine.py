@@ -199,9 +199,12 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: En
     sampling = Sampling(temperature=0.0, max_tokens=16)
     rows: list[tuple[pb.Add, str]] = [
         (add(1, [5, VOCAB_SIZE]), "prompt_ids is 49152; allowed: token ids below 49152"),
-        (add(1, []), "the prompt has 0 tokens; allowed: 4096 tokens together"),
+        (add(1, []), "the prompt has 0 tokens; allowed: 1…4095, so that an answer fits (4096 tokens together)"),
         (add(1, prompt(1, 4000), 97), "the prompt has 4000 tokens and max_tokens 97; allowed: 4096 tokens together"),
-        (add(1, [1], num_prompt_tokens=5000), "the prompt has 5000 tokens; allowed: 4096 tokens together"),
+        (
+            add(1, [1], num_prompt_tokens=5000),
+            "the prompt has 5000 tokens; allowed: 1…4095, so that an answer fits (4096 tokens together)",
+        ),
         (add(1, [1, 2, 3], num_prompt_tokens=2), "prompt_ids has 3 tokens; allowed: the 2 that were announced"),
         (add(1, [1], cache_namespace=b"short"), "cache_namespace is b'short'; allowed: 16 bytes"),
         (add(1, [1], sampling=Sampling()), "max_tokens is None; allowed: a number"),

@@ -219,7 +219,7 @@ def test_biases_are_clamped_and_top_k_is_the_vocabulary_at_most() -> None:
 @pytest.mark.parametrize(
     ("num_prompt_tokens", "asked", "sentence"),
     [
-        (100, {}, "the prompt has 100 tokens; allowed: 100 tokens together"),
+        (100, {}, "the prompt has 100 tokens; allowed: 1…99, so that an answer fits (100 tokens together)"),
         (90, {"max_tokens": 11}, "the prompt has 90 tokens and max_tokens 11; allowed: 100 tokens together"),
         (
             101,

@@ -109,7 +109,12 @@ REFUSED = [
         "prompt",
         "prompt is 49152; allowed: token ids 0…49151",
     ),
-    (request(chat("x" * 200_000)), errors.BadRequest, "messages", "allowed: 8192 tokens together"),
+    (
+        request(chat("x" * 200_000)),
+        errors.BadRequest,
+        "messages",
+        "allowed: 1…8191, so that an answer fits (8192 tokens together)",
+    ),
     (request(chat("x"), max_tokens=8192), errors.BadRequest, "messages", "and max_tokens 8192"),
     (request(chat("x"), prompt_logprobs=1, stream=True), errors.BadRequest, "prompt_logprobs", "without stream"),
     (PrepareRequest(model=DEMO_NAME, prompt=chat("x")), errors.BadRequest, "cache_namespace", "allowed: 16 bytes"),
