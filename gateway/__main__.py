@@ -338,9 +338,9 @@ async def admin_of(
     if not isinstance(tenants, TenantDirectory):
         yield None
         return
-    admins, tenant_store = AdminKeys.read(settings.admin_key, settings.admin_key_file), tenants.tenant_store
-    async with Purge(tenant_store, durable, responses).running() as purge:
-        yield TenantAdmin(bus, admins, tenant_store, UsageLog(bus), purge)
+    admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
+    async with Purge(tenants.tenant_store, durable, responses).running() as purge:
+        yield TenantAdmin(bus, admins, tenants, UsageLog(bus), purge)
 
 
 def main() -> None:

@@ -23,9 +23,8 @@ from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_st
 from ..buckets import or_unavailable
 from ..http.http_exchange import Exchange
 from ..openai.decode import convert, decode
-from ..tenancy.directory import new_key
+from ..tenancy.directory import TenantDirectory, new_key
 from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
-from ..tenancy.tenant_store import TenantStore
 from ..tenancy.tenants import RESERVED, AdminKeys, checked_name
 from .purge import Purge
 
@@ -94,15 +93,16 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TenantAdmin:
     """Without administrators' keys every call is refused."""
 
-    def __init__(self, bus: Bus, admins: AdminKeys, tenant_store: TenantStore, usage: UsageLog, purge: Purge) -> None:
-        self._bus, self._admins, self._tenant_store, self._usage, self._purge = bus, admins, tenant_store, usage, purge
+    def __init__(self, bus: Bus, admins: AdminKeys, directory: TenantDirectory, usage: UsageLog, purge: Purge) -> None:
+        self._bus, self._admins, self._usage, self._purge = bus, admins, usage, purge
+        self._directory, self._tenant_store = directory, directory.tenant_store
 
     async def add_tenant(self, exchange: Exchange) -> None:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
         _checked_id(asked.id)
         key, secret = new_key()
         record = TenantRecord(uid=new_uid(), keys=(key,), **msgspec.structs.asdict(asked))
-        async with self.recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
+        async with self._changing(admin, "add", asked.id, msgspec.to_builtins(asked)):
             await self._tenant_store.add(record)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
@@ -119,13 +119,13 @@ class TenantAdmin:
     async def change_tenant(self, exchange: Exchange) -> None:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), Change)
         tenant = exchange.path_params["id"]
-        async with self.recorded(admin, "set", tenant, msgspec.to_builtins(asked)):
+        async with self._changing(admin, "set", tenant, msgspec.to_builtins(asked)):
             record = await self._tenant_store.change(tenant, lambda record: _changed(record, asked))
         await exchange.reply_json(_shown(record))
 
     async def remove_tenant(self, exchange: Exchange) -> None:
         admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
-        async with self.recorded(admin, "remove", tenant, {}, must_be=False):
+        async with self._changing(admin, "remove", tenant, {}, must_be=False):
             removed = await self._tenant_store.remove(tenant)
         is_cleared = await self._purge.clear(removed)
         told = {"id": tenant, "object": "tenant", "deleted": True, "uid": removed.key, "is_cleared": is_cleared}
@@ -143,7 +143,7 @@ class TenantAdmin:
                 raise errors.BadRequest("id", f"tenant {record.id} has {MAX_KEYS} keys; allowed: {MAX_KEYS}")
             return msgspec.structs.replace(record, keys=(*others, key))
 
-        async with self.recorded(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
+        async with self._changing(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
             record = await self._tenant_store.change(tenant, change)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
@@ -157,7 +157,7 @@ class TenantAdmin:
                 raise errors.NotFound("key", key_id)
             return msgspec.structs.replace(record, keys=keys)
 
-        async with self.recorded(admin, "remove-key", tenant, {"key_id": key_id}, must_be=False):
+        async with self._changing(admin, "remove-key", tenant, {"key_id": key_id}, must_be=False):
             record = await self._tenant_store.change(tenant, change)
         await exchange.reply_json(_shown(record))
 
@@ -212,6 +212,15 @@ class TenantAdmin:
         """The caller is an administrator. Refuses nothing: for pages that other callers see too."""
         authorization = exchange.headers.get("authorization", "")
         return bool(authorization) and self._admins.name_of(authorization) is not None
+
+    @contextlib.asynccontextmanager
+    async def _changing(
+        self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
+    ) -> AsyncIterator[None]:
+        """As `recorded`. What was changed holds at this gateway before it is answered; others hear of it by the bus."""
+        async with self.recorded(admin, action, tenant, change, must_be=must_be):
+            yield
+        await self._directory.read()
 
     @contextlib.asynccontextmanager
     async def recorded(

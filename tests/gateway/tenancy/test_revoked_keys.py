@@ -70,6 +70,19 @@ def another_key(ada: Customer, **more: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {made.json()['key']}"}
 
 
+def test_a_key_holds_at_the_gateway_that_gave_it_before_it_is_told(slow: Gateway) -> None:
+    def status(key: str) -> int:
+        return slow.client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).status_code
+
+    for i in range(3):
+        first = admin(slow, "POST", "/tenants", {"id": f"hasty{i}"}).json()["key"]
+        assert status(first) == 200
+        second = admin(slow, "POST", f"/tenants/hasty{i}/keys", {"expire_others_after": 0}).json()["key"]
+        assert (status(first), status(second)) == (401, 200)
+        assert admin(slow, "DELETE", f"/tenants/hasty{i}").status_code == 200
+        assert status(second) == 401
+
+
 ENDS = pytest.mark.parametrize("end", [remove, revoke, expire])
 
 
