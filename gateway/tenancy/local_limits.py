@@ -6,26 +6,52 @@ Forgets its grants when Redis is back: settlements report the used tokens to Red
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .limiter import NEVER, NO_CHOICE, ONE_CHOICE, Choices, Left, Refusal, Verdict, requests_alone
 from .records import Scope
 
-WINDOW_SECONDS = 60.0
+SLOT_SECONDS, NUM_SLOTS = 5.0, 13
+"""A minute is any 60 seconds, counted in slots that expire whole, as Redis counts it."""
+REQUESTS, TOKENS = 0, 1
+"""Columns of a slot."""
 
 
 @dataclass(slots=True)
 class _Counts:
-    taken: deque[tuple[float, int, int]] = field(default_factory=deque)
-    """(time, requests, tokens) of each grant of the last minute."""
+    slots: dict[int, list[int]] = field(default_factory=dict)
+    """Numbers of requests and of tokens granted in each slot of the last minute, oldest slot first."""
     running: int = 0
     spent: int = 0
 
-    def forget_before(self, now: float) -> None:
-        while self.taken and self.taken[0][0] <= now - WINDOW_SECONDS:
-            self.taken.popleft()
+    def forget_before(self, slot: int) -> None:
+        """Drops the slots that are over in `slot`."""
+        for old in [each for each in self.slots if each <= slot - NUM_SLOTS]:
+            del self.slots[old]
+
+    def in_window(self, column: int) -> int:
+        return sum(counts[column] for counts in self.slots.values())
+
+    def take(self, slot: int, requests: int, tokens: int) -> None:
+        counts = self.slots.setdefault(slot, [0, 0])
+        counts[REQUESTS] += requests
+        counts[TOKENS] += tokens
+
+    def give_back(self, tokens: int) -> None:
+        """Gives tokens back to the youngest slots, most likely those that they were taken from."""
+        for counts in reversed(self.slots.values()):
+            part = min(tokens, counts[TOKENS])
+            counts[TOKENS] -= part
+            tokens -= part
+
+    def wait_for(self, column: int, excess: int, now: float) -> float:
+        """Seconds until so much of the window is over; `NEVER` where it holds less."""
+        for slot, counts in self.slots.items():
+            excess -= counts[column]
+            if excess <= 0:
+                return max(1.0, (slot + NUM_SLOTS) * SLOT_SECONDS - now)
+        return NEVER
 
 
 class LocalLimits:
@@ -51,10 +77,11 @@ class LocalLimits:
     ) -> Verdict:
         """See `Limiter.reserve`. More tokens for a running request take no requests and choices."""
         now, num_choices = self._clock(), choices.most
+        slot = int(now // SLOT_SECONDS)
         requests_left: Left | None = None
         for scope in scopes:
             counts, limits = self._of(tenant, scope), scope.limits
-            counts.forget_before(now)
+            counts.forget_before(slot)
             if limits.budget is not None:
                 most = min(most, self._part(limits.budget) - counts.spent)
                 if most < least:
@@ -62,15 +89,17 @@ class LocalLimits:
             if limits.tokens_per_minute is not None:
                 limit = self._part(limits.tokens_per_minute)
                 most = min(most, limit)
-                used = sum(tokens for _, _, tokens in counts.taken)
-                if most < least or used + most > limit:
-                    return Verdict(0, Refusal(scope.name, "tokens", self._wait(counts, now)))
+                excess = counts.in_window(TOKENS) + most - limit
+                if most < least:
+                    return Verdict(0, Refusal(scope.name, "tokens", NEVER))
+                if excess > 0:
+                    return Verdict(0, Refusal(scope.name, "tokens", counts.wait_for(TOKENS, excess, now)))
             if requests and limits.requests_per_minute is not None:
                 limit = self._part(limits.requests_per_minute)
-                left = limit - sum(number for _, number, _ in counts.taken)
-                requests_left = Left(limit, max(0, left - 1), WINDOW_SECONDS)
+                left = limit - counts.in_window(REQUESTS)
+                requests_left = Left(limit, max(0, left - 1), NUM_SLOTS * SLOT_SECONDS)
                 if left < 1:
-                    return Verdict(0, Refusal(scope.name, "requests", self._wait(counts, now)))
+                    return Verdict(0, Refusal(scope.name, "requests", counts.wait_for(REQUESTS, 1 - left, now)))
             if num_choices and limits.concurrency is not None:
                 limit = self._part(limits.concurrency)
                 num_choices = min(num_choices, limit - counts.running)
@@ -78,33 +107,28 @@ class LocalLimits:
                     return Verdict(0, Refusal(scope.name, "concurrency", 1.0 if choices.least <= limit else NEVER))
         for scope in scopes:
             counts = self._of(tenant, scope)
-            counts.taken.append((now, requests, most))
+            counts.take(slot, requests, most)
             counts.spent += most
             counts.running += num_choices
         return Verdict(most, requests=requests_left, num_choices=num_choices)
 
     def settle(self, tenant: str, scopes: Sequence[Scope], *, unused: int, num_choices: int = 1) -> None:
-        now = self._clock()
         for scope in scopes:
             counts = self._of(tenant, scope)
             counts.running = max(0, counts.running - num_choices)
             counts.spent = max(0, counts.spent - unused)
-            if unused and counts.taken:
-                counts.taken.append((now, 0, -unused))
+            counts.give_back(unused)
 
     def forget(self) -> None:
         """Forgets all grants: Redis is back, and the next outage begins anew."""
         self._counts = {key: counts for key, counts in self._counts.items() if counts.running}
         for counts in self._counts.values():
-            counts.taken.clear()
+            counts.slots.clear()
             counts.spent = 0
 
     def _part(self, limit: int) -> int:
         """Share of a limit, at least one unless the limit is 0."""
         return max(1, int(limit * self._share)) if self._share and limit else 0
-
-    def _wait(self, counts: _Counts, now: float) -> float:
-        return max(1.0, counts.taken[0][0] + WINDOW_SECONDS - now) if counts.taken else NEVER
 
     def _of(self, tenant: str, scope: Scope) -> _Counts:
         return self._counts.setdefault((tenant, scope.name), _Counts())

@@ -38,14 +38,42 @@ def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
     grants = [local.reserve("ada", scopes, most=100, least=1) for _ in range(3)]
     assert [each.granted for each in grants] == [100, 100, 0]
     assert grants[2].refusal is not None
-    assert (grants[2].refusal.limit, grants[2].refusal.seconds) == ("requests", 60.0)
-    now = 61.0
+    assert (grants[2].refusal.limit, grants[2].refusal.seconds) == ("requests", 65.0)
+    now = 65.0
     assert local.reserve("ada", scopes, most=400, least=1).granted == 300, "what half the budget has left"
     refusal = local.reserve("ada", scopes, most=400, least=1).refusal
     assert refusal is not None
     assert (refusal.limit, refusal.seconds) == ("budget", NEVER)
     local.settle("ada", scopes, unused=250)
     assert local.reserve("ada", scopes, most=400, least=1, requests=0).granted == 250
+
+
+def test_alone_a_gateway_keeps_thirteen_slots_however_many_grants_it_makes() -> None:
+    now = 0.0
+    local = LocalLimits(1.0, clock=lambda: now)
+    scopes = [Scope("tenant", Limits(requests_per_minute=100_000, tokens_per_minute=100_000))]
+    for i in range(1400):
+        now = i / 10
+        assert local.reserve("ada", scopes, most=20, least=1).granted == 20
+        local.settle("ada", scopes, unused=10)
+    [counts] = local._counts.values()
+    assert len(counts.slots) == 13
+    assert set(map(tuple, counts.slots.values())) == {(50, 500)}, "requests and used tokens of five seconds"
+
+
+def test_alone_a_gateway_says_when_enough_tokens_of_the_minute_are_over() -> None:
+    now = 0.0
+    local = LocalLimits(1.0, clock=lambda: now)
+    scopes = [Scope("tenant", Limits(tokens_per_minute=1000))]
+    for at, tokens in ((1.0, 100), (11.0, 700), (12.0, 200)):
+        now = at
+        assert local.reserve("ada", scopes, most=tokens, least=1).granted == tokens
+    # The last request used half of its tokens: 900 count, of which 100 are over at 65 s and the others at 75 s.
+    local.settle("ada", scopes, unused=100)
+    waits = [local.reserve("ada", scopes, most=tokens, least=tokens).refusal for tokens in (200, 300, 1001)]
+    assert [each.seconds for each in waits if each] == [53.0, 63.0, NEVER]
+    now = 65.0
+    assert local.reserve("ada", scopes, most=200, least=200).granted == 200
 
 
 @pytest.mark.slow
