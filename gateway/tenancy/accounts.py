@@ -299,7 +299,7 @@ class Accounts:
         return await asyncio.shield(self._rebuilding[key])
 
     async def _count(self, tenant: str, scope: Scope) -> bool:
-        await self._limiter.begin_rebuild(tenant, scope)
+        began = await self._limiter.begin_rebuild(tenant, scope)
         since, _ = period_of(scope.limits.budget_period, datetime.datetime.now(datetime.UTC))
         used = last = 0
         try:
@@ -310,7 +310,7 @@ class Accounts:
         except FAILURES as failure:
             structlog.get_logger().warning("usage cannot be counted", tenant=tenant, error=repr(failure))
             return False
-        await self._limiter.end_rebuild(tenant, scope, used=used, seq=last)
+        await self._limiter.end_rebuild(tenant, scope, began=began, used=used, seq=last)
         return True
 
     async def _renew(self) -> None:

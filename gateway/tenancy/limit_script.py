@@ -3,8 +3,9 @@
 KEYS are the packed counters, the open reservations and their leases. ARGV are the operation (reserve, count, extend,
 settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, the
 milliseconds for which the keys are kept without a request, the largest and the least number of choices that the request
-runs, and 1 where it counts among the requests of the minute. Returns the tokens granted, the limit that refuses, the
-tightest limits, and the number of choices that may run.
+runs, 1 where it counts among the requests of the minute, and the time at which a rebuild began. Returns the tokens
+granted or the time at which a rebuild begins, the limit that refuses, the tightest limits, and the number of choices
+that may run.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ from headwater.services.runtime.store import Script
 CHANGE = Script(
     """
 local SLOT, SLOTS, REMEMBER = 5000, 13, 600000
+-- Longest time of a rebuild: more than a gateway needs to read records. What a slower one found may not be used.
+local REBUILD = 10000
 local op, id, lease, KEEP = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local most, least, used, seq = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local scopes = cmsgpack.unpack(ARGV[8])
 local most_choices, least_choices, requests = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
+local began = tonumber(ARGV[13])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot = math.floor(now / SLOT)
 
 -- Months since the year 0 of the proleptic calendar; years begin in March while it is computed.
-local function month()
-  local z = math.floor(now / 86400000) + 719468
+local function month(at)
+  local z = math.floor(at / 86400000) + 719468
   local era = math.floor(z / 146097)
   local doe = z - era * 146097
   local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
@@ -33,7 +37,8 @@ local function month()
   local m = mp < 10 and mp + 3 or mp - 9
   return (yoe + era * 400 + (m <= 2 and 1 or 0)) * 12 + m - 1
 end
-local periods = { day = math.floor(now / 86400000), month = month() }
+local function periods_at(at) return { day = math.floor(at / 86400000), month = month(at) } end
+local periods = periods_at(now)
 
 local counters = {}
 local function counter(name)
@@ -82,14 +87,25 @@ local function take(r, name, tokens, requests)
   if c.kind then r.periods[name] = c.kind .. c.period end
 end
 
+-- Keeps what is spent while the records are read, which may lack it. A rebuild that ends uses what came behind its own
+-- beginning: any number of gateways may count at the same time, and any of them may die.
+local function note_late(c, seq, spent)
+  local rebuild = c.rebuilding
+  if rebuild and rebuild.latest < now - REBUILD then
+    c.rebuilding = nil
+  elseif rebuild then
+    rebuild.late[#rebuild.late + 1] = { now, seq, spent }
+  end
+end
+
 -- The end of a reservation: what it did not use goes back to where it was taken from, the youngest first.
 local function settle(r, used, seq)
   for _, name in ipairs(r.scopes) do
     local c, unused = counter(name), r.tokens - used
     c.running = math.max(0, c.running - (r.choices or 1))
-    if c.rebuild then
-      c.late[#c.late + 1] = { seq, used }
-    elseif c.spent and r.periods[name] == c.kind .. c.period then
+    if not c.spent then
+      note_late(c, seq, used)
+    elseif r.periods[name] == c.kind .. c.period then
       local counted = seq > 0 and seq <= c.folded
       c.spent = math.max(0, c.spent - (counted and r.tokens or unused))
     end
@@ -127,9 +143,9 @@ end
 local function spend(names, more, seq)
   for _, name in ipairs(names) do
     local c = counter(name)
-    if c.rebuild then
-      c.late[#c.late + 1] = { seq, more }
-    elseif c.spent and not (seq > 0 and seq <= c.folded) then
+    if not c.spent then
+      note_late(c, seq, more)
+    elseif not (seq > 0 and seq <= c.folded) then
       c.spent = c.spent + more
     end
   end
@@ -261,21 +277,31 @@ elseif op == 'lapse' and own and not is_over then
     lapse(id, own, used, seq)
   end
 elseif op == 'rebuild' then
-  -- Begins to count anew what a scope has spent; what is settled meanwhile is kept with its number.
+  -- Begins to count anew what a scope has spent. Where that is known by now nothing is to be counted.
+  granted = now
   for _, scope in ipairs(scopes) do
     local c = counter(scope.name)
     turn(c, scope.kind)
-    c.rebuild, c.late = true, {}
+    if not c.spent then
+      local others, late = c.rebuilding or { since = now, late = {} }, {}
+      for _, each in ipairs(others.late) do
+        if each[1] >= now - REBUILD then late[#late + 1] = each end
+      end
+      c.period = periods[scope.kind]
+      c.rebuilding = { since = math.max(others.since, now - REBUILD), latest = now, late = late }
+    end
   end
 elseif op == 'rebuilt' then
-  -- `used` was found in the records up to `seq`; what is open, and what was settled behind that, comes on top.
+  -- `used` was found in the records up to `seq`; what is open, and what was settled behind that, comes on top. The
+  -- first rebuild that ends is used, unless what was settled since it began is not known, or its period is over.
   for _, scope in ipairs(scopes) do
     local c = counter(scope.name)
-    if c.rebuild then
+    local rebuild, is_now = c.rebuilding, periods_at(began)[scope.kind] == periods[scope.kind]
+    if rebuild and rebuild.since <= began and is_now then
       turn(c, scope.kind)
       local spent = used
-      for _, late in ipairs(c.late) do
-        if late[1] == 0 or late[1] > seq then spent = spent + late[2] end
+      for _, late in ipairs(rebuild.late) do
+        if late[1] >= began and (late[2] == 0 or late[2] > seq) then spent = spent + late[3] end
       end
       local open = redis.call('HGETALL', KEYS[2])
       for i = 1, #open, 2 do
@@ -288,7 +314,7 @@ elseif op == 'rebuilt' then
           end
         end
       end
-      c.spent, c.folded, c.rebuild, c.late = spent, seq, nil, nil
+      c.spent, c.folded, c.rebuilding = spent, seq, nil
     end
   end
 end

@@ -131,11 +131,14 @@ class Limiter:
         there."""
         await self._change("lapse", tenant, id, [], used=used, seq=seq)
 
-    async def begin_rebuild(self, tenant: str, scope: Scope) -> None:
-        await self._change("rebuild", tenant, "", [scope])
+    async def begin_rebuild(self, tenant: str, scope: Scope) -> int:
+        """Begins to count what a scope has spent; returns the time of that on Redis's clock, in ms."""
+        return (await self._change("rebuild", tenant, "", [scope])).granted
 
-    async def end_rebuild(self, tenant: str, scope: Scope, *, used: int, seq: int) -> None:
-        await self._change("rebuilt", tenant, "", [scope], used=used, seq=seq)
+    async def end_rebuild(self, tenant: str, scope: Scope, *, began: int, used: int, seq: int) -> None:
+        """Ends a count: `used` tokens were found in the usage records up to number `seq`. Changes nothing where another
+        gateway has counted meanwhile, or this one took too long."""
+        await self._change("rebuilt", tenant, "", [scope], used=used, seq=seq, began=began)
 
     async def _change(
         self,
@@ -150,11 +153,12 @@ class Limiter:
         seq: int = 0,
         choices: Choices = ONE_CHOICE,
         requests: int = 1,
+        began: int = 0,
     ) -> Verdict:
         tag = f"{{tenant:{tenant}}}"
         keys = [f"limits:{tag}", f"reservations:{tag}", f"leases:{tag}"]
         packed = msgspec.msgpack.encode([_plain(scope) for scope in scopes])
-        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS, choices.most, choices.least, requests]
+        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS, choices.most, choices.least, requests, began]
         async with self._turn:
             reply = await self._store.run(CHANGE, keys, args, seconds=PATIENCE_SECONDS)
         granted, refused, (requests_left, tokens_left), num_choices = msgspec.msgpack.decode(reply)

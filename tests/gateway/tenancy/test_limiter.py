@@ -31,8 +31,8 @@ async def limiters(redis_url: str) -> AsyncIterator[list[Limiter]]:
 
 
 async def known(limiter: Limiter, scope: Scope, spent: int = 0) -> None:
-    await limiter.begin_rebuild("ada", scope)
-    await limiter.end_rebuild("ada", scope, used=spent, seq=0)
+    began = await limiter.begin_rebuild("ada", scope)
+    await limiter.end_rebuild("ada", scope, began=began, used=spent, seq=0)
 
 
 LIMITS = [name for name in Limits.__struct_fields__ if name != "budget_period"]
@@ -228,11 +228,11 @@ async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(limiters:
         await store.command("FLUSHALL")
     renewed = await limiters[0].extend("ada", "old", [scope], more=0, held=100, used=7)
     assert renewed.refusal is None
-    await limiters[1].begin_rebuild("ada", scope)
+    began = await limiters[1].begin_rebuild("ada", scope)
     # Settled while the records are read: number 7 is among them, number 9 is not.
     await limiters[2].settle("ada", "gone-1", [scope], used=11, seq=7)
     await limiters[2].settle("ada", "gone-2", [scope], used=13, seq=9)
-    await limiters[1].end_rebuild("ada", scope, used=500, seq=8)
+    await limiters[1].end_rebuild("ada", scope, began=began, used=500, seq=8)
     verdict = await limiters[1].reserve("ada", "new", [scope], most=1000, least=1)
     assert verdict.granted == 1000 - 500 - 13 - 100
     third = await limiters[1].reserve("ada", "third", [scope], most=1, least=1)
