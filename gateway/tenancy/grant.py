@@ -164,6 +164,8 @@ class Grant:
             choice.refuse(self.refusal)
 
 
+OUT_OF_BUDGET, LIMIT_TOO_LOW = "insufficient_quota", "limit_too_low"
+"""Codes of refusals against which waiting a minute does not help."""
 _SENTENCES = {
     "requests": "its requests a minute are used up",
     "tokens": "its tokens a minute do not suffice",
@@ -179,5 +181,7 @@ def refused(refusal: Refusal, tenant: str) -> errors.LimitExceeded:
     seconds = refusal.seconds if refusal.seconds != NEVER else _LONG_SECONDS
     error = errors.LimitExceeded(f"{owner}: {_SENTENCES[refusal.limit]}", retry_after=seconds)
     if refusal.limit == "budget":
-        error.code = "insufficient_quota"
+        error.code = OUT_OF_BUDGET
+    elif refusal.seconds == NEVER:
+        error.code = LIMIT_TOO_LOW
     return error

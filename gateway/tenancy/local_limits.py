@@ -14,6 +14,7 @@ from .records import Scope
 
 SLOT_SECONDS, NUM_SLOTS = 5.0, 13
 """A minute is any 60 seconds, counted in slots that expire whole, as Redis counts it."""
+WINDOW_SECONDS = NUM_SLOTS * SLOT_SECONDS
 REQUESTS, TOKENS = 0, 1
 """Columns of a slot."""
 
@@ -91,20 +92,23 @@ class LocalLimits:
                 most = min(most, limit)
                 excess = counts.in_window(TOKENS) + most - limit
                 if most < least:
-                    return Verdict(0, Refusal(scope.name, "tokens", NEVER))
+                    # What only the share is too small for fits when Redis is back.
+                    is_never = least > limits.tokens_per_minute
+                    return Verdict(0, Refusal(scope.name, "tokens", NEVER if is_never else WINDOW_SECONDS))
                 if excess > 0:
                     return Verdict(0, Refusal(scope.name, "tokens", counts.wait_for(TOKENS, excess, now)))
             if requests and limits.requests_per_minute is not None:
                 limit = self._part(limits.requests_per_minute)
                 left = limit - counts.in_window(REQUESTS)
-                requests_left = Left(limit, max(0, left - 1), NUM_SLOTS * SLOT_SECONDS)
+                requests_left = Left(limit, max(0, left - 1), WINDOW_SECONDS)
                 if left < 1:
                     return Verdict(0, Refusal(scope.name, "requests", counts.wait_for(REQUESTS, 1 - left, now)))
             if num_choices and limits.concurrency is not None:
                 limit = self._part(limits.concurrency)
                 num_choices = min(num_choices, limit - counts.running)
                 if num_choices < choices.least:
-                    return Verdict(0, Refusal(scope.name, "concurrency", 1.0 if choices.least <= limit else NEVER))
+                    wait = 1.0 if choices.least <= limits.concurrency else NEVER
+                    return Verdict(0, Refusal(scope.name, "concurrency", wait))
         for scope in scopes:
             counts = self._of(tenant, scope)
             counts.take(slot, requests, most)

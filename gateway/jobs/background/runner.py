@@ -12,6 +12,7 @@ import functools
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -25,7 +26,7 @@ from headwater.services.runtime.tasks import end
 from ...buckets import FAILURES, Overtaken
 from ...request.stream_failure import TakenOver
 from .. import in_process
-from ..batches.line_caller import BUSY, MAX_FAULTS, PAUSES
+from ..busy import MAX_FAULTS, PATIENCE, PAUSES, Busy, is_busy, patience_of, rest_seconds
 from ..in_process import KnownRequest
 from ..response_store import ResponseStore
 from ..retry import retry
@@ -40,6 +41,8 @@ RESUME_SECONDS = 20.0
 """Seconds that a run tries to resume the stream of the one before: longer than output processors keep it."""
 MAX_RESPONSES = 64
 """Number of responses that one gateway computes at once."""
+MAX_RESPONSES_OF_TENANT = 48
+"""Number of these that are one tenant's: others find seats, however many responses it has in the queue."""
 LOOK_SECONDS = 0.5
 """Seconds between two checks whether a response is still wanted."""
 FLUSH_SECONDS = 0.1
@@ -62,6 +65,8 @@ class BackgroundRunner:
         self._storage, self._app, self._responses = storage, app, responses
         self._ledger = BackgroundLedger(storage.durable)
         self._workers = Workers(storage.durable, self._ledger.next, self._work, MAX_RESPONSES)
+        self._num_running: Counter[str] = Counter()
+        """Number of responses that are computed, by tenant."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BackgroundRunner]:
@@ -70,7 +75,18 @@ class BackgroundRunner:
             yield self
 
     async def _work(self, held: HeldResponse) -> None:
-        run = _Run(self._storage, self._app, self._responses, held.tenant, held.response_id)
+        if self._num_running[held.tenant] >= MAX_RESPONSES_OF_TENANT:
+            await held.give_back(rest_seconds(held.num_deliveries))
+            return
+        self._num_running[held.tenant] += 1
+        try:
+            await self._compute(held)
+        finally:
+            self._num_running -= Counter({held.tenant: 1})
+
+    async def _compute(self, held: HeldResponse) -> None:
+        patience = patience_of(held.num_deliveries)
+        run = _Run(self._storage, self._app, self._responses, held.tenant, held.response_id, patience=patience)
         try:
             async with held.held():
                 await run.to_its_end()
@@ -84,6 +100,8 @@ class BackgroundRunner:
             with contextlib.suppress(*FAILURES):
                 await held.done()
             await run.forget()
+        except Busy:
+            await held.give_back(rest_seconds(held.num_deliveries))
         except Overtaken:
             structlog.get_logger().info("response is another runner's", response=held.response_id)
         except (*FAILURES, Unavailable) as failure:
@@ -95,15 +113,23 @@ class _Run:
     """One run's work on one response."""
 
     def __init__(
-        self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore, tenant: str, response_id: str
+        self,
+        storage: TenantStorage,
+        app: ASGIApp,
+        responses: ResponseStore,
+        tenant: str,
+        response_id: str,
+        *,
+        patience: int = PATIENCE,
     ) -> None:
+        """`patience` is the number of tries of a request that cannot be served now."""
         self._storage, self._app, self._responses = storage, app, responses
         self._ledger = BackgroundLedger(storage.durable)
-        self._tenant, self._id = tenant, response_id
+        self._tenant, self._id, self._patience = tenant, response_id, patience
         self._name = secrets.token_hex(8)
         self._events = EventWriter(storage.durable, tenant, response_id)
         self._resumes_until = 0.0
-        """Time on the loop's clock until which the stream may be resumed."""
+        """Time on the loop's clock until which the stream may be resumed; 0 once it is not any more."""
         self._record: Record | None = None
         self._last: dict[str, Any] = {}
         """The response in the last event."""
@@ -113,6 +139,8 @@ class _Run:
         """Time of the last check for room, and the number of bytes of events that it covered."""
 
     async def to_its_end(self) -> None:
+        """Computes the response. Raises `Busy` where it cannot be served now, `Stopped`, `Overtaken`, `NotFound`, and
+        what storage raises."""
         record = self._record = await retry(lambda: self._ledger.change(self._tenant, self._id, self._claim))
         if record.is_streamed:
             await self._events.catch_up()
@@ -124,6 +152,9 @@ class _Run:
             for task in (watch, writing, work):
                 if task.done():
                     task.result()
+        except Busy:
+            await retry(lambda: self._ledger.change(self._tenant, self._id, self._release))
+            raise
         except StorageLimitExceeded as refusal:
             await end(work, watch)
             await self._events.discard()
@@ -155,6 +186,12 @@ class _Run:
             self._resumes_until = asyncio.get_running_loop().time() + RESUME_SECONDS
         record.owner = self._name
         record.response["status"] = "in_progress"
+
+    def _release(self, record: Record) -> None:
+        """Puts the response back. The next run looks for no stream, which a refused request does not have."""
+        self._check_mine(record)
+        record.owner = ""
+        record.response["status"] = "queued"
 
     def _check_mine(self, record: Record) -> None:
         """Raises `Stopped` for a response that was cancelled, `Overtaken` for one that another run has."""
@@ -199,17 +236,19 @@ class _Run:
         return response
 
     async def _answered(self, record: Record) -> in_process.Reply:
-        """Reply of the stream that gives the answer. Tries again requests that cannot be served now, and answers that
-        failed before their client got anything."""
-        tries = num_faults = 0
+        """Reply of the stream that gives the answer. Tries again answers that failed before their client got anything,
+        and requests that cannot be served now, the latter a few times. Raises `Busy`."""
+        tries = num_faults = num_refusals = 0
         while True:
             self._unread = b""
             reply = await self._asked(record)
-            has_failed = not record.is_streamed and self._last.get("status") == "failed"
-            if reply.status not in BUSY:
+            has_failed = reply.status == 200 and not record.is_streamed and self._last.get("status") == "failed"
+            if not is_busy(reply):
                 num_faults += reply.status >= 500 or has_failed
                 if (reply.status < 500 and not has_failed) or num_faults == MAX_FAULTS or self._is_overtaken:
                     return reply
+            elif not self._resumes_until and (num_refusals := num_refusals + 1) >= self._patience:
+                raise Busy
             await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
             tries += 1
 
@@ -219,7 +258,7 @@ class _Run:
             reply = await self._call("GET", f"{STREAMS}/{record.request_id}", b"")
             if reply.status != 404:
                 return reply
-            self._resumes_until = 0.0
+        self._resumes_until = 0.0
         return await self._call("POST", PATH, record.body)
 
     async def _call(self, method: str, path: str, body: bytes) -> in_process.Reply:

@@ -10,33 +10,12 @@ from starlette.types import ASGIApp
 
 from ...tenancy.tenants import Tenant
 from .. import in_process
+from ..busy import MAX_FAULTS, PAUSES, Busy, is_busy
 from .lines import read_cluster
 from .records import Failure, Response, Result, new_id
 
 LOWEST_PRIORITY = 1000
 """Value of `x-priority` for lines."""
-MAX_FAULTS = 3
-"""Number of answers with 5xx after which the last one stands; being busy is no fault."""
-PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
-"""Seconds between tries; the last pause repeats."""
-BUSY = (429, 503)
-FINAL_CODE = "insufficient_quota"
-"""Code of an answer after which the line is not tried again: a budget comes back with the next period."""
-
-
-class Busy(Exception):
-    """The line cannot be served now."""
-
-
-class _Refusal(msgspec.Struct):
-    code: str = ""
-
-
-class _Envelope(msgspec.Struct):
-    error: _Refusal
-
-
-_envelopes = msgspec.json.Decoder(_Envelope)
 
 
 class LineCaller:
@@ -71,19 +50,10 @@ class LineCaller:
         while True:
             async with self._turns:
                 reply = await in_process.call(self._app, path, body, payer, LOWEST_PRIORITY)
-            if not _is_busy(reply):
+            if not is_busy(reply):
                 num_faults += reply.status >= 500
                 if reply.status < 500 or num_faults == MAX_FAULTS:
                     return reply
             elif (num_refusals := num_refusals + 1) == patience:
                 raise Busy
             await asyncio.sleep(PAUSES[min(num_refusals + num_faults, len(PAUSES)) - 1])
-
-
-def _is_busy(reply: in_process.Reply) -> bool:
-    if reply.status not in BUSY:
-        return False
-    try:
-        return _envelopes.decode(reply.body).error.code != FINAL_CODE
-    except msgspec.DecodeError:
-        return True

@@ -12,20 +12,16 @@ from headwater.services.runtime.errors import NotFound, Unavailable
 from headwater.services.runtime.tasks import end
 
 from ...buckets import FAILURES
+from ..busy import Busy, patience_of, rest_seconds
 from ..durable import Durable
 from ..retry import retry
 from ..workers import PAUSE_SECONDS, Workers
 from .files import Files
 from .ledger import Ledger
-from .line_caller import Busy, LineCaller
+from .line_caller import LineCaller
 from .open_batches import OpenBatch, OpenBatches
 from .ranges import LINES, HeldRange, Ranges
 from .results import Results
-
-PATIENCE = 3
-"""Number of tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""
-FIRST_REST_SECONDS, MAX_REST_SECONDS = 0.5, 15.0
-"""Pause of a range with such lines, in which others have its place; it doubles each time."""
 
 
 class RangeRunner:
@@ -50,7 +46,7 @@ class RangeRunner:
             async with held.held(), self._open.used(tenant, batch_id) as batch:
                 is_done = await self._answer(held, batch)
             # Lines of other batches must not wait behind those that cannot be served now.
-            await (held.done() if is_done else held.give_back(_rest(held.num_deliveries)))
+            await (held.done() if is_done else held.give_back(rest_seconds(held.num_deliveries)))
         except asyncio.CancelledError:
             await held.give_back()
             raise
@@ -64,7 +60,7 @@ class RangeRunner:
     async def _answer(self, held: HeldRange, batch: OpenBatch) -> bool:
         """Answers lines until every line of the range has a result, or the batch ends. Returns False where some lines
         must wait."""
-        lines, patience = held.range.read(batch.content), PATIENCE if held.num_deliveries == 1 else 1
+        lines, patience = held.range.read(batch.content), patience_of(held.num_deliveries)
         each = (self._line(batch, number, text, patience) for number, text in lines)
         work = asyncio.ensure_future(asyncio.gather(*each))
         try:
@@ -84,7 +80,3 @@ class RangeRunner:
             return False
         await retry(lambda: self._results.keep(batch_id, number, result))
         return True
-
-
-def _rest(num_deliveries: int) -> float:
-    return float(min(MAX_REST_SECONDS, FIRST_REST_SECONDS * 2 ** min(num_deliveries - 1, 10)))

@@ -12,8 +12,8 @@ import pytest
 
 from headwater.gateway.tenancy.accounts import Accounts
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
-from headwater.gateway.tenancy.grant import Grant
-from headwater.gateway.tenancy.limiter import NEVER, ONE_CHOICE, Limiter
+from headwater.gateway.tenancy.grant import Grant, refused
+from headwater.gateway.tenancy.limiter import NEVER, ONE_CHOICE, Choices, Limiter
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
@@ -74,6 +74,18 @@ def test_alone_a_gateway_says_when_enough_tokens_of_the_minute_are_over() -> Non
     assert [each.seconds for each in waits if each] == [53.0, 63.0, NEVER]
     now = 65.0
     assert local.reserve("ada", scopes, most=200, least=200).granted == 200
+
+
+def test_alone_a_gateway_says_never_only_where_the_whole_limit_is_too_low() -> None:
+    local = LocalLimits(0.5, clock=lambda: 0.0)
+    scopes = [Scope("tenant", Limits(tokens_per_minute=1000, concurrency=10))]
+    codes = []
+    for tokens, seats in ((600, 1), (1001, 1), (1, 6), (1, 11)):
+        refusal = local.reserve("ada", scopes, most=tokens, least=tokens, choices=Choices(seats, seats)).refusal
+        assert refusal is not None
+        codes.append((refused(refusal, "ada").code, refusal.seconds))
+    retry, never = "rate_limit_exceeded", ("limit_too_low", NEVER)
+    assert codes == [(retry, 65.0), never, (retry, 1.0), never]
 
 
 @pytest.mark.slow

@@ -277,9 +277,10 @@ async def test_lines_that_cannot_be_served_now_keep_no_place_from_those_that_can
     assert (batch.status, batch.request_counts.completed) == ("completed", 3 * LINES)
 
 
-async def test_a_budget_that_is_used_up_is_a_lines_result(bench: Bench) -> None:
+@pytest.mark.parametrize("code", ["insufficient_quota", "limit_too_low"])
+async def test_a_limit_that_no_waiting_helps_against_is_a_lines_result(bench: Bench, code: str) -> None:
     kept, app = await bench.batch(1), Answering(429)
-    app.code = "insufficient_quota"
+    app.code = code
     batch = await bench.outcome(kept, app)
     assert (batch.status, batch.request_counts.failed, len(app.asked)) == ("completed", 1, 1)
 
