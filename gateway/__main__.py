@@ -56,7 +56,9 @@ from .public_grpc.listener import GrpcListener
 from .request.admission import Admission
 from .request.backlogs import Backlogs
 from .request.cluster import Cluster
+from .request.doubts import Doubts
 from .request.metrics import Metrics
+from .request.migrations import Migrations
 from .request.timelines import Timelines
 from .router.router import Router
 from .settings import GatewaySettings
@@ -205,6 +207,7 @@ async def cluster_behind(
         router_behind(settings, bus, store, members) as (router, admission, outages),
         Timelines(bus, gateway_id).running() as timelines,
         Catalogues(bus).running() as catalogues,
+        Doubts(bus, router.peers.epoch, lambda: len(router.peers) > 0).running() as doubts,
     ):
         processors, outputs = Processors(), OutputSessions(gateway_id)
         cold_starts = cold_start_queue(settings, bus, gateway_id, catalogues, processors, outputs, router)
@@ -224,6 +227,7 @@ async def cluster_behind(
             metrics=Metrics(prometheus_client.REGISTRY),
             timelines=timelines,
             max_choices=settings.max_choices,
+            migrations=Migrations(doubts),
             needs_engine=settings.ready_needs_engine,
             tracing=tracing,
             outages=outages.now,

@@ -529,6 +529,64 @@ class Backlog(_message.Message):
 Global___Backlog: _TypeAlias = Backlog  # noqa: Y015
 
 @_typing.final
+class Doubts(_message.Message):
+    """Engines at which one gateway has doubted requests: each was on an engine that died, and has not got any further since.
+    Subject: doubts.<epoch>; sent on change, and each second while there are any.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ENGINES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """of the gateway's router"""
+    @_builtins.property
+    def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___DoubtedEngine]:
+        """all of them; whatever else was told of this gateway is over"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        engines: _abc.Iterable[Global___DoubtedEngine] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Doubts: _TypeAlias = Doubts  # noqa: Y015
+
+@_typing.final
+class DoubtedEngine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_KEY_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    IS_DEAD_FIELD_NUMBER: _builtins.int
+    model_key: _builtins.str
+    """hex, as in subjects"""
+    is_dead: _builtins.bool
+    """it died with such a request a few seconds ago"""
+    @_builtins.property
+    def replica(self) -> Global___Incarnation: ...
+    def __init__(
+        self,
+        *,
+        model_key: _builtins.str = ...,
+        replica: Global___Incarnation | None = ...,
+        is_dead: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_dead", b"is_dead", "model_key", b"model_key", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DoubtedEngine: _TypeAlias = DoubtedEngine  # noqa: Y015
+
+@_typing.final
 class InFlightEntry(_message.Message):
     """A request on its way to, or at, a replica."""
 

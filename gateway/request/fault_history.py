@@ -57,7 +57,7 @@ class FaultHistory:
     def dispatched(self, engine: Incarnation) -> None:
         if self.is_doubted:
             self._doubted_on = engine
-            self._cluster.migrations.doubt(engine)
+            self._cluster.migrations.doubt(self._generation.model.key, engine)
 
     def got_further(self) -> None:
         """Notes that a choice is past the position at which an engine died, or has ended."""
@@ -69,7 +69,7 @@ class FaultHistory:
     def end_doubt(self) -> None:
         """Notes that the generation got further on its engine, or left while the engine lived."""
         if self._doubted_on is not None:
-            self._cluster.migrations.trust(self._doubted_on)
+            self._cluster.migrations.trust(self._generation.model.key, self._doubted_on)
             self._doubted_on = None
 
     def consider(self, loss: StreamLost) -> None:
@@ -79,6 +79,8 @@ class FaultHistory:
         fields = {"request_id": generation.request.caller.request_id, "replica": attempt.decision.replica_id}
         if cause is Cause.ENGINE_GONE:
             # It stays counted as doubted there, for the others that were there when the engine died.
+            if self._doubted_on is not None:
+                self._cluster.migrations.died(generation.model.key, self._doubted_on)
             self._doubted_on = None
             if self._is_to_blame(attempt):
                 structlog.get_logger().error("poison request", attempts=generation.attempt, **fields)
@@ -114,7 +116,9 @@ class FaultHistory:
         self.is_doubted = True
 
     def _is_to_blame(self, attempt: Attempt) -> bool:
-        """Whether a second engine died at the same place of the answer and ran no other doubted generation."""
-        if not self.is_doubted:
+        """Whether a second engine died at the same place of the answer and ran no other doubted generation, of this
+        gateway or another one."""
+        migrations, engine = self._cluster.migrations, attempt.decision.incarnation
+        if not self.is_doubted or migrations.doubts.are_elsewhere(engine):
             return False
-        return attempt.was_alone or self._cluster.migrations.num_doubted(attempt.decision.incarnation) == 1
+        return attempt.was_alone or migrations.num_doubted(engine) == 1

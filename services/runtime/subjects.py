@@ -36,6 +36,7 @@ EVERY_CATALOGUE = "catalogue.>"
 EVERY_LOAD = "load.>"
 EVERY_KV_EVENT = "kv.>"
 EVERY_IN_FLIGHT = "inflight.>"
+EVERY_DOUBT = "doubts.>"
 
 
 def key_of(name: str) -> str:
@@ -54,6 +55,11 @@ def load(model_key: str, replica_id: str) -> str:
 def in_flight(epoch: int) -> str:
     """Subject of the requests that one gateway's router has under way."""
     return f"inflight.{epoch:016x}"
+
+
+def doubts(epoch: int) -> str:
+    """Subject of the engines at which one gateway has doubted requests."""
+    return f"doubts.{epoch:016x}"
 
 
 def backlog(model_key: str, epoch: int) -> str:

@@ -39,6 +39,7 @@ NATS_RIGHTS = {
             "member.gateway.>",
             "ctl.>",
             "inflight.>",
+            subjects.EVERY_DOUBT,
             "backlog.>",
             "demand.>",
             "batch.>",
@@ -51,7 +52,10 @@ NATS_RIGHTS = {
             "$O.>",
             _INBOXES,
         ),
-        subscribe=("member.>", "load.>", "kv.>", "inflight.>", "catalogue.>", "ctl.>", _INBOXES),
+        subscribe=(
+            *("member.>", "load.>", "kv.>", "inflight.>", subjects.EVERY_DOUBT, "catalogue.>", "ctl.>"),
+            _INBOXES,
+        ),
     ),
     Role.PROCESSOR: NatsRights(publish=("member.processor.>",), subscribe=(subjects.HELLO,)),
     # It writes what a gateway that died has left.
