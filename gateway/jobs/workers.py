@@ -10,13 +10,15 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from headwater.services.runtime.errors import Unavailable
-from headwater.services.runtime.tasks import end
+from headwater.services.runtime.tasks import end, owned_task, start_in
 
 from ..buckets import FAILURES
 from .durable import Durable
 
 PAUSE_SECONDS = 1.0
 """Seconds before storage that failed is tried again."""
+MAX_PAUSE_SECONDS = 30.0
+"""Longest pause after an unforeseen error; it doubles from error to error."""
 WorkT = TypeVar("WorkT")
 
 
@@ -37,33 +39,30 @@ class Workers(Generic[WorkT]):
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Takes work for the length of a scope; leaving it cancels unfinished work."""
-        taking = asyncio.create_task(self._run())
         try:
-            yield
+            # It ends first: it may take work once more on its way out.
+            async with owned_task(self._run()):
+                yield
         finally:
-            # In this order: the first may take work once more on its way out.
-            await end(taking)
             await end(*self._tasks)
 
     async def _run(self) -> None:
         while True:
             await self._seats.acquire()
-            task = asyncio.create_task(self._work(await self._next()))
-            self._tasks.add(task)
-            task.add_done_callback(self._left)
+            task = start_in(self._tasks, self._work(await self._next()))
+            task.add_done_callback(lambda _: self._seats.release())
 
     async def _next(self) -> WorkT:
-        """Waits for work, and for storage to be there."""
+        """Waits for work, and for storage to be there. An unforeseen error is logged, and does not end it."""
+        num_errors = 0
         while True:
             try:
                 return await self._take()
             except (*FAILURES, Unavailable) as failure:
-                structlog.get_logger().debug("no batch taken", error=repr(failure))
-                self._durable.forget()
-                await asyncio.sleep(PAUSE_SECONDS)
-
-    def _left(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._seats.release()
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            structlog.get_logger().error("batch runner failed", exc_info=fault)
+                structlog.get_logger().debug("no work taken", error=repr(failure))
+                num_errors = 0
+            except Exception:
+                structlog.get_logger().exception("work cannot be taken")
+                num_errors += 1
+            self._durable.forget()
+            await asyncio.sleep(min(MAX_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(num_errors, 10)))
