@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _FORGET_SECONDS = 30
 """Seconds after which the answer to a ping is no longer awaited: its connection has long been given up by then."""
 _RECONNECT_SECONDS: Any = 0.2
 """Seconds between two attempts to connect. NOTE: the client takes fractions, its type says whole seconds."""
+_REFUSED_SECONDS = 3.0
+"""Longest pause between two attempts: the pause doubles each time that the server refuses this process."""
 _PING_SECONDS: Any = 2
 """Seconds between two pings of the server; it is given up when the third is due."""
 _FULL_SECONDS = 1.0
@@ -43,6 +46,8 @@ _FULL_SECONDS = 1.0
 _DURABLE_SECONDS = 5.0
 """Time limit of one JetStream call, in seconds."""
 _QUEUE_LEN = 65536
+_REFUSAL_WORDS = ("violation", "exceeded", "expired")
+"""Words of the errors by which a server refuses a connection, or something that was asked over it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +109,37 @@ class Subscription:
 
 
 class _Client(Client):
-    """The NATS client. NOTE: the original waits for a connection that it gives up until everything written is sent, and
-    only then reports the loss and tries another one: for ever, where a server hangs or is cut off and more was written
-    than the system takes."""
+    """The NATS client, which reconnects after every loss and every error of the server, and is never closed by one."""
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Reports an error that the server sent over a connection.
+
+        NOTE: the original closes itself for good, for most errors. A server that refuses a connection closes it, and
+        this client then reconnects as after any other loss, with its subscriptions; JetStream contexts stay valid.
+        """
+        if self._current_server is not None:
+            # The next attempt at this server comes after a pause, not at once as after a plain loss.
+            self._current_server.last_attempt = time.monotonic()
+        await self._error_cb(nats.errors.Error(f"nats: {err_msg}"))
 
     async def _attempt_reconnect(self) -> None:
+        """NOTE: the original waits for a connection that it gives up until everything written is sent, and only then
+        reports the loss and tries another one: for ever, where a server hangs or is cut off and more was written than
+        the system takes."""
+        self._abort()
+        await super()._attempt_reconnect()
+
+    async def _process_connect_init(self) -> None:
+        """NOTE: the original leaves the connection of an attempt open that fails."""
+        try:
+            await super()._process_connect_init()
+        except BaseException:
+            self._abort()
+            raise
+
+    def _abort(self) -> None:
         if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
             self._transport._io_writer.transport.abort()
-        await super()._attempt_reconnect()
 
 
 class Bus:
@@ -134,7 +162,7 @@ class Bus:
         self._subscriptions: list[Subscription] = []
         self._listeners: list[Callable[[], None]] = []
         self._violations: set[str] = set()
-        """Refusals of the server, logged once each."""
+        """Refusals of the server since the last reconnect, logged once each."""
         self._linked = asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
 
@@ -289,6 +317,7 @@ class Bus:
             # The connection broke again. A callback reports its return.
             return
         self.connected = True
+        self._client.options["reconnect_time_wait"] = _RECONNECT_SECONDS
         for listener in list(self._listeners):
             listener()
 
@@ -298,15 +327,21 @@ class Bus:
         self.connected = False
 
     async def _on_reconnected(self) -> None:
+        self._violations.clear()
         self._linked.set()
 
     async def _on_error(self, error: BaseException) -> None:
+        structlog.get_logger().debug("bus error", error=repr(error))
         said = str(error).lower()
-        if "violation" in said and said not in self._violations:
+        if not any(word in said for word in _REFUSAL_WORDS):
+            return
+        if not self._client.is_connected:
+            pause = self._client.options["reconnect_time_wait"]
+            self._client.options["reconnect_time_wait"] = min(2 * pause, _REFUSED_SECONDS)
+        if said not in self._violations:
             # A wrong password, or a role that lacks a right: the server names the refusal, never a password.
             self._violations.add(said)
             structlog.get_logger().warning("NATS refuses this stage", url=self.shown_url, error=str(error))
-        structlog.get_logger().debug("bus error", error=repr(error))
 
     async def _close(self) -> None:
         if self.url is None:

@@ -96,6 +96,42 @@ async def test_subscriptions_survive_a_restart_of_the_server_and_publishing_neve
     await server.stop()
 
 
+async def test_a_bus_comes_back_to_a_server_that_refused_its_password_for_a_while(free_dir: Path) -> None:
+    """With its subscriptions, and with the buckets and queues that its process opened before."""
+    config = free_dir / "nats.conf"
+
+    def write_password(word: str) -> None:
+        config.write_text(f'authorization {{ users: [ {{user: "stage", password: "{word}"}} ] }}\n')
+
+    write_password("right")
+    server = await start_nats(free_dir, jetstream=free_dir / "js", config=config)
+    url = server.url.replace("://", "://stage:right@")
+    async with Bus.open(url, wait_seconds=30) as bus, bus.subscribe("a") as messages:
+        js = bus.jetstream()
+        assert js is not None
+        bucket = await js.create_key_value(bucket="kept")
+        await js.add_stream(name="jobs", subjects=["jobs"])
+        queue = await js.pull_subscribe("jobs", durable="runners", stream="jobs")
+        write_password("wrong")
+        os.kill(server.pid, signal.SIGHUP)
+        async with asyncio.timeout(30):
+            while bus.connected:  # noqa: ASYNC110 (a loss has no event)
+                await asyncio.sleep(0.01)
+        # Long enough for a dozen attempts without growing pauses.
+        await asyncio.sleep(2.5)
+        assert (free_dir / "nats.log").read_text().count("authentication error") <= 6
+        write_password("right")
+        os.kill(server.pid, signal.SIGHUP)
+        assert await bus.wait_connected(30)
+        await bus.publish("a", b"after")
+        async with asyncio.timeout(30):
+            assert (await anext(messages)).payload == b"after"
+        await bucket.put("key", b"value")
+        await js.publish("jobs", b"work")
+        assert [job.data for job in await queue.fetch(1, timeout=30)] == [b"work"]
+    await server.stop()
+
+
 async def test_a_server_that_hangs_is_given_up_however_much_was_written_to_it(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
