@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.bus import Bus
-from headwater.services.runtime.store import READ_SECONDS, Store, StoreUnavailable
+from headwater.services.runtime.store import READ_SECONDS, STORE_FAILURES, Store
 from headwater.services.runtime.tasks import owned_task
 
 ASK_SECONDS = 1.0
@@ -81,6 +81,6 @@ class Outages(Collector):
         began = self._clock()
         try:
             await self._store.command("PING")
-        except StoreUnavailable:
+        except STORE_FAILURES:
             return None
         return self._clock() - began

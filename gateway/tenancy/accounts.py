@@ -15,7 +15,8 @@ from contextlib import AbstractAsyncContextManager
 import structlog
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.store import StoreUnavailable
+from headwater.services.runtime.fault_log import FaultLog
+from headwater.services.runtime.store import STORE_FAILURES, StoreUnavailable
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
@@ -315,6 +316,7 @@ class Accounts:
 
     async def _renew(self) -> None:
         """Renews the reservations. It also puts them back into a Redis that has lost them."""
+        faults = FaultLog("reservation not renewed", STORE_FAILURES)
         while True:
             await asyncio.sleep(LEASE_MS / 4e3)
             for grant in list(self._grants):
@@ -326,13 +328,15 @@ class Accounts:
                 except StoreUnavailable as failure:
                     self._without_redis(failure)
                     break
+                except Exception as fault:
+                    faults.add(fault)
 
     async def _let_lapse(self) -> None:
         """Gives back what gateways that died have reserved and not used."""
         async for left in self._usage.left():
             try:
                 await self._limiter.lapse(left.tenant, left.request_id, used=left.used, seq=left.seq)
-            except StoreUnavailable as failure:
+            except STORE_FAILURES as failure:
                 # It expires by itself, with the last reported number of used tokens.
                 structlog.get_logger().info("a reservation is left to its lease", reason=str(failure))
 

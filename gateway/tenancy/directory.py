@@ -20,6 +20,7 @@ import structlog
 
 from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.listeners import call_each
 from headwater.services.runtime.tasks import owned_task, set_within
 
 from .records import Key, Removed, Scope, TenantRecord
@@ -204,8 +205,7 @@ class TenantDirectory:
         return min((seconds for seconds in ends if seconds > 0), default=READ_AGAIN_SECONDS)
 
     def _emit(self) -> None:
-        for listener in self._listeners:
-            listener()
+        call_each(self._listeners)
 
 
 def _digest(key: str) -> bytes:

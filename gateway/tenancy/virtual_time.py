@@ -14,7 +14,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from headwater.services.runtime.store import Script, Store, StoreUnavailable
+from headwater.services.runtime.fault_log import FaultLog
+from headwater.services.runtime.store import STORE_FAILURES, Script, Store, StoreUnavailable
 from headwater.services.runtime.tasks import owned_task
 
 from .tenants import Tenant
@@ -139,13 +140,18 @@ class VirtualTime:
             self._times[name] = self._floors[name] = self._now
 
     async def _share(self) -> None:
+        faults = FaultLog("fair shares not exchanged", STORE_FAILURES)
         while True:
             await asyncio.sleep(SHARE_SECONDS)
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 await self.share()
+            except StoreUnavailable:
+                continue
+            except Exception as fault:
+                faults.add(fault)
 
     async def share(self) -> None:
-        """Writes to Redis what was given here and reads what was given elsewhere. Raises `StoreUnavailable`."""
+        """Writes to Redis what was given here and reads what was given elsewhere. Raises `STORE_FAILURES`."""
         active = {name for name, count in self._here.items() if count}
         sent, floors = {name: self._unsent[name] for name in active | self._unsent.keys()}, self._floors
         if not sent and not self._elsewhere:
@@ -157,7 +163,7 @@ class VirtualTime:
         self._unsent, self._floors = defaultdict(float), {}
         try:
             reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(sent_times), self._now], seconds=1.0)
-        except StoreUnavailable:
+        except STORE_FAILURES:
             for name, delta in sent.items():
                 self._unsent[name] += delta
             self._floors = floors | self._floors

@@ -6,8 +6,10 @@ import asyncio
 import random
 
 import structlog
+from redis.exceptions import ResponseError
 
-from ..runtime.store import Script, Store, StoreUnavailable
+from ..runtime.fault_log import FaultLog
+from ..runtime.store import STORE_FAILURES, Script, Store, StoreUnavailable
 from .slots import SlotTable, block_prefix, own_key, slots_key
 
 BLOCKS_PER_CALL = 256
@@ -46,6 +48,7 @@ class Reaper:
         self._store = store
         self._model_key = model_key
         self._num_shards = num_shards
+        self._faults = FaultLog("column not reaped", STORE_FAILURES)
 
     async def run(self) -> None:
         """Reaps for ever, at a jittered pace so that several reapers seldom meet."""
@@ -55,19 +58,30 @@ class Reaper:
                 await self.reap()
             except StoreUnavailable as failure:
                 structlog.get_logger().debug("nothing reaped", error=str(failure))
+            except Exception as fault:
+                self._faults.add(fault)
 
     async def reap(self) -> int:
-        """Reaps every column that has expired by now; returns their number. Raises `StoreUnavailable`."""
+        """Reaps every column that has expired by now; returns their number. A column that Redis refuses to reap is
+        logged and left. Raises `StoreUnavailable`, and what Redis answers where it refuses to list columns."""
         num_reaped = 0
         for shard in range(self._num_shards):
             expired = [
                 slot.number for slot in await SlotTable(self._store, self._model_key, shard).read() if slot.is_expired
             ]
             for number in expired:
-                while not await self._reap_some(shard, number):
-                    pass
-            num_reaped += len(expired)
+                num_reaped += await self._reap_column(shard, number)
         return num_reaped
+
+    async def _reap_column(self, shard: int, number: int) -> bool:
+        """Reaps a column; returns whether it is gone."""
+        try:
+            while not await self._reap_some(shard, number):
+                pass
+        except ResponseError as refusal:
+            self._faults.add(refusal)
+            return False
+        return True
 
     async def _reap_some(self, shard: int, slot: int) -> bool:
         """Reaps some bits; returns whether the column is done with."""

@@ -11,13 +11,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import structlog
+from redis.exceptions import ResponseError
 
 from headwater.proto import events_pb2
 
 from ..models.entry import register
 from ..models.model_refused import ModelRefused
+from ..runtime.fault_log import FaultLog
 from ..runtime.served_model import ServedModel
-from ..runtime.store import Store, StoreUnavailable
+from ..runtime.store import STORE_FAILURES, Store, StoreUnavailable
 from ..runtime.tasks import owned_task, set_within
 from .column import IndexColumn, Owner
 from .reaper import Reaper
@@ -25,6 +27,9 @@ from .slots import shard_of
 
 _IDLE_SECONDS = 1.0
 _RETRY_SECONDS = 0.25
+_REFUSED_SECONDS = 2.0
+"""Pause after an error other than a store that is away: each attempt to fill a column may take a slot, which only a
+lease of a few seconds frees."""
 _LEAVE_SECONDS = 1.0
 
 
@@ -46,12 +51,12 @@ class IndexWriter:
     async def running(self) -> AsyncIterator[IndexWriter]:
         """Writes for the length of a scope; leaving it leaves the index.
 
-        Raises `ModelRefused` where Redis answers and the model is served differently; without Redis the scope just
-        begins.
+        Raises `ModelRefused` where Redis answers and the model is served differently; without Redis, or where it
+        refuses, the scope just begins.
         """
         try:
             await register(self._store, self._model)
-        except StoreUnavailable as failure:
+        except STORE_FAILURES as failure:
             structlog.get_logger().info("index joined later", reason=str(failure))
         reaper = Reaper(self._store, self._model.key, self._model.num_shards)
         try:
@@ -89,24 +94,39 @@ class IndexWriter:
         return self._columns[shard_of(chain.block_hashes[0], len(self._columns))]
 
     async def _write_for_ever(self) -> None:
+        faults = FaultLog("index not written", STORE_FAILURES)
         while True:
             self._wanted.clear()
             try:
                 in_step = await self._write()
+                faults.clear()
             except StoreUnavailable as failure:
                 # New events do not hurry a store that is away.
                 structlog.get_logger().debug("index not written", reason=str(failure))
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
+            except Exception as fault:
+                faults.add(fault)
+                await asyncio.sleep(_REFUSED_SECONDS)
+                continue
             await set_within(self._wanted, _IDLE_SECONDS if in_step else _RETRY_SECONDS)
 
     async def _write(self) -> bool:
-        """Writes pending changes; returns whether Redis has everything now."""
+        """Writes pending changes; returns whether Redis has everything now. Raises `STORE_FAILURES`."""
         if self._clock() >= self._register_at:
             await self._register()
         if self.refusal is not None:
             return True
-        return all([await column.write() for column in self._columns])
+        in_step, refusal = True, None
+        for column in self._columns:
+            try:
+                in_step &= await column.write()
+            except ResponseError as failure:
+                # One column that Redis refuses does not keep the others from being written.
+                refusal = failure
+        if refusal is not None:
+            raise refusal
+        return in_step
 
     async def _register(self) -> None:
         try:
@@ -123,5 +143,5 @@ class IndexWriter:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 for column in self._columns:
                     await column.leave()
-        except (StoreUnavailable, TimeoutError):
+        except (*STORE_FAILURES, TimeoutError):
             structlog.get_logger().info("index left to the lease")

@@ -24,6 +24,7 @@ from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
 from . import cluster_key, subjects
+from .listeners import call_each
 from .refusals import Refusals
 from .seal import Sealer, SealReader
 from .tasks import end, log_failure, set_within
@@ -318,8 +319,7 @@ class Bus:
             return
         self.connected = True
         self._client.options["reconnect_time_wait"] = _RECONNECT_SECONDS
-        for listener in list(self._listeners):
-            listener()
+        call_each(self._listeners)
 
     async def _on_disconnected(self) -> None:
         if self.connected:

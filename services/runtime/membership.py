@@ -22,6 +22,7 @@ from headwater.proto import events_pb2
 
 from . import subjects
 from .bus import Bus, Subscription
+from .listeners import call_each
 from .member import Kind, Member
 from .prober import Prober
 from .seeds import Resolve, Seeds, Target, resolved
@@ -125,7 +126,7 @@ class Members:
         """Calls `listener` for each join, leave and change, beginning with a join of every known member."""
         self._listeners.append(listener)
         for entry in list(self._table.values()):
-            listener(Change(ChangeKind.JOINED, entry.member))
+            call_each([listener], Change(ChangeKind.JOINED, entry.member))
 
     def forget_listener(self, listener: Callable[[Change], None]) -> None:
         self._listeners.remove(listener)
@@ -179,8 +180,7 @@ class Members:
                 f"member {kind.value}", kind=member.kind.value, replica=member.replica_id, address=member.address
             )
         self._changed.set()
-        for listener in list(self._listeners):
-            listener(Change(kind, member))
+        call_each(self._listeners, Change(kind, member))
 
     async def _read(self, heartbeats: Subscription) -> None:
         def read(payload: bytes) -> Member:

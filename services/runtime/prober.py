@@ -13,6 +13,7 @@ from headwater.proto import engine_pb2, engine_pb2_grpc
 
 from .call_proof import Impostor, StageChannel
 from .channel import open_channel
+from .fault_log import FaultLog
 from .member import Kind, Member
 
 PROBE_SECONDS = 1.0
@@ -25,6 +26,7 @@ class Prober:
 
     def __init__(self) -> None:
         self._channels: dict[str, StageChannel] = {}
+        self._faults = FaultLog("introduction not understood", (ValueError,))
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -54,6 +56,9 @@ class Prober:
                 return await self._introduction(channel, address)
             return await self._healthy(channel, kind, address)
         except (grpc.aio.AioRpcError, Impostor):
+            return None
+        except ValueError as fault:
+            self._faults.add(fault, address=address)
             return None
 
     async def _introduction(self, channel: StageChannel, address: str) -> Member | None:

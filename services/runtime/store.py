@@ -52,6 +52,11 @@ class StoreUnavailable(Exception):
     """The store did not answer in time, or at all. The caller goes on without it."""
 
 
+STORE_FAILURES = (StoreUnavailable, ResponseError)
+"""Errors of a call: the store is away, or refuses it (a right that is missing, a key of another type, a script that was
+killed). A background task goes on after both."""
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie in one hash slot.

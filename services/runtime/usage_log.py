@@ -202,8 +202,8 @@ class UsageLog:
     async def left(self) -> AsyncIterator[UsageLeft]:
         """Yields the usage that output processors report, for ever."""
         async with self._bus.subscribe(subjects.USAGE_LEFT) as messages:
-            async for message in messages:
-                yield _left.decode(message.payload)
+            async for _, left in messages.decoded(_left.decode, "usage of a dead gateway"):
+                yield left
 
     async def make(self) -> None:
         """Makes the stream, unless it is there. Raises what NATS raises."""

@@ -96,6 +96,27 @@ async def test_subscriptions_survive_a_restart_of_the_server_and_publishing_neve
     await server.stop()
 
 
+async def test_a_listener_that_fails_keeps_no_bus_from_coming_back_twice(free_dir: Path) -> None:
+    server = await start_nats(free_dir)
+    reconnects: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("a fault in a listener")
+
+    async with Bus.open(server.url) as bus:
+        bus.on_connected(fail)
+        bus.on_connected(lambda: reconnects.append(1))
+        for _ in range(2):
+            await server.kill()
+            async with asyncio.timeout(30):
+                while bus.connected:  # noqa: ASYNC110 (a loss has no event)
+                    await asyncio.sleep(0.01)
+            server = await start_nats(free_dir, port=server.port)
+            assert await bus.wait_connected(30)
+        assert reconnects == [1, 1]
+    await server.stop()
+
+
 async def test_a_bus_comes_back_to_a_server_that_refused_its_password_for_a_while(free_dir: Path) -> None:
     """With its subscriptions, and with the buckets and queues that its process opened before."""
     config = free_dir / "nats.conf"

@@ -156,6 +156,46 @@ async def test_without_a_bus_seeds_are_found_by_asking_and_lost_when_they_fall_s
         await wait_until_gone(members, member)
 
 
+async def test_an_answer_that_is_not_understood_keeps_nobody_from_being_asked(engine: Member, served: Member) -> None:
+    class Stranger(engine_pb2_grpc.EngineServicer):
+        async def Info(  # type: ignore[override]
+            self, request: engine_pb2.InfoRequest, context: object
+        ) -> events_pb2.Member:
+            return events_pb2.Member(kind=events_pb2.Member.KIND_UNSPECIFIED)
+
+    strange, leaving = grpc.aio.server(), grpc.aio.server()
+    strange_port, port = strange.add_insecure_port("127.0.0.1:0"), leaving.add_insecure_port("127.0.0.1:0")
+    member = dataclasses.replace(engine, replica_id="leaves", address=f"127.0.0.1:{port}")
+    engine_pb2_grpc.add_EngineServicer_to_server(Stranger(), strange)  # type: ignore[no-untyped-call]
+    engine_pb2_grpc.add_EngineServicer_to_server(Engine(member), leaving)  # type: ignore[no-untyped-call]
+    await strange.start()
+    await leaving.start()
+    told = {Kind.ENGINE: [f"127.0.0.1:{strange_port}", served.address, member.address]}
+    async with Members(Bus(None), ENGINES, told).running() as members:
+        await wait_for(members, served, member)
+        await leaving.stop(None)
+        await wait_until_gone(members, member)
+        assert members.of(Kind.ENGINE) == [served]
+    await strange.stop(None)
+
+
+async def test_a_listener_that_fails_ends_neither_the_membership_nor_other_listeners(
+    nats_url: str, engine: Member
+) -> None:
+    changes: list[ChangeKind] = []
+
+    def fail(change: Change) -> None:
+        raise RuntimeError("a fault in a listener")
+
+    async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members:
+        members.on_change(fail)
+        members.on_change(lambda change: changes.append(change.kind) if change.member == engine else None)
+        async with Heartbeat.running(bus, lambda: engine):
+            await wait_for(members, engine)
+        await wait_until_gone(members, engine)
+    assert changes == [ChangeKind.JOINED, ChangeKind.LEFT]
+
+
 async def test_a_seed_that_is_no_engine_is_named_by_its_address(served: Member) -> None:
     kind = Kind.PROCESSOR
     async with Members(Bus(None), (kind,), {kind: [served.address]}).running() as members:
