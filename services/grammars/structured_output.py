@@ -55,7 +55,7 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, cl
         case "regex":
             return _grammars({"lark_grammar": f"start: {lark.expression(param, asked.regex)}"})
         case "choice":
-            return _grammars({"lark_grammar": f"start: {_choices(param, list(asked.choice.choices))}"})
+            return _grammars({"lark_grammar": _choices(param, list(asked.choice.choices))})
         case "grammar":
             return _grammars({"lark_grammar": lark.grammar(param, asked.grammar)})
         case "structural_tag":
@@ -86,7 +86,9 @@ def _choices(param: str, choices: list[str]) -> str:
         raise BadRequest.of(param, choices, "at least one string, none empty")
     if len(choices) > MAX_CHOICES:
         raise BadRequest(param, f"{param} has {len(choices)} strings; allowed: at most {MAX_CHOICES}")
-    return lark.alternatives(dict.fromkeys(choices))
+    # A terminal is one state for all strings that are still possible; a rule has an item for each, and more than
+    # `max_items_in_row` of them are refused. Of 1,900 long tokens a mask took 27 ms in a rule, 0.7 ms in a terminal.
+    return f"start: CHOICE\nCHOICE: {lark.alternatives(dict.fromkeys(choices))}"
 
 
 def _grammars(*grammars: dict[str, Any]) -> str:
