@@ -52,7 +52,10 @@ class ResponseAnswer:
         return self.asked.store is not False
 
     def response(self, status: str, generation: Generation | None = None, **more: Any) -> dict[str, Any]:
-        """The object as it is now; sampling as the contract completed it, once it has."""
+        """The object as it is now; sampling as the contract completed it, once it has.
+
+        It has output only when it has ended: events announce each item, and clients refuse one that is there before.
+        """
         asked = self.asked
         sampling = generation.prepared.sampling if generation is not None else None
         return {
@@ -69,7 +72,7 @@ class ResponseAnswer:
             "max_tool_calls": asked.max_tool_calls,
             "metadata": asked.metadata or {},
             "model": asked.model,
-            "output": self.items.items,
+            "output": [],
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "previous_response_id": asked.previous_response_id,
             "prompt_cache_key": asked.prompt_cache_key,
@@ -92,7 +95,7 @@ class ResponseAnswer:
     def ended(self, generation: Generation) -> dict[str, Any]:
         """The object of an answer that has ended."""
         is_cut = generation.choices[0].finish_reason == "length"
-        more: dict[str, Any] = {"usage": _usage(generation)}
+        more: dict[str, Any] = {"output": self.items.items, "usage": _usage(generation)}
         if is_cut:
             more["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
@@ -102,7 +105,7 @@ class ResponseAnswer:
     def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
         """The object of an answer that ends with an error: kept where it was computed in the background."""
         failure = {"code": error.code, "message": error.message}
-        return self.response("failed", error=failure, store=bool(self.asked.background))
+        return self.response("failed", output=self.items.items, error=failure, store=bool(self.asked.background))
 
 
 class ResponseEvents:

@@ -69,15 +69,18 @@ def gateway(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
 
 
 @pytest.fixture(scope="session")
-def thinker(
-    text_folder: Path, start_gateway: GatewayStarter, tmp_path_factory: pytest.TempPathFactory, shared_redis_url: str
-) -> Iterator[Gateway]:
-    """A line whose model thinks and calls tools; its engine, though simulated, follows grammars. It keeps responses."""
+def thinking_behind(text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Behind]:
+    """Stages whose model thinks and calls tools; their engine, though simulated, follows grammars."""
     folder = make_thinking_folder(text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER)
     processor, output_processor = processor_stage(folder), output_processor_stage(folder)
     flags = ("--executor=simulated", f"--served-model-name={THINKER}", f"--model-folder={folder}", "--num-blocks=2048")
     engine = Stage("headwater.services.engine", *flags, *QUIET)
     with started(processor, output_processor, engine):
-        behind = Behind(processor.address, output_processor.address, (engine.address,))
-        with start_gateway(behind, f"--redis-url={shared_redis_url}") as gateway:
-            yield gateway
+        yield Behind(processor.address, output_processor.address, (engine.address,))
+
+
+@pytest.fixture(scope="session")
+def thinker(thinking_behind: Behind, start_gateway: GatewayStarter, shared_redis_url: str) -> Iterator[Gateway]:
+    """A gateway of a model that thinks and calls tools. It keeps responses."""
+    with start_gateway(thinking_behind, f"--redis-url={shared_redis_url}") as gateway:
+        yield gateway
