@@ -99,7 +99,7 @@ class Responses:
         request = msgspec.structs.replace(_request_of(caller, asked, items, len(before)), context=context)
         sink: Sink = events or gathered
         sink = NumberedSink(sink, out) if out is not None else sink
-        generation = Generation(request, found)
+        generation = answer.generation = Generation(request, found)
         async with caller.within_deadline():
             tick = events.keep_alive if events is not None else _nothing
             work = self._run(generation, asked, items, len(before), sink)
@@ -108,7 +108,7 @@ class Responses:
             answer.items.add(gathered.of(generation.choices[0]))
             answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
         is_known = found is not None and found.has_ended and exchange.known is None
-        response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
+        response = await self._kept(caller, answer, before, said, is_known=is_known)
         if events is None:
             await exchange.reply_json(response)
         else:
@@ -166,7 +166,6 @@ class Responses:
         self,
         caller: Caller,
         answer: ResponseAnswer,
-        generation: Generation,
         before: list[Item],
         said: list[InputItem],
         *,
@@ -175,10 +174,10 @@ class Responses:
         """The response, which says itself whether it can be found again. One that was `is_known` before is kept, or was
         deleted."""
         if is_known:
-            return answer.ended(generation)
+            return answer.ended()
         given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
         await self._add_turn(caller, answer, [*given, *answer.items.items])
-        response = answer.ended(generation)
+        response = answer.ended()
         if answer.is_stored:
             conversation = [*before, *given, *answer.items.items]
             kept = KeptResponse(response=response, input=given, conversation=conversation)

@@ -34,6 +34,8 @@ class ResponseAnswer:
     asked: ResponsesRequest
     created: int = field(default_factory=lambda: int(time.time()))
     conversation_id: str | None = None
+    generation: Generation | None = None
+    """Set before it runs; None for a response that is only asked for."""
     items: ResponseItems = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,8 +94,10 @@ class ResponseAnswer:
             **more,
         }
 
-    def ended(self, generation: Generation) -> dict[str, Any]:
+    def ended(self) -> dict[str, Any]:
         """The object of an answer that has ended."""
+        generation = self.generation
+        assert generation is not None
         is_cut = generation.choices[0].finish_reason == "length"
         more: dict[str, Any] = {"output": self.items.items, "usage": _usage(generation)}
         if is_cut:
@@ -103,9 +107,13 @@ class ResponseAnswer:
         return self.response("incomplete" if is_cut else "completed", generation, **more)
 
     def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
-        """The object of an answer that ends with an error: kept where it was computed in the background."""
-        failure = {"code": error.code, "message": error.message}
-        return self.response("failed", output=self.items.items, error=failure, store=bool(self.asked.background))
+        """The object of an answer that ends with an error, with what there was of it: kept where it was computed in the
+        background."""
+        more: dict[str, Any] = {"error": {"code": error.code, "message": error.message}, "output": self.items.items}
+        begun = self.generation if self.generation is not None and self.generation.has_begun else None
+        if begun is not None:
+            more["usage"] = _usage(begun)
+        return self.response("failed", begun, store=bool(self.asked.background), **more)
 
 
 class ResponseEvents:
@@ -141,10 +149,17 @@ class ResponseEvents:
         return self.out.numbered(event) if isinstance(self.out, NumberedStream) else event
 
     def failure(self, error: errors.HeadwaterError) -> bytes:
-        """Events of a stream that breaks: the error, and the failed response."""
+        """Events of a stream that breaks: the error, what was held and the end of the open item, the failed response.
+
+        NOTE: the error comes first, for a reader in the background stops there when another one has the stream.
+        """
         fields = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
-        first = self._event({"type": "error", **fields})
-        return first + self._event({"type": "response.failed", "response": self._answer.failed(error)})
+        events: list[Event] = [{"type": "error", **fields}]
+        while (piece := self._held.pop()) is not None:
+            events += self._answer.items.add(piece)
+        events += self._answer.items.break_off()
+        events.append({"type": "response.failed", "response": self._answer.failed(error)})
+        return b"".join(map(self._event, events))
 
     def _begin(self) -> None:
         if self._num_events == 0:

@@ -53,6 +53,10 @@ class ResponseItems:
         opened = [] if self.items else self._open(self._message())
         return opened + self._close(status)
 
+    def break_off(self) -> list[Event]:
+        """Closes the open item, if there is one, of an answer that ends with an error."""
+        return self._close("incomplete")
+
     def _grow(self, kind: str, text: str, scores: list[dict[str, Any]]) -> list[Event]:
         events = []
         if not self._is_open(kind):

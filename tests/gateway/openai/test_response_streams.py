@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from headwater.services.stack.embedded import start_nats
 from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL as PLAIN_MODEL
 from tests.gateway.processes import THINKER as MODEL
 from tests.gateway.processes import Behind, Gateway
 
@@ -100,3 +101,26 @@ def test_no_event_has_items_before_they_are_announced(keeper: Gateway, way: str)
             assert events_of(keeper, "GET", f"{PATH}/{last['id']}?stream=true") == events
         if way == "resumable":
             assert events_of(keeper, "GET", f"/v1/streams/{last['id']}") == events
+
+
+@pytest.fixture(scope="module")
+def slow(slow_behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    with start_gateway(slow_behind) as gateway:
+        yield gateway
+
+
+@pytest.mark.parametrize("way", ["plain", "resumable"])
+def test_a_response_that_fails_has_what_was_answered_until_then(slow: Gateway, way: str) -> None:
+    asked = {"model": PLAIN_MODEL, "input": "So?", "max_output_tokens": 4000, "ignore_eos": True, "stream": True}
+    late = {"x-headwater-deadline-ms": "700"}
+    events = events_of(slow, "POST", PATH, json=asked | WAYS[way], headers=late)
+    assert [event["code"] for event in events if event["type"] == "error"] == ["deadline_exceeded"]
+    failed = events[-1]["response"]
+    [message] = failed["output"]
+    assert put_together(events) == [message]
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert (failed["status"], message["status"]) == ("failed", "incomplete")
+    assert message["content"][0]["text"] == "".join(deltas) != ""
+    assert failed["usage"]["output_tokens"] >= len(deltas)
+    assert failed["usage"]["input_tokens"] > 0
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
