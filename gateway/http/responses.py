@@ -35,8 +35,6 @@ from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotK
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange
 
-TOO_LONG = "context_length_exceeded"
-
 
 class Responses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
@@ -216,7 +214,7 @@ async def _prepare(
             return
         except errors.BadRequest as error:
             shorter = without_oldest(items)
-            if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
+            if asked.truncation != "auto" or error.code != errors.CONTEXT_TOO_LONG or not shorter:
                 raise error.in_words_of(names_of(asked)) from None
             num_before, items = num_before - (len(items) - len(shorter)), shorter
             request, context = generation.request, generation.request.context

@@ -10,6 +10,7 @@ import msgspec
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.message_roles import check_role
 from headwater.services.runtime.request_limits import bounded_tools
 
 from .body import known_part
@@ -137,7 +138,7 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     turn."""
     messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
     for position, item in enumerate(items):
-        _add(messages, item, f"input[{position - first}]")
+        _add(messages, item, _place(asked, position, first))
     choice, allowed = _tool_choice(asked)
     conversation = processor_pb2.Conversation(
         messages=messages,
@@ -151,6 +152,13 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     if asked.chat_template_kwargs is not None:
         conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
     return processor_pb2.Prompt(conversation=conversation)
+
+
+def _place(asked: ResponsesRequest, position: int, first: int) -> str:
+    """Name of an item of the whole conversation, of which the client sent those from `first` on in this turn."""
+    if position >= first:
+        return f"input[{position - first}]"
+    return f"{'previous_response_id' if asked.conversation is None else 'conversation'}.items[{position}]"
 
 
 def to_sampling(asked: ResponsesRequest) -> common_pb2.Sampling:
@@ -184,15 +192,17 @@ def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
     one message."""
     match item.type:
         case "message":
+            check_role(role := given(f"{at}.role", item.role), at)
             text = _text(item.content, f"{at}.content")
-            if item.role == "assistant":
+            if role == "assistant":
                 said = _assistant(messages)
                 said.content = said.content + text
             else:
-                messages.append(ChatMessage(role=item.role or "", content=text))
+                messages.append(ChatMessage(role=role, content=text))
         case "reasoning":
             said = _assistant(messages)
-            said.reasoning_content += _text(item.content or item.summary or "", f"{at}.content")
+            name, thoughts = ("content", item.content) if item.content else ("summary", item.summary or "")
+            said.reasoning_content += _text(thoughts, f"{at}.{name}")
         case "function_call" | "custom_tool_call":
             if item.name is None or item.call_id is None:
                 raise BadRequest.of(at, {"name": item.name, "call_id": item.call_id}, "both, not null")

@@ -11,6 +11,7 @@ import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.message_roles import ROLES, check_role
 from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
 from .legacy_functions import with_tool_calls
@@ -43,6 +44,8 @@ MAX_TOKEN_ID = 2**32 - 1
 WHAT_FITS = 2**32 - 1
 """Stands for a prompt that is cut to as many tokens as the context has room for."""
 UNLIMITED = -1
+CHAT_ROLES = (*ROLES, "function")
+"""Roles that a chat may have. The contract has messages of functions as results of tools."""
 TOOL_CHOICES = ("auto", "none", "required")
 FieldT = TypeVar("FieldT")
 
@@ -190,6 +193,7 @@ def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:
 
 
 def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
+    check_role(message.role, at, CHAT_ROLES)
     if message.audio:
         raise UnsupportedField(f"{at}.audio", NOT_SERVED["messages[].audio"])
     content = message.content if message.content is not None else message.refusal

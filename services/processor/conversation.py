@@ -13,6 +13,7 @@ from headwater.proto import common_pb2, processor_pb2
 from ..answers.format import may_call
 from ..answers.text_input import KEY
 from ..runtime.errors import BadRequest
+from ..runtime.message_roles import check_role
 from ..runtime.request_limits import check_conversation
 from ..text.chat_template import ChatTemplate
 from . import plain_tools
@@ -22,7 +23,6 @@ Guard = Callable[[str], str]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 VERBOSITIES = ("low", "medium", "high")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
@@ -118,8 +118,7 @@ def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
 
 
 def _message(message: common_pb2.ChatMessage, i: int) -> dict[str, Any]:
-    if message.role not in ROLES:
-        raise BadRequest.of(f"messages[{i}].role", message.role, ", ".join(ROLES))
+    check_role(message.role, f"messages[{i}]")
     rendered: dict[str, Any] = {"role": message.role, "content": _content(message, i)}
     if message.tool_calls:
         rendered["tool_calls"] = [_tool_call(call, i, k) for k, call in enumerate(message.tool_calls)]

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 
 MAX_NAMED = 16
 """Largest number of existing names in the error about a missing one."""
+CONTEXT_TOO_LONG = "context_length_exceeded"
 STORAGE_RETRY_SECONDS = 60.0
 
 
@@ -62,12 +63,14 @@ class BadRequest(HeadwaterError):
         return cls(param, f"{param} is {shown}; allowed: {allowed}")
 
     def in_words_of(self, renamed: Mapping[str, str]) -> BadRequest:
-        """The error with the client's name of the field."""
-        theirs = renamed.get(self.param or "")
-        if theirs is None:
-            return self
-        assert self.param is not None
-        return BadRequest(theirs, self.message.replace(self.param, theirs), code=self.code)
+        """The error with the client's names of its field, and of `max_tokens` where the message compares with that."""
+        param, message = self.param, self.message
+        if param is not None and (theirs := renamed.get(param)) is not None:
+            param, message = theirs, message.replace(param, theirs)
+        # Messages of these have no words of the client.
+        if self.param == "min_tokens" or self.code == CONTEXT_TOO_LONG:
+            message = message.replace("max_tokens", renamed.get("max_tokens", "max_tokens"))
+        return BadRequest(param, message, code=self.code)
 
 
 class ContextTooLong(BadRequest):
@@ -79,7 +82,7 @@ class ContextTooLong(BadRequest):
         else:
             asked, allowed = f" and max_tokens {max_tokens}", f"{max_model_len} tokens together"
         message = f"the prompt has {num_prompt_tokens} tokens{asked}; allowed: {allowed}"
-        super().__init__(param, message, code="context_length_exceeded")
+        super().__init__(param, message, code=CONTEXT_TOO_LONG)
 
 
 class UnsupportedField(BadRequest):

@@ -187,6 +187,13 @@ def test_conversations_are_read_changed_and_forgotten(client: openai.OpenAI, kee
     assert post(keeper, 404, input="x", conversation=made.id)["error"]["code"]
 
 
+def test_errors_count_the_items_of_a_turn_without_those_before_it(keeper: Gateway) -> None:
+    before = post(keeper, input=[{"role": "user", "content": f"{i}"} for i in range(3)], instructions="Be brief.")
+    said = [{"role": "user", "content": "x"}, {"role": "zz", "content": "x"}]
+    error = post(keeper, 400, input=said, instructions="Be brief.", previous_response_id=before["id"])["error"]
+    assert (error["param"], error["message"][:22]) == ("input[1].role", "input[1].role is 'zz';")
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": ""}, "input"),
     ({"input": 5}, "input"),
