@@ -38,10 +38,10 @@ from . import doctor as examination
 from .access_command import access
 from .admin_client import AdminError, AsJson
 from .answer_stream import ChatError
+from .cluster_unreachable import BusUnreachable, NoStageHeard
 from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
-from .nobody_there import NobodyHeard, NobodyThere
 from .platform_commands import app as platform_commands
 from .role_command import make_command as make_role_command
 from .tenant_commands import make_commands
@@ -50,7 +50,16 @@ from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
-    *(CalibrationFailed, StackError, StageDied, EmbeddedServerError, NobodyThere, NobodyHeard, ChatError, AdminError),
+    *(
+        CalibrationFailed,
+        StackError,
+        StageDied,
+        EmbeddedServerError,
+        BusUnreachable,
+        NoStageHeard,
+        ChatError,
+        AdminError,
+    ),
     ModelError,
     *(httpx.HTTPError, OSError),
 )
@@ -225,14 +234,14 @@ def status(
     try:
         rest = line.rest if line is not None else ""
         members = cluster.seen(url, key, Console() if watch else None, rest)
-    except NobodyThere as error:
+    except BusUnreachable as error:
         # The cluster goes on without, which its gateway can tell.
         gateway = asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
-        raise NobodyThere(error.address, gateway) from None
+        raise BusUnreachable(error.address, gateway) from None
     if as_json:
         print(json.dumps(cluster.as_json(members), indent=2))
     elif not members:
-        raise NobodyHeard(without_password(url))
+        raise NoStageHeard(without_password(url))
     else:
         Console().print(cluster.as_table(members))
 

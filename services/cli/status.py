@@ -19,7 +19,7 @@ from ..runtime.membership import Members
 from ..runtime.printable import shown
 from ..runtime.role import BOTH
 from ..runtime.tasks import owned_task
-from .nobody_there import NobodyThere
+from .cluster_unreachable import BusUnreachable
 from .plain_table import plain_table
 from .status_watch import GatewaySight, TokenRates, findings, watched
 
@@ -30,7 +30,7 @@ LISTEN_SECONDS = 1.2
 
 def seen(nats_url: str, key: ClusterKey | None, console: Console | None, rest: str = "") -> list[Member]:
     """Everyone whose heartbeats the key believes; with a console, shown there until interrupted, beside what the
-    gateway at `rest` says. Raises `NobodyThere`."""
+    gateway at `rest` says. Raises `BusUnreachable`."""
     with using(key):
         if console is not None:
             asyncio.run(watch(nats_url, console, rest))
@@ -38,10 +38,10 @@ def seen(nats_url: str, key: ClusterKey | None, console: Console | None, rest: s
 
 
 async def listen(nats_url: str) -> list[Member]:
-    """Everyone who is heard within a heartbeat. Raises `NobodyThere`."""
+    """Everyone who is heard within a heartbeat. Raises `BusUnreachable`."""
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
-            raise NobodyThere(without_password(nats_url))
+            raise BusUnreachable(without_password(nats_url))
         async with Members(bus, Kind).running() as members:
             await asyncio.sleep(LISTEN_SECONDS)
             return _everyone(members)
@@ -62,11 +62,11 @@ async def ask_gateway(rest: str) -> str:
 
 
 async def watch(nats_url: str, console: Console, rest: str = "") -> None:
-    """Live tables until cancelled. Raises `NobodyThere`."""
+    """Live tables until cancelled. Raises `BusUnreachable`."""
     rates, gateway = TokenRates(), GatewaySight.of(rest)
     async with Bus.open(nats_url) as bus:
         if not bus.connected:
-            raise NobodyThere(without_password(nats_url))
+            raise BusUnreachable(without_password(nats_url))
         async with Members(bus, Kind).running() as members, owned_task(gateway.follow()):
             with Live(console=console, auto_refresh=False) as live:
                 while True:

@@ -122,7 +122,7 @@ class LocalStack:
         """Gateways drain first, then what stands behind them ends, all at once, the servers last."""
         remove_cluster(self.settings.state_dir)
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
-        await self._end([stage for line in self._manager.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
+        await self._end([stage for model in self._manager.models() for stage in model.stages()], SERVER_STOP_LIMIT)
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
         # Passwords of servers that are gone.
         shutil.rmtree(self.settings.state_dir / ACCESS_FOLDER, ignore_errors=True)
@@ -149,12 +149,12 @@ class LocalStack:
     @property
     def _groups(self) -> dict[str, list[KeptStage]]:
         """By kind, in the order of starting."""
-        lines = self._manager.lines()
+        models = self._manager.models()
         return {
             **{name: [server] for name, server in self._servers.items()},
-            "engine": [stage for line in lines for stage in line.engines.values()],
-            "processor": [stage for line in lines for stage in line.processors],
-            "output-processor": [stage for line in lines for stage in line.output_processors],
+            "engine": [stage for model in models for stage in model.engines.values()],
+            "processor": [stage for model in models for stage in model.processors],
+            "output-processor": [stage for model in models for stage in model.output_processors],
             "gateway": self._gateways,
         }
 
@@ -221,7 +221,7 @@ class LocalStack:
             kind: [stage.addresses["grpc"] for stage in group if "grpc" in stage.addresses]
             for kind, group in self._groups.items()
         }
-        if len(self._manager.lines()) > 1:
+        if len(self._manager.models()) > 1:
             # An address does not say whose tokenizer an output processor has: heartbeats do.
             del known["output-processor"]
         return plan.gateway(idx, known)

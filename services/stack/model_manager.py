@@ -1,4 +1,4 @@
-"""The models of a line: loads and unloads them when asked over the bus, gives each the replicas that it should have.
+"""The models of a cluster: loads and unloads them when asked over the bus, gives each the replicas that it should have.
 
 Acts on what `Scaler` says; what is seen comes from heartbeats of engines and from gateways' words of demand.
 """
@@ -68,7 +68,7 @@ class ModelManager:
         self._settings, self._supervisor, self._make_stage = settings, supervisor, make_stage
         self._hurry, self._say = hurry, say
         self._plan: StackPlan | None = None
-        self._lines: dict[str, ModelStages] = {}
+        self._models: dict[str, ModelStages] = {}
         self._places: set[int] = set()
         self._demand: dict[tuple[str, str], tuple[int, float]] = {}
         """By model and gateway: how many wait, and when that was heard."""
@@ -79,23 +79,23 @@ class ModelManager:
     def first(self, plan: StackPlan) -> ModelStages:
         """The model that the cluster starts with; whoever asks for it begins its stages and calls `serve`."""
         self._plan = plan
-        line = self._add(plan.served_name, self._settings.rules)
-        line.make_first_stages(plan)
-        return line
+        model = self._add(plan.served_name, self._settings.rules)
+        model.make_first_stages(plan)
+        return model
 
-    def serve(self, line: ModelStages) -> None:
+    def serve(self, model: ModelStages) -> None:
         """Its first stages are ready."""
-        line.state, line.progress = State.SERVING, None
-        line.scaler = Scaler(line.rules, self._now())
+        model.state, model.progress = State.SERVING, None
+        model.scaler = Scaler(model.rules, self._now())
         self._changed.set()
 
-    def lines(self) -> list[ModelStages]:
-        return list(self._lines.values())
+    def models(self) -> list[ModelStages]:
+        return list(self._models.values())
 
     async def run(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
         """Answers requests, announces models, starts and stops them, until cancelled."""
-        for line in self.lines():
-            for stage in line.stages():
+        for model in self.models():
+            for stage in model.stages():
                 stage.guard(tasks)
         assert self._plan is not None
         self._load_again(tasks)
@@ -120,59 +120,59 @@ class ModelManager:
         return self._plan.supervisor_id
 
     def _add(self, name: str, rules: ScaleRules) -> ModelStages:
-        line = ModelStages(
+        model = ModelStages(
             name=name,
             rules=rules,
             scaler=Scaler(rules, self._now()),
             make_stage=self._make_stage,
             taken_places=self._places,
         )
-        self._lines[name] = line
-        return line
+        self._models[name] = model
+        return model
 
     async def _scale(self, bus: Bus, members: Members, tasks: asyncio.TaskGroup) -> None:
         while True:
             # Without the bus nothing is seen: what is there stays.
-            for line in self.lines() if bus.connected else ():
-                if line.state is State.SERVING:
-                    self._scale_one(line, members, tasks)
+            for model in self.models() if bus.connected else ():
+                if model.state is State.SERVING:
+                    self._scale_one(model, members, tasks)
             await set_within(self._changed, LOOK_SECONDS)
             self._changed.clear()
 
-    def _scale_one(self, line: ModelStages, members: Members, tasks: asyncio.TaskGroup) -> None:
+    def _scale_one(self, model: ModelStages, members: Members, tasks: asyncio.TaskGroup) -> None:
         now = self._now()
-        if line.is_waiting_to_retry(now):
+        if model.is_waiting_to_retry(now):
             return
-        sight = self._look(line, members, now)
-        surplus = len(line.engines) - line.scaler.wanted(sight, now)
+        sight = self._look(model, members, now)
+        surplus = len(model.engines) - model.scaler.wanted(sight, now)
         if surplus < 0:
-            self._say(f"{line.name}: starting {-surplus} more, {_reason(sight)}")
+            self._say(f"{model.name}: starting {-surplus} more, {_reason(sight)}")
             for _ in range(-surplus):
-                tasks.create_task(line.start_engine(tasks, self._now)).add_done_callback(lambda _: self._changed.set())
-        loads = {number: member.load for number in line.engines if (member := self._member(line, number, members))}
+                tasks.create_task(model.start_engine(tasks, self._now)).add_done_callback(lambda _: self._changed.set())
+        loads = {number: member.load for number in model.engines if (member := self._member(model, number, members))}
         for number in sorted(loads, key=lambda each: (_num_requests(loads[each]), -each))[: max(0, surplus)]:
-            self._say(f"{line.name}: stopping {line.engines[number].name}, it is not needed")
-            tasks.create_task(self._retire(line, number))
+            self._say(f"{model.name}: stopping {model.engines[number].name}, it is not needed")
+            tasks.create_task(self._retire(model, number))
 
-    def _look(self, line: ModelStages, members: Members, now: float) -> Sight:
+    def _look(self, model: ModelStages, members: Members, now: float) -> Sight:
         loads = [
             (each.replica_id, each.load)
-            for number in line.engines
-            if (each := self._member(line, number, members)) is not None
+            for number in model.engines
+            if (each := self._member(model, number, members)) is not None
         ]
         steps = {replica_id: load.step for replica_id, load in loads if load is not None}
-        was_busy = any(line.last_steps.get(replica_id, step) != step for replica_id, step in steps.items())
-        line.last_steps = steps
+        was_busy = any(model.last_steps.get(replica_id, step) != step for replica_id, step in steps.items())
+        model.last_steps = steps
         return Sight(
-            num_replicas=len(line.engines),
-            num_without_replica=self._num_waiting(line.name, now),
+            num_replicas=len(model.engines),
+            num_without_replica=self._num_waiting(model.name, now),
             num_requests=sum(_num_requests(load) for _, load in loads),
             was_busy=was_busy,
-            is_starting=not all(stage.addresses for stage in line.engines.values()),
+            is_starting=not all(stage.addresses for stage in model.engines.values()),
         )
 
-    def _member(self, line: ModelStages, number: int, members: Members) -> Any:
-        return members.get(Kind.ENGINE, line.replica_id(number))
+    def _member(self, model: ModelStages, number: int, members: Members) -> Any:
+        return members.get(Kind.ENGINE, model.replica_id(number))
 
     def _num_waiting(self, model: str, now: float) -> int:
         return sum(
@@ -183,7 +183,7 @@ class ModelManager:
 
     async def _follow(self, words: Subscription) -> None:
         async for _, word in words.decoded(events_pb2.Demand.FromString, "demand"):
-            if word.model in self._lines:
+            if word.model in self._models:
                 self._demand[word.model, word.gateway_id] = word.num_waiting, self._now()
                 self._changed.set()
 
@@ -202,14 +202,14 @@ class ModelManager:
             await asyncio.sleep(LOOK_SECONDS / 5)
 
     def _catalogue(self, *, leaving: bool = False) -> bytes:
-        entries = [entry for line in self.lines() if (entry := line.entry(self._now())) is not None]
+        entries = [entry for model in self.models() if (entry := model.entry(self._now())) is not None]
         return events_pb2.Catalogue(supervisor_id=self._id, models=entries, leaving=leaving).SerializeToString()
 
     async def _answer(self, bus: Bus, calls: Subscription, members: Members, tasks: asyncio.TaskGroup) -> None:
         async for call in calls:
             try:
                 request = msgspec.json.decode(call.payload, type=ModelRequest)
-                answer: dict[str, Any] = {"models": [line.card() for line in self._asked(request, members, tasks)]}
+                answer: dict[str, Any] = {"models": [model.card() for model in self._asked(request, members, tasks)]}
             except msgspec.DecodeError as fault:
                 answer = {"error": {"code": "invalid_value", "message": str(fault)}}
             except Refused as refusal:
@@ -222,7 +222,7 @@ class ModelManager:
         """Begins what a request asks for, and returns the models that it concerns. Raises `Refused`."""
         match request.do:
             case "list":
-                return self.lines()
+                return self.models()
             case "load":
                 return [self._load(request, tasks)]
             case "scale":
@@ -235,27 +235,27 @@ class ModelManager:
         with _refusing():
             name = request.served_model_name or name_of(request.model)
             rules = self._rules(request)
-        known = self._lines.get(name)
+        known = self._models.get(name)
         if known is not None and known.state is not State.FAILED:
             raise Refused("model_exists", f"the model {name!r} is {known.state.value} already")
-        line = self._add(name, rules)
-        line.task = tasks.create_task(self._carry_load(line, request, tasks))
+        model = self._add(name, rules)
+        model.task = tasks.create_task(self._run_load(model, request, tasks))
         self._changed.set()
-        return line
+        return model
 
     def _rescale(self, request: ModelRequest) -> ModelStages:
         """Other bounds for a model's replicas; what is not given stays as it is. Kept with what is loaded again."""
-        line = self._lines.get(request.model)
-        if line is None:
+        model = self._models.get(request.model)
+        if model is None:
             raise Refused("model_not_found", f"the model {request.model!r} does not exist")
-        if line.state not in (State.LOADING, State.SERVING):
-            raise Refused("model_not_served", f"the model {request.model!r} is {line.state.value}")
+        if model.state not in (State.LOADING, State.SERVING):
+            raise Refused("model_not_served", f"the model {request.model!r} is {model.state.value}")
         with _refusing():
-            line.rules = line.rules.with_bounds(request.min_replicas, request.max_replicas)
-        line.scaler = Scaler(line.rules, self._now())
-        self._remembered.rescale(line.name, line.rules.min_replicas, line.rules.max_replicas)
+            model.rules = model.rules.with_bounds(request.min_replicas, request.max_replicas)
+        model.scaler = Scaler(model.rules, self._now())
+        self._remembered.rescale(model.name, model.rules.min_replicas, model.rules.max_replicas)
         self._changed.set()
-        return line
+        return model
 
     def _load_again(self, tasks: asyncio.TaskGroup) -> None:
         """Loads what was loaded on the cluster before and never unloaded. A model that fails stays known: it may only
@@ -275,12 +275,12 @@ class ModelManager:
         least = request.min_replicas if request.min_replicas is not None else min(ours.min_replicas, most)
         return replace(ours, min_replicas=least, max_replicas=most)
 
-    async def _carry_load(self, line: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
+    async def _run_load(self, model: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
         assert self._plan is not None
-        self._say(f"{line.name}: loading")
+        self._say(f"{model.name}: loading")
         try:
-            folder = await pull_model(request.model, self._settings, self._supervisor, line.report)
-            taken = {each.plan.prefix for each in self.lines() if each.plan is not None}
+            folder = await pull_model(request.model, self._settings, self._supervisor, model.report)
+            taken = {each.plan.prefix for each in self.models() if each.plan is not None}
             # Flags about the first model's own files and lengths count for it alone.
             plan = replace(
                 self._plan,
@@ -296,59 +296,59 @@ class ModelManager:
                     numerics=request.numerics or self._settings.numerics,
                 ),
                 model_folder=folder,
-                served_name=line.name,
-                prefix=prefix_of(line.name, taken),
+                served_name=model.name,
+                prefix=prefix_of(model.name, taken),
             )
-            stages = line.make_first_stages(plan)
-            await begin_all(stages, line.report)
+            stages = model.make_first_stages(plan)
+            await begin_all(stages, model.report)
         except (PullFailed, StageDied, EmbeddedServerError, OSError) as fault:
-            await self._end(line)
-            line.state, line.problem = State.FAILED, str(fault)
-            self._say(f"{line.name}: {fault}")
+            await self._end(model)
+            model.state, model.problem = State.FAILED, str(fault)
+            self._say(f"{model.name}: {fault}")
             return
         for stage in stages:
             stage.guard(tasks)
-        self.serve(line)
-        self._remembered.add(line.name, request)
-        self._say(f"{line.name}: serving")
+        self.serve(model)
+        self._remembered.add(model.name, request)
+        self._say(f"{model.name}: serving")
 
     def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelStages:
-        line = self._lines.get(name)
-        if line is None:
+        model = self._models.get(name)
+        if model is None:
             raise Refused("model_not_found", f"the model {name!r} does not exist")
-        if line.state is not State.UNLOADING:
-            if line.task is not None:
-                line.task.cancel()
+        if model.state is not State.UNLOADING:
+            if model.task is not None:
+                model.task.cancel()
             self._remembered.drop(name)
-            line.state, line.problem = State.UNLOADING, ""
-            line.task = tasks.create_task(self._carry_unload(line, line.task, members))
+            model.state, model.problem = State.UNLOADING, ""
+            model.task = tasks.create_task(self._run_unload(model, model.task, members))
             self._changed.set()
-        return line
+        return model
 
-    async def _carry_unload(self, line: ModelStages, before: asyncio.Task[None] | None, members: Members) -> None:
+    async def _run_unload(self, model: ModelStages, before: asyncio.Task[None] | None, members: Members) -> None:
         """Gateways refuse new requests by the catalogue; those that run end first, then the replicas leave."""
-        self._say(f"{line.name}: unloading")
+        self._say(f"{model.name}: unloading")
         if before is not None:
             await asyncio.wait((before,))
-        if line.engines:
+        if model.engines:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(UNLOAD_SECONDS):
                     await asyncio.sleep(SETTLE_SECONDS)
-                    await members.wait_for(lambda members: not self._look(line, members, self._now()).num_requests)
-        await self._end(line)
-        del self._lines[line.name]
-        self._say(f"{line.name}: unloaded")
+                    await members.wait_for(lambda members: not self._look(model, members, self._now()).num_requests)
+        await self._end(model)
+        del self._models[model.name]
+        self._say(f"{model.name}: unloaded")
 
-    async def _retire(self, line: ModelStages, number: int) -> None:
-        name = line.engines[number].name
-        await line.retire_engine(number, self._hurry)
+    async def _retire(self, model: ModelStages, number: int) -> None:
+        name = model.engines[number].name
+        await model.retire_engine(number, self._hurry)
         self._say(f"{name} has left")
 
-    async def _end(self, line: ModelStages) -> None:
+    async def _end(self, model: ModelStages) -> None:
         """The replicas first: until they are gone their requests need text."""
-        await asyncio.gather(*(self._retire(line, number) for number in list(line.engines)))
-        await _all(stage.stop(STOP_SECONDS, self._hurry) for stage in [*line.processors, *line.output_processors])
-        line.processors, line.output_processors = [], []
+        await asyncio.gather(*(self._retire(model, number) for number in list(model.engines)))
+        await _all(stage.stop(STOP_SECONDS, self._hurry) for stage in [*model.processors, *model.output_processors])
+        model.processors, model.output_processors = [], []
 
 
 async def _all(work: Iterator[Awaitable[None]]) -> None:

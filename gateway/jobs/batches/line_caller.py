@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 from ...tenancy.tenants import Tenant
 from .. import in_process
 from ..busy import MAX_FAULTS, PAUSES, Busy, is_busy
-from .lines import read_cluster
+from .lines import read_line
 from .records import Failure, Response, Result, new_id
 
 LOWEST_PRIORITY = 1000
@@ -31,7 +31,7 @@ class LineCaller:
 
     async def answer(self, payer: Tenant, text: bytes, *, patience: int) -> Result:
         """Result of a line. Raises `Busy` for one that cannot be served now, after `patience` tries."""
-        line = read_cluster(text)
+        line = read_line(text)
         result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
         for name in ("stream", "background"):
             if bytes(line.body.get(name, b"")) == b"true":

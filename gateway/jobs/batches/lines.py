@@ -26,7 +26,7 @@ def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, text
 
 
-def read_cluster(text: bytes) -> Line:
+def read_line(text: bytes) -> Line:
     """Reads a line. Raises `msgspec.DecodeError`. Some editors write a byte order mark before the first line."""
     try:
         return _lines.decode(text.removeprefix(BOM_UTF8))
@@ -56,7 +56,7 @@ def _fault_of(number: int, text: bytes, endpoint: str, max_line_bytes: int, seen
     if len(text) > max_line_bytes:
         return Fault(code="line_too_long", message=f"it has more than {max_line_bytes} bytes", line=number)
     try:
-        line = read_cluster(text)
+        line = read_line(text)
     except (msgspec.DecodeError, UnicodeDecodeError) as broken:
         return Fault(code="invalid_json_line", message=f"it is no request: {broken}", line=number)
     param, code, message = "", "", ""

@@ -11,7 +11,7 @@ import msgspec
 from headwater.services.runtime.errors import StorageLimitExceeded
 
 from .files import IN_MEMORY_BYTES, Files
-from .lines import numbered, read_cluster
+from .lines import numbered, read_line
 from .records import Batch, Failure, Kept, Result, new_id
 from .results import Results
 
@@ -72,7 +72,7 @@ async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes
             (good if is_success else bad).add(line)
         for number, text in numbered(content):
             if number not in done:
-                result = Result(id=new_id("batch_req_"), custom_id=read_cluster(text).custom_id, error=_reason(kept))
+                result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=_reason(kept))
                 bad.add(msgspec.json.encode(result))
         return Outcome(
             output_file_id=await good.put(files, kept, "output"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headwater.services.cli.nobody_there import NobodyThere
+from headwater.services.cli.cluster_unreachable import BusUnreachable
 from headwater.services.cli.status import as_json, as_table, ask_gateway, listen
 from headwater.services.cli.status_watch import TokenRates, findings, watched
 from headwater.services.runtime import bus as bus_module
@@ -81,7 +81,7 @@ async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
 
 async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bus_module, "OPEN_SECONDS", 0.1)
-    with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the cluster up"):
+    with pytest.raises(BusUnreachable, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the cluster up"):
         await listen("nats://127.0.0.1:1")
     assert await ask_gateway("http://127.0.0.1:1") == ""
 

@@ -89,7 +89,7 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
         assert numerics == {"engine-0": "default", "exact-engine-0": "tree", "exact-engine-1": "tree"}
         # The next cluster with this state folder loads it so again.
         assert [each.numerics for each in RememberedModels(tmp_path)] == ["tree"]
-    await asyncio.gather(*(stage.stop(5, asyncio.Event()) for line in manager.lines() for stage in line.stages()))
+    await asyncio.gather(*(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages()))
     pipe.close()
 
 

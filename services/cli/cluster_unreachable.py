@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class NobodyThere(Exception):
+class BusUnreachable(Exception):
     """The bus could not be reached at the address; `gateway` is what a gateway says meanwhile, where one answers."""
 
     def __init__(self, address: str, gateway: str = "") -> None:
@@ -11,7 +11,7 @@ class NobodyThere(Exception):
         self.address = address
 
 
-class NobodyHeard(Exception):
+class NoStageHeard(Exception):
     """No process of a cluster that is believed says anything on the bus at the address."""
 
     def __init__(self, address: str) -> None:
