@@ -36,6 +36,11 @@ class Place(NamedTuple):
     model_key: str
     num_prompt_tokens: int
 
+    @property
+    def queue(self) -> str:
+        """Name of those among which its turn is decided by virtual time."""
+        return f"{self.model_key}:{self.tier}"
+
 
 @dataclass(slots=True, eq=False)
 class _Held(Generic[ChoiceT]):
@@ -149,7 +154,7 @@ class PromptTurns(Generic[ChoiceT]):
 
     def _share(self, choices: Sequence[ChoiceT]) -> Share:
         part = self._guess(choices, not self._has_first)
-        return self._fair.request(self._place.tenant, part.uncached, part.output)
+        return self._fair.request(self._place.tenant, part.uncached, part.output, queue=self._place.queue)
 
     def _give(self, choices: list[ChoiceT], num_choices: int, turn: Turn, share: Share) -> None:
         held = _Held(choices, len(choices), not self._has_first, num_choices, turn, share)

@@ -29,7 +29,7 @@ LEARNING = 0.2
 MAX_TENANTS = 10_000
 """Largest number of tenants without requests that are remembered: where tenants name themselves, their number has no
 bound."""
-KEYS = ("fair:{tenants}", "fair:{tenants}:active")
+KEYS = ("fair:{tenants}", "fair:{tenants}:active", "fair:{tenants}:reached")
 
 _SHARE = Script(
     """
@@ -45,14 +45,18 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 600000,
   redis.call('ZREM', KEYS[2], name)
   redis.call('HDEL', KEYS[1], name)
 end
-local latest = math.max(tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[1], '') or 0))
-redis.call('HSET', KEYS[1], '', latest)
+local reached = {}
+for _, each in ipairs(cmsgpack.unpack(ARGV[2])) do
+  local latest = math.max(each[2], tonumber(redis.call('HGET', KEYS[3], each[1]) or 0))
+  redis.call('HSET', KEYS[3], each[1], latest)
+  reached[#reached + 1] = { each[1], latest }
+end
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 3600000) end
-local found = { { '', latest } }
+local found = {}
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], now - 2000, '+inf')) do
   found[#found + 1] = { name, tonumber(redis.call('HGET', KEYS[1], name) or 0) }
 end
-return cmsgpack.pack(found)
+return cmsgpack.pack({ found, reached })
 """
 )
 
@@ -61,10 +65,10 @@ class Share:
     """One prompt's share: its place in the queue, and its cost once that is known. A context manager that releases
     it."""
 
-    def __init__(self, clock: VirtualTime, tenant: Tenant, virtual_time: float, charged: float) -> None:
+    def __init__(self, clock: VirtualTime, tenant: Tenant, queue: str, virtual_time: float, charged: float) -> None:
         self.virtual_time = virtual_time
         """Virtual time at which it begins; smaller goes first."""
-        self._clock, self._tenant, self._charged = clock, tenant, charged
+        self._clock, self._tenant, self._queue, self._charged = clock, tenant, queue, charged
 
     def __enter__(self) -> Share:
         return self
@@ -74,7 +78,7 @@ class Share:
 
     def started(self) -> None:
         """Notes that its turn has come."""
-        self._clock.reached(self.virtual_time)
+        self._clock.reached(self._queue, self.virtual_time)
 
     def ended(self, *, uncached: int, cached: int, output: int) -> None:
         """Corrects the predicted cost by the true one."""
@@ -96,8 +100,10 @@ class VirtualTime:
         self._unsent: defaultdict[str, float] = defaultdict(float)
         self._floors: dict[str, float] = {}
         self._here: Counter[str] = Counter()
-        self._now = 0.0
-        """Latest beginning of a request that is or was computed, on any gateway."""
+        self._reached: defaultdict[str, float] = defaultdict(float)
+        """Latest beginning of a request that is or was computed, on any gateway, by queue."""
+        self._used: set[str] = set()
+        """Queues that were used since the last exchange."""
         self._elsewhere: Mapping[str, float] = {}
         """Tenants that are active on any gateway, as read last."""
         self._answer_lens: dict[str, float] = {}
@@ -107,15 +113,16 @@ class VirtualTime:
         async with owned_task(self._share()):
             yield self
 
-    def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Share:
-        """The share of a new prompt, charged at once for its predicted cost: many prompts at once stand in line."""
-        self._lift(tenant.key)
+    def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int, *, queue: str = "") -> Share:
+        """The share of a new prompt, charged at once for its predicted cost: many prompts at once stand in line.
+        `queue` names those among which it waits, of one model and tier."""
+        self._lift(tenant.key, queue)
         begin = self._times[tenant.key]
         output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
         charged = COST_UNCACHED * num_prompt_tokens + COST_OUTPUT * output
         self.advance(tenant, charged)
         self._here[tenant.key] += 1
-        return Share(self, tenant, begin, charged)
+        return Share(self, tenant, queue, begin, charged)
 
     def left(self, tenant: Tenant) -> None:
         """Notes that a prompt of the tenant has left."""
@@ -129,15 +136,18 @@ class VirtualTime:
         before = self._answer_lens.get(tenant.key, float(num_output_tokens))
         self._answer_lens[tenant.key] = before + LEARNING * (num_output_tokens - before)
 
-    def reached(self, virtual_time: float) -> None:
+    def reached(self, queue: str, virtual_time: float) -> None:
         """Notes that a request with this beginning is being computed."""
-        self._now = max(self._now, virtual_time)
+        self._reached[queue] = max(self._reached[queue], virtual_time)
+        self._used.add(queue)
 
-    def _lift(self, name: str) -> None:
-        """Raises the time of a tenant that was away, which has saved up nothing: it begins where the served tenants
-        are."""
-        if self._times[name] < self._now:
-            self._times[name] = self._floors[name] = self._now
+    def _lift(self, name: str, queue: str) -> None:
+        """Raises the time of a tenant that was away, which has saved up nothing: it begins where the served tenants of
+        the queue are. Those of other queues may be far ahead, as of a model that has room for all."""
+        self._used.add(queue)
+        is_back = not self._here[name] and name not in self._elsewhere
+        if is_back and self._times[name] < self._reached[queue]:
+            self._times[name] = self._floors[name] = self._reached[queue]
 
     async def _share(self) -> None:
         faults = FaultLog("fair shares not exchanged", STORE_FAILURES)
@@ -160,17 +170,21 @@ class VirtualTime:
             self._forget()
             raise StoreUnavailable("left alone")
         sent_times = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
-        self._unsent, self._floors = defaultdict(float), {}
+        reached = [[queue, self._reached[queue]] for queue in self._used]
+        self._unsent, self._floors, used, self._used = defaultdict(float), {}, self._used, set()
         try:
-            reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(sent_times), self._now], seconds=1.0)
+            given = [msgspec.msgpack.encode(sent_times), msgspec.msgpack.encode(reached)]
+            reply = await self._store.run(_SHARE, KEYS, given, seconds=1.0)
         except STORE_FAILURES:
+            self._used |= used
             for name, delta in sent.items():
                 self._unsent[name] += delta
             self._floors = floors | self._floors
             raise
-        received = dict(msgspec.msgpack.decode(reply, type=list[tuple[str, float]]))
-        self.reached(received.pop(""))
-        self._elsewhere = received
+        times, latest = msgspec.msgpack.decode(reply, type=tuple[list[tuple[str, float]], list[tuple[str, float]]])
+        for queue, virtual_time in latest:
+            self._reached[queue] = max(self._reached[queue], virtual_time)
+        self._elsewhere = received = dict(times)
         for name, time in received.items():
             self._times[name] = max(time, self._floors.get(name, 0.0)) + self._unsent[name]
         self._forget()

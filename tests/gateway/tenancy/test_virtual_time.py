@@ -116,3 +116,43 @@ async def test_tenants_that_name_themselves_are_forgotten_without_redis_too() ->
             await clock.share()
         assert begin(stack, clock, ADA) == 100.0
     assert len(clock._times) + len(clock._unsent) + len(clock._answer_lens) <= 3
+
+
+def test_what_is_served_in_one_queue_puts_nobody_back_in_another() -> None:
+    """A model that has room for all serves far more than one at which requests wait."""
+    clock = VirtualTime(Store(None))
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(clock.request(ADA, 100, 0, queue="slow")) for _ in range(5)]
+        for _ in range(50):
+            with clock.request(HEAVY, 4000, 0, queue="fast") as share:
+                share.started()
+        waiting[0].started()
+        waiting[1].started()
+        returning = stack.enter_context(clock.request(BOB, 100, 0, queue="slow"))
+        assert returning.virtual_time == 100.0, "before the third that waits"
+        with clock.request(Tenant(id="late"), 100, 0, queue="fast") as late:
+            assert late.virtual_time == 49_000.0
+
+
+def test_who_waits_already_is_lifted_no_more() -> None:
+    clock = VirtualTime(Store(None))
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(clock.request(BOB, 10, 0))
+        for _ in range(5):
+            with clock.request(ADA, 100, 0) as share:
+                share.started()
+        assert begin(stack, clock, BOB, 10) == 10.0
+        first.release()
+
+
+async def test_gateways_tell_each_other_how_far_each_queue_is(clocks: list[VirtualTime]) -> None:
+    with contextlib.ExitStack() as stack:
+        for share in [stack.enter_context(clocks[0].request(ADA, 100, 0, queue="slow")) for _ in range(3)]:
+            share.started()
+        begin(stack, clocks[1], HEAVY, 0)
+        stack.enter_context(clocks[1].request(HEAVY, 0, 0, queue="slow"))
+        for _ in range(2):
+            for clock in clocks[:2]:
+                await clock.share()
+        assert stack.enter_context(clocks[1].request(BOB, 0, 0, queue="slow")).virtual_time == 200.0
+        assert stack.enter_context(clocks[1].request(Tenant(id="cy"), 0, 0, queue="fast")).virtual_time == 0.0
