@@ -222,7 +222,7 @@ def _said(item: InputItem, at: str) -> dict[str, str]:
         return {"input": given(f"{at}.input", item.input)}
     try:
         msgspec.json.decode(arguments := item.arguments or "{}", type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise BadRequest.of(f"{at}.arguments", item.arguments, "a JSON object") from None
     return {"arguments": arguments}
 

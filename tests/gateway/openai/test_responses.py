@@ -187,6 +187,26 @@ def test_conversations_are_read_changed_and_forgotten(client: openai.OpenAI, kee
     assert post(keeper, 404, input="x", conversation=made.id)["error"]["code"]
 
 
+def test_a_conversation_takes_no_item_that_no_turn_can_go_on_from(keeper: Gateway) -> None:
+    path = "/v1/conversations"
+    made = keeper.client.post(path, json={"items": [{"role": "user", "content": "Hi"}]}).json()["id"]
+    deep = '{"a": ' + "[" * 5000 + "]" * 5000 + "}"
+    for item, param, said in (
+        ({"role": "zz", "content": "x"}, "items[0].role", "items[0].role is 'zz'; allowed: system, developer, user"),
+        ({"content": "x"}, "items[0].role", "items[0].role is missing; allowed: "),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": deep},
+            "items[0].arguments",
+            "items[0].arguments is '",
+        ),
+    ):
+        for where in (path, f"{path}/{made}/items"):
+            refused = keeper.client.post(where, json={"items": [item]})
+            error = refused.json()["error"]
+            assert (refused.status_code, error["param"], error["message"][: len(said)]) == (400, param, said)
+    assert post(keeper, input="So?", conversation=made)["status"] == "incomplete"
+
+
 def test_errors_count_the_items_of_a_turn_without_those_before_it(keeper: Gateway) -> None:
     before = post(keeper, input=[{"role": "user", "content": f"{i}"} for i in range(3)], instructions="Be brief.")
     said = [{"role": "user", "content": "x"}, {"role": "zz", "content": "x"}]
