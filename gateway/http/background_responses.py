@@ -68,7 +68,12 @@ class BackgroundResponses:
 
     async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
         response_id, query = exchange.path_params["id"], exchange.query
-        if query.get("stream", "false").lower() != "true":
+        stream = query.get("stream", "false")
+        if stream.lower() not in ("true", "false"):
+            raise BadRequest.of("stream", stream, "true or false")
+        if stream.lower() == "false":
+            if "starting_after" in query:
+                raise BadRequest("starting_after", "starting_after without stream; allowed: with stream=true")
             await exchange.reply_json(await self._found(caller, response_id))
             return
         after = query.get("starting_after", "-1")

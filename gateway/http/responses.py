@@ -12,6 +12,7 @@ from headwater.services.runtime import errors
 
 from ..jobs.response_store import Item, KeptResponse, ResponseStore
 from ..openai.numbered import NumberedSink, NumberedStream
+from ..openai.paging import page_of
 from ..openai.response_answer import ResponseAnswer, ResponseEvents
 from ..openai.response_input import (
     as_item,
@@ -145,9 +146,7 @@ class Responses:
 
     async def list_input(self, exchange: Exchange, caller: Caller) -> None:
         kept = await self._store.find(caller.tenant.key, exchange.path_params["id"])
-        ids = [item.get("id") for item in kept.input]
-        ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": False}
-        await exchange.reply_json({"object": "list", "data": kept.input, **ends})
+        await exchange.reply_json(page_of(exchange.query, kept.input[::-1]))
 
     async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
         """The items of the turns before."""

@@ -95,6 +95,38 @@ def test_a_response_is_kept_until_it_is_deleted(client: openai.OpenAI, keeper: G
     assert refused.value.param == "previous_response_id"
 
 
+def test_what_was_said_in_a_turn_is_listed_in_pages(client: openai.OpenAI, keeper: Gateway) -> None:
+    # The client chose the id of two items.
+    said: Any = [{"role": "user", "content": f"{i}", "id": "mine" if i in (1, 2) else None} for i in range(25)]
+    path = f"{PATH}/{client.responses.create(**ASKED, input=said).id}/input_items"
+
+    def page(**query: Any) -> tuple[list[int], bool]:
+        listed = keeper.client.get(path, params=query).json()
+        assert (listed["first_id"], listed["last_id"]) == (listed["data"][0]["id"], listed["data"][-1]["id"])
+        return [int(item["content"][0]["text"]) for item in listed["data"]], listed["has_more"]
+
+    assert page() == (list(range(24, 4, -1)), True)
+    assert page(order="asc", limit=2) == ([0, 1], True)
+    assert page(order="asc", limit=2, after="mine") == ([3, 4], True)
+    assert page(after="mine") == ([0], False)
+    for name, value in (("limit", "0"), ("order", "up"), ("after", "none")):
+        refused = keeper.client.get(path, params={name: value})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+
+
+def test_a_response_is_not_read_with_parameters_that_have_no_effect(keeper: Gateway) -> None:
+    path = f"{PATH}/{post(keeper, input='x')['id']}"
+    for query, param, message in (
+        ("stream=x", "stream", "stream is 'x'; allowed: true or false"),
+        ("starting_after=4", "starting_after", "starting_after without stream; allowed: with stream=true"),
+        ("stream=false&starting_after=x", "starting_after", "starting_after without stream; allowed: with stream=true"),
+    ):
+        refused = keeper.client.get(f"{path}?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert refused.json()["error"]["message"] == message
+    assert keeper.client.get(f"{path}?stream=False").status_code == 200
+
+
 def test_what_is_not_to_be_kept_is_not(keeper: Gateway) -> None:
     made = post(keeper, input="x", store=False)
     assert made["store"] is False
