@@ -63,8 +63,10 @@ def check(asked: ResponsesRequest) -> None:
 
 def names_of(asked: ResponsesRequest) -> dict[str, str]:
     """Client's names of fields that the contract has under other names."""
-    renamed = {"messages": "input", "max_tokens": "max_output_tokens"}
-    renamed |= {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+    renamed = {"messages": "input", "reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
+    # vLLM's name for it is served too.
+    if asked.max_output_tokens is not None or asked.max_tokens is None:
+        renamed["max_tokens"] = "max_output_tokens"
     if asked.structured_outputs is None:
         renamed |= {
             "structured_output.json_schema": "text.format.schema",

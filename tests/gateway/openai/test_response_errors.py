@@ -47,6 +47,12 @@ def test_a_prompt_that_is_too_long_is_compared_with_the_limit_that_was_sent(gate
     assert (param, "tokens and max_output_tokens 8190; allowed: 8192" in message) == ("input", True), message
 
 
+def test_a_limit_under_its_other_name_is_named_as_it_was_sent(gateway: Gateway) -> None:
+    assert refused(gateway, input="Hi", max_tokens=0)[0] == "max_tokens"
+    assert refused(gateway, input="Hi", min_tokens=50, max_tokens=12)[1].endswith("(max_tokens)")
+    assert refused(gateway, input="Hi", max_tokens=5, max_output_tokens=0)[0] == "max_output_tokens"
+
+
 def test_a_chat_names_its_own_limit_and_all_of_its_roles(gateway: Gateway) -> None:
     chat = {"model": MODEL, "messages": [USER], "max_completion_tokens": 12}
     _, message = refused(gateway, "/v1/chat/completions", **chat, min_tokens=50)
