@@ -21,6 +21,7 @@ from ..openai.batch_schema import NewBatch
 from ..openai.decode import decode
 from ..openai.not_served import check_served
 from ..openai.paging import page_of
+from ..openai.to_pb import given
 from ..tenancy.tenants import Tenant
 from .http_exchange import Exchange, Route
 
@@ -80,7 +81,7 @@ class BatchSurface:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
                 raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
-            if purpose != PURPOSE:
+            if given("purpose", purpose, PURPOSE) != PURPOSE:
                 raise BadRequest.of("purpose", purpose, PURPOSE)
             # The body may have taken long, and the key may be gone since.
             tenant = self._tenant_of(exchange)

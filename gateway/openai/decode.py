@@ -20,6 +20,7 @@ from .body import MAX_NAME_CHARS, Unknown, known_part
 from .not_served import check_misplaced, check_served
 from .response_schema import ResponsesRequest
 from .schema import ChatCompletionRequest, CompletionRequest
+from .structured_output import FIELDS
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNED = 1000
@@ -41,12 +42,26 @@ def _fields_of_others(kind: type[msgspec.Struct], *others: tuple[type[msgspec.St
 
 
 _OF_CHAT, _OF_COMPLETIONS = "it is a field of /v1/chat/completions", "it is a field of /v1/completions"
+_IN_RESPONSES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "logprobs": "include",
+    **{name: f"structured_outputs.{kind}" for name, kind in FIELDS.items()},
+    "guided_whitespace_pattern": "structured_outputs.whitespace_pattern",
+}
+"""Names that fields of chat and completions have in responses."""
 _ANSWERING = {
     ChatCompletionRequest: _fields_of_others(ChatCompletionRequest, (CompletionRequest, _OF_COMPLETIONS)),
     CompletionRequest: _fields_of_others(CompletionRequest, (ChatCompletionRequest, _OF_CHAT)),
     ResponsesRequest: _fields_of_others(
-        ResponsesRequest, (ChatCompletionRequest, _OF_CHAT), (CompletionRequest, _OF_COMPLETIONS)
-    ),
+        ResponsesRequest, (CompletionRequest, _OF_COMPLETIONS), (ChatCompletionRequest, _OF_CHAT)
+    )
+    | {name: f"here it is `{theirs}`" for name, theirs in _IN_RESPONSES.items()},
 }
 
 
@@ -145,14 +160,7 @@ def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] |
         field, value = _look_up(read(), path)
     except (ValueError, RecursionError) as broken:
         return _no_json(broken)
-    return _refused(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
-
-
-def _refused(param: str, value: Any, allowed: str) -> BadRequest:
-    """As `BadRequest.of`, with null, true and false as the client wrote them."""
-    if value is None or isinstance(value, bool):
-        return BadRequest(param, f"{param} is {json.dumps(value)}; allowed: {allowed}")
-    return BadRequest.of(param, value, allowed)
+    return BadRequest.of(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
 
 
 def _no_json(fault: Exception) -> BadRequest:

@@ -10,7 +10,7 @@ import msgspec
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
-from headwater.services.runtime.message_roles import check_role
+from headwater.services.runtime.message_roles import ROLES, check_role
 from headwater.services.runtime.request_limits import bounded_tools
 
 from .body import known_part
@@ -20,6 +20,7 @@ from .structured_output import Asked, only_constraint, structured_outputs_to_pb,
 from .to_pb import (
     function_to_pb,
     given,
+    missing,
     sampling_to_pb,
     text_to_pb,
     tool_choice_word,
@@ -183,9 +184,8 @@ def _of_text_format(text: TextOptions | None) -> Iterator[Asked]:
     if form is not None and form.type == "json_object":
         yield "text.format", common_pb2.StructuredOutput(json_object=True)
     elif form is not None and form.type == "json_schema":
-        if form.schema is None:
-            raise BadRequest.of("text.format.schema", None, "a JSON Schema, with type json_schema")
-        schema = msgspec.json.encode(form.schema).decode()
+        asked = given("text.format.schema", form.schema, "a JSON Schema, with type json_schema")
+        schema = msgspec.json.encode(asked).decode()
         yield "text.format.schema", common_pb2.StructuredOutput(json_schema=schema, strict=form.strict)
 
 
@@ -194,7 +194,7 @@ def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
     one message."""
     match item.type:
         case "message":
-            check_role(role := given(f"{at}.role", item.role), at)
+            check_role(role := given(f"{at}.role", item.role, ", ".join(ROLES)), at)
             text = _text(item.content, f"{at}.content")
             if role == "assistant":
                 said = _assistant(messages)
@@ -206,14 +206,13 @@ def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
             name, thoughts = ("content", item.content) if item.content else ("summary", item.summary or "")
             said.reasoning_content += _text(thoughts, f"{at}.{name}")
         case "function_call" | "custom_tool_call":
-            if item.name is None or item.call_id is None:
-                raise BadRequest.of(at, {"name": item.name, "call_id": item.call_id}, "both, not null")
-            _assistant(messages).tool_calls.add(id=item.call_id, name=item.name, **_said(item, at))
+            name = given(f"{at}.name", item.name, "the name of a tool")
+            call_id = given(f"{at}.call_id", item.call_id, "the id of a call")
+            _assistant(messages).tool_calls.add(id=call_id, name=name, **_said(item, at))
         case "function_call_output" | "custom_tool_call_output":
-            if item.call_id is None:
-                raise BadRequest.of(f"{at}.call_id", None, "the id of a call")
+            call_id = given(f"{at}.call_id", item.call_id, "the id of a call")
             text = _text(item.output, f"{at}.output")
-            messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+            messages.append(ChatMessage(role="tool", content=text, tool_call_id=call_id))
         case _:
             raise BadRequest.of(f"{at}.type", item.type, ITEM_TYPES)
 
@@ -237,7 +236,7 @@ def _assistant(messages: list[ChatMessage]) -> ChatMessage:
 
 def _text(content: str | list[InputPart] | None, at: str) -> str:
     if content is None:
-        raise BadRequest.of(at, None, "a string or a list of text parts")
+        raise missing(at, "a string or a list of text parts")
     if isinstance(content, str):
         return content
     for i, part in enumerate(content):

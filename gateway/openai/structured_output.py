@@ -20,7 +20,7 @@ from .schema import Answering, ResponseFormat, StructuredOutputs
 
 Asked = tuple[str, StructuredOutput]
 """Client's name of the field, and its constraint."""
-_FIELDS = {
+FIELDS = {
     "guided_json": "json",
     "guided_regex": "regex",
     "guided_choice": "choice",
@@ -31,7 +31,7 @@ _FIELDS = {
     "json_schema": "json",
 }
 """Kinds of the constraints that have a field of their own: vLLM's, then SGLang's."""
-_CONSTRAINTS = ("response_format", "structured_outputs", *_FIELDS)
+_CONSTRAINTS = ("response_format", "structured_outputs", *FIELDS)
 _VALUES, _NONE = attrgetter(*_CONSTRAINTS), (None,) * len(_CONSTRAINTS)
 FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
 
@@ -43,7 +43,7 @@ def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str
         return {}
     found = [*_of_response_format(asked.response_format), *structured_outputs_to_pb(asked.structured_outputs)]
     found += [
-        (name, _to_pb(kind, value)) for name, kind in _FIELDS.items() if (value := getattr(asked, name)) is not None
+        (name, _to_pb(kind, value)) for name, kind in FIELDS.items() if (value := getattr(asked, name)) is not None
     ]
     if not found:
         return {}

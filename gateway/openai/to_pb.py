@@ -154,11 +154,15 @@ def tool_choice_word(choice: str | None) -> str | None:
     return choice
 
 
-def given(param: str, value: FieldT | None) -> FieldT:
+def given(param: str, value: FieldT | None, allowed: str = "a value") -> FieldT:
     """Value of a field that another field requires."""
     if value is None:
-        raise BadRequest(param, f"{param} is missing; allowed: a value", code="missing_field")
+        raise missing(param, allowed)
     return value
+
+
+def missing(param: str, allowed: str) -> BadRequest:
+    return BadRequest(param, f"{param} is missing; allowed: {allowed}", code="missing_field")
 
 
 def _tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:

@@ -128,7 +128,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
 def _check(pending: PendingAdd, limits: Limits) -> None:
     add, num_prompt_tokens, max_tokens = pending.add, len(pending.prompt_ids), pending.add.sampling.max_tokens
     if not add.sampling.HasField("max_tokens"):
-        raise BadRequest.of("max_tokens", None, "a number")
+        raise BadRequest("max_tokens", "max_tokens is missing; allowed: a number")
     if num_prompt_tokens + max_tokens > limits.max_model_len:
         raise ContextTooLong("max_tokens", num_prompt_tokens, max_tokens, limits.max_model_len)
     if pending.output_ids and (len(add.stream_ids) > 1 or len(pending.output_ids) > max_tokens):

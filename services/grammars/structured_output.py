@@ -63,7 +63,7 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, cl
             prepared = with_whitespace_and_closed if asked.strict or closes_schemas else with_whitespace
             return _grammars(*structural_tag_grammar(param, tag, special_tokens, prepared))
         case _:
-            raise BadRequest.of(param, None, KINDS)
+            raise BadRequest(param, f"{param} is empty; allowed: {KINDS}")
 
 
 def with_whitespace(schema: object, whitespace: str = WHITESPACE) -> dict[str, Any]:

@@ -24,6 +24,7 @@ The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 
 MAX_NAMED = 16
@@ -57,8 +58,8 @@ class BadRequest(HeadwaterError):
 
     @classmethod
     def of(cls, param: str, value: object, allowed: str) -> BadRequest:
-        """The usual sentence; a long value is cut."""
-        shown = repr(value)
+        """The usual sentence; a long value is cut. Null, true and false are shown as JSON writes them."""
+        shown = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         return cls(param, f"{param} is {shown}; allowed: {allowed}")
 

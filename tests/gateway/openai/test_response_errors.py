@@ -24,10 +24,40 @@ def refused(gateway: Gateway, path: str = RESPONSES, /, **body: Any) -> tuple[st
 
 MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"input": [USER, ODD], "instructions": "Be brief."}, f"input[1].role is 'zz'; allowed: {ROLES}"),
-    ({"input": [USER, {"content": "x"}]}, "input[1].role is missing; allowed: a value"),
+    ({"input": [USER, {"content": "x"}]}, f"input[1].role is missing; allowed: {ROLES}"),
     (
         {"input": [USER, {"type": "reasoning", "summary": [{"type": "picture"}]}]},
         "input[1].summary[0].type is 'picture'; allowed: input_text or output_text",
+    ),
+    (
+        {"input": [{"role": "user", "content": None}]},
+        "input[0].content is missing; allowed: a string or a list of text parts",
+    ),
+    ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name is missing; allowed: the name of a tool"),
+    ({"input": [{"type": "function_call_output"}]}, "input[0].call_id is missing; allowed: the id of a call"),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "c"}]},
+        "input[0].output is missing; allowed: a string or a list of text parts",
+    ),
+    (
+        {"input": "x", "text": {"format": {"type": "json_schema", "name": "trip"}}},
+        "text.format.schema is missing; allowed: a JSON Schema, with type json_schema",
+    ),
+    (
+        {"input": "x", "response_format": {"type": "json_object"}},
+        "response_format is not supported: here it is `text.format`",
+    ),
+    (
+        {"input": "x", "max_completion_tokens": 5},
+        "max_completion_tokens is not supported: here it is `max_output_tokens`",
+    ),
+    (
+        {"input": "x", "guided_regex": "a+"},
+        "guided_regex is not supported: here it is `structured_outputs.regex`",
+    ),
+    (
+        {"input": "x", "echo": True},
+        "echo is not supported: it is a field of /v1/chat/completions",
     ),
     (
         {"input": "x", "min_tokens": 50, "max_output_tokens": 12},

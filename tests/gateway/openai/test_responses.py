@@ -252,7 +252,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "x", "model": None}, "model"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
-    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     ({"input": "x", "background": True, "store": False}, "store"),
     ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),

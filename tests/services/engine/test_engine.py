@@ -207,7 +207,7 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: En
         ),
         (add(1, [1, 2, 3], num_prompt_tokens=2), "prompt_ids has 3 tokens; allowed: the 2 that were announced"),
         (add(1, [1], cache_namespace=b"short"), "cache_namespace is b'short'; allowed: 16 bytes"),
-        (add(1, [1], sampling=Sampling()), "max_tokens is None; allowed: a number"),
+        (add(1, [1], sampling=Sampling()), "max_tokens is missing; allowed: a number"),
         (add(1, [1], lora="poet"), "lora is not supported: this engine has no adapters"),
         (add(1, [1], grammar=b"x"), "grammar has 1 bytes; allowed: the 0 that were announced"),
         (

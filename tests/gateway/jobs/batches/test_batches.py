@@ -179,6 +179,7 @@ def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
     post = batching.client.post
     assert post("/v1/files", json={}).status_code == 415
     assert post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}).json()["error"]["param"] == "purpose"
+    assert post("/v1/files", files={"file": b"x"}).json()["error"]["message"] == "purpose is missing; allowed: batch"
     assert post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}).json()["error"]["param"] == "file"
     sooner = {"purpose": "batch", "expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
     error = post("/v1/files", files={"file": b"x"}, data=sooner).json()["error"]
