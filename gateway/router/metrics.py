@@ -28,7 +28,7 @@ class RouterMetrics:
         self.actual = counter("actual_cached_tokens", "Of the same requests, found cached")
         self.event_lag = LabelledHistogram(
             "headwater_router_event_lag_seconds",
-            "From an engine's telling what it caches to its being known here, by both clocks",
+            "How much later than at best in the last minutes a replica's cache events become known here",
             (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         ).of()

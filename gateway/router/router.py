@@ -100,7 +100,7 @@ class Router:
         self._metrics = RouterMetrics(registry)
         registry.register(IndexCollector(lambda: feed.columns))
         registry.register(TrustCollector(self._fleet.trust))
-        feed.on_lag = self._on_lag
+        feed.on_age = self._on_age
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
         self._recent_prompts = RecentPrompts()
 
@@ -149,7 +149,7 @@ class Router:
 
     @property
     def event_lag(self) -> float:
-        """Seconds from an engine's telling what it caches to its being known here, at p99; 0: nothing was heard."""
+        """Seconds by which what an engine caches becomes known here later than at best, p99; 0: nothing was heard."""
         return self._lag.p99
 
     def num_in_flight(self, model_key: str) -> int:
@@ -232,7 +232,7 @@ class Router:
         self._fleet.expect(decision.successor, 1)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
         self._recent_prompts.add(decision.model_key, decision.hashes, now)
-        believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
+        believed = max(EXPECT_SECONDS, self._lag.expected_within, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
         number = self.peers.added(decision.member, in_flight)
@@ -274,9 +274,8 @@ class Router:
         """All attempts of a request, on all gateways, or none."""
         return crc32(request_id.encode()) < self._logged_share * (1 << 32)
 
-    def _on_lag(self, seconds: float) -> None:
-        self._lag.observe(seconds)
-        self._metrics.event_lag(seconds)
+    def _on_age(self, incarnation: Incarnation, age: float) -> None:
+        self._metrics.event_lag(self._lag.observe(incarnation, age, self._clock()))
 
     def _look(
         self,

@@ -25,7 +25,7 @@ from ..runtime.tasks import log_failure, owned_task
 from .cpu_share import CpuShare
 from .follower import Dial, Follower, engine_at
 from .kv_index import MAX_BLOCKS, Column, KvIndex
-from .reader import IndexReader
+from .reader import Incarnation, IndexReader
 
 _SNAPSHOTS_AT_A_TIME = 4
 _MAX_SHARE = 0.6
@@ -59,8 +59,9 @@ class IndexFeed:
         self._indexes: dict[str, KvIndex] = {}
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
-        self.on_lag: Callable[[float], None] = _ignore
-        """Called with the age in seconds of each batch of events on its arrival."""
+        self.on_age: Callable[[Incarnation, float], None] = _ignore
+        """Called with the replica and the age in seconds of each batch of events on its arrival. The age is that by the
+        clocks of two machines: it may be off by any amount, and negative."""
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
 
     @contextlib.asynccontextmanager
@@ -147,8 +148,9 @@ class IndexFeed:
             except DecodeError as fault:
                 structlog.get_logger().warning("batch not understood", subject=message.subject, error=str(fault))
                 continue
-            self.on_lag(max(0.0, self._wall_clock() - batch.published_at))
-            followed = self._followers.get(batch.incarnation.replica_id)
+            replica_id = batch.incarnation.replica_id
+            self.on_age((replica_id, batch.incarnation.epoch), self._wall_clock() - batch.published_at)
+            followed = self._followers.get(replica_id)
             if followed is not None:
                 followed[0].take(batch)
             is_too_much = self._cpu_share.add(self._work_clock() - started, self._clock(), is_late=is_late)
@@ -204,5 +206,5 @@ class IndexFeed:
             task.add_done_callback(self._ended.discard)
 
 
-def _ignore(seconds: float) -> None:
+def _ignore(incarnation: Incarnation, age: float) -> None:
     pass
