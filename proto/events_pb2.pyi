@@ -462,10 +462,14 @@ class InFlightUpdate(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     IS_BEAT_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
+    UNSTARTED_FIELD_NUMBER: _builtins.int
+    NAMES_UNSTARTED_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """of the gateway's router: names one life of it"""
     is_beat: _builtins.bool
     """sent each second: `live` is everything that is under way"""
+    names_unstarted: _builtins.bool
+    """`unstarted` is there: the others of `live` have started"""
     @_builtins.property
     def added(self) -> _containers.RepeatedCompositeFieldContainer[Global___InFlightEntry]:
         """requests that left for a replica"""
@@ -482,6 +486,10 @@ class InFlightUpdate(_message.Message):
     def live(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """numbers; whatever else was told of this gateway is over"""
 
+    @_builtins.property
+    def unstarted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """those of `live` whose prompts are not computed"""
+
     def __init__(
         self,
         *,
@@ -491,10 +499,12 @@ class InFlightUpdate(_message.Message):
         ended: _abc.Iterable[_builtins.int] | None = ...,
         is_beat: _builtins.bool = ...,
         live: _abc.Iterable[_builtins.int] | None = ...,
+        unstarted: _abc.Iterable[_builtins.int] | None = ...,
+        names_unstarted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "ended", b"ended", "epoch", b"epoch", "is_beat", b"is_beat", "live", b"live", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "ended", b"ended", "epoch", b"epoch", "is_beat", b"is_beat", "live", b"live", "names_unstarted", b"names_unstarted", "started", b"started", "unstarted", b"unstarted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,7 +1,8 @@
 """Several gateways, one account: each tells the others what it sends where, within a millisecond.
 
 What a gateway told is forgotten three seconds after its last word, and put right by its beat each second, since the
-bus may lose or turn round what it carries. Knows nothing about choosing.
+bus may lose or turn round what it carries. With each beat come the requests whose prompts are not computed, and after
+a loss of the bus all of them. Knows nothing about choosing.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from headwater.proto.events_pb2 import Incarnation, InFlightEntry, InFlightUpdate
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus, Subscription
 from headwater.services.runtime.member import Member
-from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.tasks import owned_task, set_within
 
 from .fleet import Fleet
 from .load import InFlight, Load
@@ -27,6 +29,16 @@ BEAT_SECONDS = 1.0
 EXPIRY_SECONDS = 3.0
 _YOUNG_SECONDS = 0.5
 """A beat may have been overtaken by what was added since."""
+_MAX_ENTRIES = 1000
+"""Requests in one message: some 100 bytes each, where NATS takes a megabyte."""
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A request of this gateway."""
+
+    entry: InFlightEntry
+    is_started: bool = False
 
 
 @dataclass(slots=True)
@@ -48,14 +60,18 @@ class Peers:
     def __init__(self, bus: Bus, fleet: Fleet, epoch: int, clock: Callable[[], float]) -> None:
         self._bus, self._fleet, self.epoch, self._clock = bus, fleet, epoch, clock
         self._numbers = itertools.count(1)
-        self._live: dict[int, None] = {}
+        self._live: dict[int, _Sent] = {}
         self._update = InFlightUpdate(epoch=epoch)
         self._is_told = asyncio.Event()
         self._peers: dict[int, _Peer] = {}
+        self._reconnected = asyncio.Event()
+        self._repeats_until = -math.inf
+        """End of the time after a loss of the bus in which beats come with started requests as well."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Peers]:
         """Tells and listens for the length of a scope."""
+        self._bus.on_connected(self._reconnected.set)
         async with (
             self._bus.subscribe(subjects.EVERY_IN_FLIGHT) as updates,
             owned_task(self._read(updates)),
@@ -76,23 +92,22 @@ class Peers:
     def added(self, member: Member, request: InFlight) -> int:
         """A request leaves from here; its number for what follows."""
         number = next(self._numbers)
-        self._live[number] = None
-        if not self._bus.connected:
-            return number
-        replica = Incarnation(replica_id=member.replica_id, epoch=member.epoch)
-        self._update.added.append(
-            InFlightEntry(
-                number=number,
-                model_key=member.model_key,
-                replica=replica,
-                num_tokens=request.num_tokens,
-                num_blocks=request.num_blocks,
-            )
+        entry = InFlightEntry(
+            number=number,
+            model_key=member.model_key,
+            replica=Incarnation(replica_id=member.replica_id, epoch=member.epoch),
+            num_tokens=request.num_tokens,
+            num_blocks=request.num_blocks,
         )
-        self._is_told.set()
+        self._live[number] = _Sent(entry)
+        if self._bus.connected:
+            self._update.added.append(entry)
+            self._is_told.set()
         return number
 
     def started(self, number: int) -> None:
+        if (sent := self._live.get(number)) is not None:
+            sent.is_started = True
         if self._bus.connected:
             self._update.started.append(number)
             self._is_told.set()
@@ -113,9 +128,34 @@ class Peers:
 
     async def _beat(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_SECONDS)
-            await self._publish(InFlightUpdate(epoch=self.epoch, is_beat=True, live=self._live))
+            if await set_within(self._reconnected, BEAT_SECONDS):
+                self._reconnected.clear()
+                # For several beats: other gateways may be back a moment later.
+                self._repeats_until = self._clock() + EXPIRY_SECONDS
+            if self._bus.connected:
+                await self._publish_beat()
             self._expire()
+
+    async def _publish_beat(self) -> None:
+        is_whole = self._clock() < self._repeats_until
+        await self._repeat(list(self._live) if is_whole else self._unstarted())
+        await self._publish(
+            InFlightUpdate(
+                epoch=self.epoch, is_beat=True, live=self._live, unstarted=self._unstarted(), names_unstarted=True
+            )
+        )
+
+    def _unstarted(self) -> list[int]:
+        return [number for number, sent in self._live.items() if not sent.is_started]
+
+    async def _repeat(self, numbers: Sequence[int]) -> None:
+        """Publishes requests once more. One that a gateway knows counts there once all the same."""
+        for first in range(0, len(numbers), _MAX_ENTRIES):
+            some = numbers[first : first + _MAX_ENTRIES]
+            # Some may have ended while others were published.
+            sent = [self._live[number] for number in some if number in self._live]
+            started = [each.entry.number for each in sent if each.is_started]
+            await self._publish(InFlightUpdate(epoch=self.epoch, added=[each.entry for each in sent], started=started))
 
     async def _publish(self, update: InFlightUpdate) -> None:
         await self._bus.publish(subjects.in_flight(self.epoch), update.SerializeToString())
@@ -132,16 +172,20 @@ class Peers:
         for entry in update.added:
             self._add(peer, entry, now)
         for number in update.started:
-            if (told := peer.requests.get(number)) is not None and not told.is_started:
-                told.is_started = True
-                told.load.started(told.request, now)
+            self._start(peer, number, now)
         for number in update.ended:
             self._end(peer, number, now)
         if update.is_beat:
-            live = set(update.live)
-            for number, told in list(peer.requests.items()):
-                if number not in live and now - told.request.sent_at > _YOUNG_SECONDS:
+            self._take_beat(peer, update, now)
+
+    def _take_beat(self, peer: _Peer, update: InFlightUpdate, now: float) -> None:
+        live, unstarted = set(update.live), set(update.unstarted)
+        for number, told in list(peer.requests.items()):
+            if number not in live:
+                if now - told.request.sent_at > _YOUNG_SECONDS:
                     self._end(peer, number, now)
+            elif update.names_unstarted and number not in unstarted:
+                self._start(peer, number, now)
 
     def _add(self, peer: _Peer, entry: InFlightEntry, now: float) -> None:
         replica = self._fleet.of(entry.model_key).get(entry.replica.replica_id)
@@ -149,6 +193,11 @@ class Peers:
         if replica is not None and is_known and entry.number not in peer.requests:
             request = replica.load.add(entry.num_tokens, entry.num_blocks, now)
             peer.requests[entry.number] = _Told(replica.load, request)
+
+    def _start(self, peer: _Peer, number: int, now: float) -> None:
+        if (told := peer.requests.get(number)) is not None and not told.is_started:
+            told.is_started = True
+            told.load.started(told.request, now)
 
     def _end(self, peer: _Peer, number: int, now: float) -> None:
         if (told := peer.requests.pop(number, None)) is not None:

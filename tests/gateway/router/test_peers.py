@@ -3,14 +3,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 
-from headwater.gateway.router.router import Router
+import pytest
+
+from headwater.gateway.router import peers
+from headwater.gateway.router.router import Dispatch, Router
+from headwater.proto.events_pb2 import InFlightUpdate
 from headwater.services.index.feed import IndexFeed
+from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
+from headwater.services.stack.embedded import start_nats
 from tests.simulation.bus_twin import Air, BusTwin
 from tests.simulation.virtual_loop import run_virtually
 
@@ -93,6 +100,100 @@ def test_a_gateway_whose_bus_comes_back_tells_what_it_sends_from_then_on(served_
             one.finished(heard)
             await asyncio.sleep(0.1)
             assert waiting(other, served_model) == (0, 0)
+
+    run_virtually(main(), 0)
+
+
+async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_back(
+    free_dir: Path, served_model: ServedModel
+) -> None:
+    replica, server = replica_of(served_model), await start_nats(free_dir)
+
+    def sends(router: Router, num_tokens: int) -> Dispatch:
+        return router.dispatched(router.choose(served_model.key, b"", num_tokens, 16), "r")
+
+    async with (
+        Bus.open(server.url, wait_seconds=30) as here,
+        Bus.open(server.url, wait_seconds=30) as there,
+        gateway(here, replica) as one,
+        gateway(there, replica) as other,
+    ):
+        long = [sends(one, 400_000), sends(one, 400_000)]
+        async with asyncio.timeout(30):
+            while other.peers.num_told < 2:  # noqa: ASYNC110 (the account has no event)
+                await asyncio.sleep(0.001)
+        one.started(long[0], 0)
+        async with asyncio.timeout(30):
+            while waiting(other, served_model)[1] > 1.2 * waiting(one, served_model)[1]:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await server.kill()
+        async with asyncio.timeout(30):
+            while here.connected or there.connected:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        # None of them ends before the other gateway is looked at.
+        one.started(long[1], 0)
+        sends(one, 100)
+        one.started(sends(one, 400_000), 0)
+        server = await start_nats(free_dir, port=server.port)
+        async with asyncio.timeout(30):
+            while other.peers.num_told < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            while waiting(other, served_model)[1] > 1:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert waiting(other, served_model) == (4, pytest.approx(waiting(one, served_model)[1], abs=0.1))
+    await server.stop()
+
+
+def test_beats_tell_what_was_lost_of_prompts_that_are_not_computed_and_of_those_that_are(
+    served_model: ServedModel,
+) -> None:
+    async def main() -> None:
+        air, replica = Air(), replica_of(served_model)
+        async with (
+            BusTwin.on(air) as here,
+            BusTwin.on(air) as there,
+            gateway(here, replica) as one,
+            gateway(there, replica) as other,
+        ):
+            known = one.dispatched(one.choose(served_model.key, b"", 400_000, 16), "known")
+            await asyncio.sleep(0.1)
+            assert waiting(other, served_model)[1] > 100
+            air.drop = 1.0
+            one.started(known, 0)
+            one.dispatched(one.choose(served_model.key, b"", 10, 16), "unknown")
+            await asyncio.sleep(0.1)
+            air.drop = 0.0
+            await asyncio.sleep(1.1)
+            assert other.peers.num_told == 2
+            assert waiting(other, served_model)[1] < 1
+
+    run_virtually(main(), 0)
+
+
+def test_many_requests_are_repeated_in_messages_that_nats_takes(
+    served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_MAX_ENTRIES", 10)
+
+    async def main() -> None:
+        air, replica = Air(), replica_of(served_model)
+        async with (
+            BusTwin.on(air) as here,
+            BusTwin.on(air) as there,
+            there.subscribe(subjects.EVERY_IN_FLIGHT) as updates,
+            gateway(here, replica) as one,
+            gateway(there, replica) as other,
+        ):
+            here.lose()
+            for number in range(25):
+                dispatch = one.dispatched(one.choose(served_model.key, b"", 10, 16), str(number))
+                if number % 2:
+                    one.started(dispatch, 0)
+            here.find()
+            await asyncio.sleep(0.1)
+            assert other.peers.num_told == 25
+            lens = [len(InFlightUpdate.FromString((await anext(updates)).payload).added) for _ in range(4)]
+            assert sorted(lens) == [0, 5, 10, 10]
 
     run_virtually(main(), 0)
 
