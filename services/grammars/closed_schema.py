@@ -7,9 +7,10 @@ rest.
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Iterator
 from typing import Any
+
+from .references import is_local, target_of
 
 OPENING = frozenset(
     ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
@@ -89,20 +90,10 @@ class _Walk:
                 yield from ((part, is_own) for part in parts)
 
     def _target(self, reference: object) -> object:
-        """Subschema at a JSON pointer into the schema."""
-        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        if not is_local(reference):
             self.has_foreign_references = True
             return None
-        value: Any = self._root
-        for written in urllib.parse.unquote(reference).split("/")[1:]:
-            name = written.replace("~1", "/").replace("~0", "~")
-            if isinstance(value, list) and name in (places := [str(i) for i in range(len(value))]):
-                value = value[places.index(name)]
-            elif isinstance(value, dict) and name in value:
-                value = value[name]
-            else:
-                return None
-        return value
+        return target_of(self._root, reference)
 
 
 def _copy(value: Any, walk: _Walk) -> Any:

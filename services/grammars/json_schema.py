@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..runtime.errors import BadRequest
+from .one_of import turn_into_any_of
 
 MAX_NESTING = 64
 NOT_ENFORCED = frozenset(
@@ -42,11 +43,13 @@ def parse_json(param: str, text: str) -> Any:
 def check_schema(param: str, schema: object) -> None:
     """Raises `BadRequest` naming the first keyword that would be accepted but not enforced, and its place.
 
-    Removes keywords without effect from the schema: the compiler knows none of them.
+    Changes the schema to what the compiler knows: removes keywords without effect, and writes a `oneOf` as `anyOf`
+    where that is the same.
     """
     if not isinstance(schema, dict):
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
-    for path, part in _subschemas(schema, ""):
+    subschemas = list(_subschemas(schema, ""))
+    for path, part in subschemas:
         for keyword in [each for each in part if each in NOT_ENFORCED]:
             if keyword not in SAY_NOTHING or not _is_same(part[keyword], SAY_NOTHING[keyword]):
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")
@@ -55,6 +58,7 @@ def check_schema(param: str, schema: object) -> None:
         least = part.get("minProperties", 0)
         if isinstance(least, int) and least > 1 + len(part.get("required") or ()):
             raise _not_enforced(param, path, "minProperties", "at most one more than `required` can be held to")
+    turn_into_any_of(schema, [part for _, part in subschemas])
 
 
 def _is_same(value: object, other: object) -> bool:
