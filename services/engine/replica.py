@@ -63,4 +63,5 @@ def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:
         kv_format=ready.kv_format,
         max_model_len=ready.max_model_len,
         vocab_size=ready.vocab_size,
+        num_shards=settings.index_shards,
     )

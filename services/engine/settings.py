@@ -37,6 +37,7 @@ _SECONDS = ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_pr
 NEVER_NEGATIVE = dict.fromkeys(_NUMBERS, "0 or more") | dict.fromkeys(_BYTES, "0 or more bytes")
 NEVER_NEGATIVE |= dict.fromkeys(_SECONDS, "0 or more seconds")
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size")
+MAX_INDEX_SHARDS = 64
 ONE_IF_SIMULATED = "1 with --executor simulated"
 STAGE_SECRET_FILE = (
     "file of mode 0600 with a secret of 32 bytes or more, by which an engine and stages on other hosts know each other"
@@ -129,6 +130,9 @@ class EngineSettings(StageSecuritySettings):
     simulated_draft_acceptance: float = setting(
         0.0, "share of a pretended draft model's tokens that are right; 0: the simulated executor has no draft model"
     )
+    index_shards: int = setting(
+        1, "shards of the prefix index, equal on all engines of a model, 1…64; a Redis Cluster spreads them"
+    )
     hang_limit: float = setting(
         30.0,
         "seconds that a core with work may be silent, ten steps at least; ten times that at its start; 0: for ever",
@@ -148,6 +152,8 @@ class EngineSettings(StageSecuritySettings):
                 raise SettingError(name, getattr(self, name), least)
         if self.block_size not in BLOCK_SIZES:
             raise SettingError("block_size", self.block_size, " or ".join(map(str, BLOCK_SIZES)))
+        if not 1 <= self.index_shards <= MAX_INDEX_SHARDS:
+            raise SettingError("index_shards", self.index_shards, f"1…{MAX_INDEX_SHARDS}")
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
         if self.kv_disk_memory < 1:

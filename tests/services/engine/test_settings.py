@@ -22,7 +22,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "numerics", "tensor_parallel_size", "pipeline_parallel_size",
         "peer_access", "stage_hosts", "stage_listen", "stage_secret_file",
         "role", "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
-        "simulated_draft_acceptance", "hang_limit", "drain_limit",
+        "simulated_draft_acceptance", "index_shards", "hang_limit", "drain_limit",
     ]  # fmt: skip
 
 
@@ -42,6 +42,7 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
     [
         ([], "--model-folder is missing; allowed: the folder of a converted model"),
         (["--model-folder=/m", "--executor=fast"], "--executor is 'fast'; allowed: single or simulated"),
+        (["--model-folder=/m", "--index-shards=65"], "--index-shards is 65; allowed: 1…64"),
         (
             ["--executor=simulated", "--load-format=lazy"],
             "--load-format is 'lazy'; allowed: auto or dummy or dummy-uniform",

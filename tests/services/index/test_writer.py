@@ -13,6 +13,7 @@ import pytest
 from headwater.proto import events_pb2
 from headwater.services.index import slots as slots_module
 from headwater.services.index.column import IndexColumn, Owner
+from headwater.services.index.reader import IndexReader
 from headwater.services.index.reaper import Reaper
 from headwater.services.index.slots import SlotTable, block_prefix, own_key, shard_of, slots_key
 from headwater.services.index.writer import IndexWriter
@@ -212,6 +213,8 @@ async def test_shards_take_a_chain_whole_by_the_hash_of_its_root(store: Store, s
         for root in range(8):
             shard = shard_of(block(root), 4)
             assert await bits_of(store, sharded, blocks(200 + root), shard) == {writer.slots[shard]}
+            chain = blocks(root, 100 + root, 200 + root, 300 + root)
+            assert await IndexReader(store, seconds=5.0).matched(sharded, chain) == {(FIRST.replica_id, FIRST.epoch): 3}
 
 
 async def test_a_model_that_is_served_differently_is_refused_by_the_name_of_the_field(
