@@ -13,13 +13,18 @@ from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.tasks import end, owned_task, start_in
 
 from ..buckets import FAILURES
+from .busy import rest_seconds
 from .durable import Durable
+from .work_lease import WorkLease
 
 PAUSE_SECONDS = 1.0
 """Seconds before storage that failed is tried again."""
 MAX_PAUSE_SECONDS = 30.0
 """Longest pause after an unforeseen error; it doubles from error to error."""
-WorkT = TypeVar("WorkT")
+MAX_ERRORS = 5
+"""Number of unforeseen errors in doing one piece of work after which it is given up. Deaths of processes do not count,
+nor does work that is given back."""
+WorkT = TypeVar("WorkT", bound=WorkLease)
 
 
 class Workers(Generic[WorkT]):
@@ -30,9 +35,12 @@ class Workers(Generic[WorkT]):
         durable: Durable,
         take: Callable[[], Awaitable[WorkT]],
         work: Callable[[WorkT], Coroutine[Any, Any, None]],
+        count_error: Callable[[WorkT], Awaitable[bool]],
         num_seats: int,
     ) -> None:
-        self._durable, self._take, self._work = durable, take, work
+        """`count_error` is called for work that ended by an unforeseen error. It counts errors where all gateways see
+        them, gives the work up after `MAX_ERRORS`, and returns whether it did."""
+        self._durable, self._take, self._work, self._count_error = durable, take, work, count_error
         self._seats = asyncio.Semaphore(num_seats)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -49,7 +57,7 @@ class Workers(Generic[WorkT]):
     async def _run(self) -> None:
         while True:
             await self._seats.acquire()
-            task = start_in(self._tasks, self._work(await self._next()))
+            task = start_in(self._tasks, self._do(await self._next()))
             task.add_done_callback(lambda _: self._seats.release())
 
     async def _next(self) -> WorkT:
@@ -66,3 +74,23 @@ class Workers(Generic[WorkT]):
                 num_errors += 1
             self._durable.forget()
             await asyncio.sleep(min(MAX_PAUSE_SECONDS, PAUSE_SECONDS * 2 ** min(num_errors, 10)))
+
+    async def _do(self, held: WorkT) -> None:
+        try:
+            await self._work(held)
+        except Exception:
+            structlog.get_logger().exception("work failed", kind=type(held).__name__)
+            await self._end_or_give_back(held)
+
+    async def _end_or_give_back(self, held: WorkT) -> None:
+        is_over = False
+        try:
+            async with held.held():
+                is_over = await self._count_error(held)
+        except Exception:
+            structlog.get_logger().exception("failed work is tried again uncounted", kind=type(held).__name__)
+        if not is_over:
+            await held.give_back(rest_seconds(held.num_deliveries))
+            return
+        with contextlib.suppress(*FAILURES):
+            await held.done()

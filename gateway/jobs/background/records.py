@@ -25,6 +25,8 @@ class Record(msgspec.Struct, kw_only=True):
     """The response, as clients see it."""
     owner: str = ""
     """Run that computes it; an earlier run finds another's name here and stops."""
+    num_errors: int = 0
+    """Number of runs that ended by an unforeseen error."""
 
     @property
     def id(self) -> str:

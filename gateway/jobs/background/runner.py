@@ -20,7 +20,7 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp
 
-from headwater.services.runtime.errors import NotFound, StorageLimitExceeded, Unavailable
+from headwater.services.runtime.errors import InternalError, NotFound, StorageLimitExceeded, Unavailable
 from headwater.services.runtime.tasks import end
 
 from ...buckets import FAILURES, Overtaken
@@ -31,10 +31,10 @@ from ..in_process import KnownRequest
 from ..response_store import ResponseStore
 from ..retry import retry
 from ..tenant_storage import TenantStorage
-from ..workers import PAUSE_SECONDS, Workers
+from ..workers import MAX_ERRORS, PAUSE_SECONDS, Workers
 from .events import EventWriter
 from .ledger import BackgroundLedger, HeldResponse
-from .records import Record
+from .records import OVER, Record
 
 PATH, STREAMS = "/v1/responses", "/v1/streams"
 RESUME_SECONDS = 20.0
@@ -64,7 +64,7 @@ class BackgroundRunner:
     def __init__(self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore) -> None:
         self._storage, self._app, self._responses = storage, app, responses
         self._ledger = BackgroundLedger(storage.durable)
-        self._workers = Workers(storage.durable, self._ledger.next, self._work, MAX_RESPONSES)
+        self._workers = Workers(storage.durable, self._ledger.next, self._work, self._count_error, MAX_RESPONSES)
         self._num_running: Counter[str] = Counter()
         """Number of responses that are computed, by tenant."""
 
@@ -107,6 +107,13 @@ class BackgroundRunner:
         except (*FAILURES, Unavailable) as failure:
             structlog.get_logger().warning("response interrupted", response=held.response_id, error=repr(failure))
             await held.give_back(PAUSE_SECONDS)
+
+    async def _count_error(self, held: HeldResponse) -> bool:
+        run = _Run(self._storage, self._app, self._responses, held.tenant, held.response_id)
+        is_over = await run.count_error()
+        if is_over:
+            await run.forget()
+        return is_over
 
 
 class _Run:
@@ -158,15 +165,39 @@ class _Run:
         except StorageLimitExceeded as refusal:
             await end(work, watch)
             await self._events.discard()
-            await self._refuse(record, refusal)
+            await self._fail(record, refusal.code, refusal.message)
         finally:
             await end(work, watch, writing)
 
-    async def _refuse(self, record: Record, refusal: StorageLimitExceeded) -> None:
-        """Ends the response: its tenant has no room for more of its events."""
-        response = _failed(record, refusal.code, refusal.message)
-        self._events.add({"type": "response.failed", "response": response})
-        await retry(self._events.flush)
+    async def count_error(self) -> bool:
+        """Counts a run that ended by an unforeseen error; the last one ends the response. Returns whether it is
+        over."""
+
+        def count(record: Record) -> None:
+            if record.is_over:
+                raise Stopped
+            record.num_errors += 1
+            if record.num_errors >= MAX_ERRORS:
+                record.owner = self._name
+
+        try:
+            record = self._record = await retry(lambda: self._ledger.change(self._tenant, self._id, count))
+            if record.num_errors < MAX_ERRORS:
+                return False
+            await self._events.catch_up()
+            message = f"the response failed {MAX_ERRORS} times by an internal fault; the log has it"
+            await self._fail(record, InternalError.code, message)
+        except (NotFound, Stopped):
+            # It was deleted or cancelled.
+            pass
+        return True
+
+    async def _fail(self, record: Record, code: str, message: str) -> None:
+        """Ends the response by an error."""
+        response = _failed(record, code, message)
+        if record.is_streamed:
+            self._events.add({"type": "response.failed", "response": response})
+            await retry(self._events.flush)
 
         def end(each: Record) -> None:
             self._check_mine(each)
@@ -224,11 +255,13 @@ class _Run:
             await retry(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def _response(self, record: Record) -> dict[str, Any]:
-        """Response of a run, up to the answer's end. Raises `Overtaken`."""
+        """Response of a run, up to the answer's end. Raises `Overtaken`, `Busy`."""
         reply = await self._answered(record)
         if self._is_overtaken:
             raise Overtaken
         if reply.status == 200:
+            if self._last.get("status") not in OVER:
+                raise InternalError("the response's stream ended before its last event")
             return self._last
         error = msgspec.json.decode(reply.body or b"{}").get("error", {})
         response = _failed(record, error.get("code"), error.get("message"))

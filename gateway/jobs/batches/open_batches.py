@@ -73,9 +73,11 @@ class OpenBatches:
                     await asyncio.sleep(LOOK_SECONDS)
                     with contextlib.suppress(*FAILURES, Unavailable):
                         batch.kept = await self._ledger.get(tenant, batch_id)
-        except (*FAILURES, Unavailable, NotFound) as failure:
+        except Exception as failure:
             if not opening.done():
                 opening.set_exception(failure)
+            elif not isinstance(failure, (*FAILURES, Unavailable, NotFound)):
+                raise
         finally:
             opening.cancel()
             del self._opening[batch_id]

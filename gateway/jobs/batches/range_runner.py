@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 
 import structlog
 
-from headwater.services.runtime.errors import NotFound, Unavailable
+from headwater.services.runtime.errors import InternalError, NotFound, Unavailable
 from headwater.services.runtime.tasks import end
 
 from ...buckets import FAILURES
 from ..busy import Busy, patience_of, rest_seconds
 from ..durable import Durable
 from ..retry import retry
-from ..workers import PAUSE_SECONDS, Workers
+from ..workers import MAX_ERRORS, PAUSE_SECONDS, Workers
 from .files import Files
 from .ledger import Ledger
 from .line_caller import LineCaller
+from .lines import read_line
 from .open_batches import OpenBatch, OpenBatches
 from .ranges import LINES, HeldRange, Ranges
+from .records import Failure, Kept, Result, new_id
 from .results import Results
+
+_FAULT = Failure(code=InternalError.code, message=f"it failed {MAX_ERRORS} times by an internal fault; the log has it")
+NumberedLine = tuple[int, bytes]
 
 
 class RangeRunner:
@@ -29,10 +35,11 @@ class RangeRunner:
 
     def __init__(self, durable: Durable, caller: LineCaller) -> None:
         self._caller, self._results = caller, Results(durable)
-        self._open = OpenBatches(Files(durable), Ledger(durable))
+        self._ledger = Ledger(durable)
+        self._open = OpenBatches(Files(durable), self._ledger)
         # One more than are answered at once, so that the last lines of a range do not answer alone.
         seats = -(-caller.concurrency // LINES) + 1
-        self._workers = Workers(durable, Ranges(durable).next, self._work, seats)
+        self._workers = Workers(durable, Ranges(durable).next, self._work, self._count_error, seats)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[RangeRunner]:
@@ -61,21 +68,56 @@ class RangeRunner:
         """Answers lines until every line of the range has a result, or the batch ends. Returns False where some lines
         must wait."""
         lines, patience = held.range.read(batch.content), patience_of(held.num_deliveries)
-        each = (self._line(batch, number, text, patience) for number, text in lines)
+        failed: list[NumberedLine] = []
+        each = (self._line(batch, line, patience, failed) for line in lines)
         work = asyncio.ensure_future(asyncio.gather(*each))
         try:
             await asyncio.wait((work, batch.ended), return_when=asyncio.FIRST_COMPLETED)
-            return all(work.result()) if work.done() else True
+            if not work.done():
+                return True
+            num_left = work.result().count(False)
+            if failed and await self._give_up(held, failed):
+                num_left -= len(failed)
+            return num_left == 0
         finally:
             await end(work)
 
-    async def _line(self, batch: OpenBatch, number: int, text: bytes, patience: int) -> bool:
-        """Answers one line. Returns True where it has a result."""
-        batch_id = batch.kept.batch.id
+    async def _give_up(self, held: HeldRange, failed: list[NumberedLine]) -> bool:
+        """Counts a delivery in which lines failed by unforeseen errors. After the last one that is their result."""
+
+        def count(kept: Kept) -> None:
+            kept.range_errors[held.range.first] = kept.range_errors.get(held.range.first, 0) + 1
+
+        kept = await retry(lambda: self._ledger.change(held.range.tenant, held.range.batch_id, count))
+        if kept.range_errors[held.range.first] < MAX_ERRORS:
+            return False
+        for number, text in failed:
+            result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=_FAULT)
+            await retry(functools.partial(self._results.keep, kept.batch.id, number, result))
+        return True
+
+    async def _count_error(self, held: HeldRange) -> bool:
+        """Errors of lines are counted above. Others compute nothing again, and the range ends with its batch."""
+        return False
+
+    async def _line(self, batch: OpenBatch, line: NumberedLine, patience: int, failed: list[NumberedLine]) -> bool:
+        """Answers one line. Returns True where it has a result; adds it to `failed` after an unforeseen error."""
+        number, text = line
+        try:
+            return await self._answer_line(batch.kept, number, text, patience)
+        except (*FAILURES, Unavailable):
+            raise
+        except Exception:
+            structlog.get_logger().exception("line failed", batch=batch.kept.batch.id, line=number)
+            failed.append(line)
+            return False
+
+    async def _answer_line(self, kept: Kept, number: int, text: bytes, patience: int) -> bool:
+        batch_id = kept.batch.id
         if await retry(lambda: self._results.has(batch_id, number)):
             return True
         try:
-            result = await self._caller.answer(batch.kept.payer, text, patience=patience)
+            result = await self._caller.answer(kept.payer, text, patience=patience)
         except Busy:
             return False
         await retry(lambda: self._results.keep(batch_id, number, result))

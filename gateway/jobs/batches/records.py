@@ -106,6 +106,10 @@ class Kept(msgspec.Struct, kw_only=True):
     """Whether the tenant may store no more: lines without a result get none."""
     owner: str = ""
     """Run that works on it; an earlier run finds another's name here and stops."""
+    num_errors: int = 0
+    """Number of runs that ended by an unforeseen error."""
+    range_errors: dict[int, int] = {}
+    """Number of deliveries of a range in which lines failed by unforeseen errors, by its first line."""
 
     @classmethod
     def of(cls, batch: Batch, payer: Tenant) -> Kept:

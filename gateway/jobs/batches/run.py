@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from headwater.services.runtime.errors import NotFound, Unavailable
+from headwater.services.runtime.errors import InternalError, NotFound, Unavailable
 
 from ...buckets import FAILURES
 from ..retry import retry
 from ..tenant_storage import TenantStorage
+from ..workers import MAX_ERRORS
 from .files import Files
 from .hand_out import HandOut
 from .ledger import Ledger
@@ -55,9 +56,34 @@ class Run:
                     kept = await self._advance(kept, content)
             except NotFound as missing:
                 kept = await self._fail(Fault(code="invalid_input_file", message=missing.message))
-        await self._ranges.drop(kept.batch.id)
-        await self._results.drop(kept.batch.id)
+        await self._drop(kept.batch.id)
         return kept.batch
+
+    async def count_error(self) -> bool:
+        """Counts a run that ended by an unforeseen error; the last one ends the batch. Returns whether it is given
+        up."""
+
+        def count(kept: Kept) -> None:
+            kept.num_errors += 1
+            if kept.num_errors >= MAX_ERRORS and not kept.batch.is_over:
+                # A run that still works on it stops.
+                kept.owner = self._name
+                message = f"the batch failed {MAX_ERRORS} times by an internal fault; the log has it"
+                kept.batch.errors = Faults(data=[Fault(code=InternalError.code, message=message)])
+                kept.batch.become("failed")
+
+        try:
+            kept = await retry(lambda: self._ledger.change(self._tenant, self._batch_id, count))
+        except NotFound:
+            return True
+        if kept.num_errors == MAX_ERRORS:
+            await self._drop(kept.batch.id)
+        return kept.num_errors >= MAX_ERRORS
+
+    async def _drop(self, batch_id: str) -> None:
+        """Drops what only a running batch needs."""
+        await self._ranges.drop(batch_id)
+        await self._results.drop(batch_id)
 
     async def _advance(self, kept: Kept, content: IO[bytes]) -> Kept:
         is_new = kept.batch.in_progress_at is None

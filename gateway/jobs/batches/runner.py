@@ -29,7 +29,7 @@ class Runner:
 
     def __init__(self, storage: TenantStorage, caller: LineCaller, *, max_line_bytes: int) -> None:
         durable, self._storage, self._max_line_bytes = storage.durable, storage, max_line_bytes
-        self._workers = Workers(durable, Ledger(durable).next_job, self._work, MAX_BATCHES)
+        self._workers = Workers(durable, Ledger(durable).next_job, self._work, self._count_error, MAX_BATCHES)
         self._ranges = RangeRunner(durable, caller)
 
     @contextlib.asynccontextmanager
@@ -40,7 +40,7 @@ class Runner:
 
     async def _work(self, job: Job) -> None:
         log = structlog.get_logger().bind(batch=job.batch_id)
-        run = Run(self._storage, job.tenant, job.batch_id, max_line_bytes=self._max_line_bytes)
+        run = self._run(job)
         try:
             async with job.held():
                 batch = await run.to_its_end()
@@ -58,3 +58,9 @@ class Runner:
         except (*FAILURES, Unavailable) as failure:
             log.warning("batch interrupted", error=repr(failure))
             await job.give_back(PAUSE_SECONDS)
+
+    async def _count_error(self, job: Job) -> bool:
+        return await self._run(job).count_error()
+
+    def _run(self, job: Job) -> Run:
+        return Run(self._storage, job.tenant, job.batch_id, max_line_bytes=self._max_line_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -30,23 +29,17 @@ async def durable(tmp_path: Path, kept: dict[str, Any]) -> AsyncIterator[Durable
     await server.stop()
 
 
-async def add_response(ledger: BackgroundLedger, *, is_streamed: bool = False) -> str:
-    """Id of a response of ada's that is in the queue."""
-    response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued", "created_at": 1, "store": False}
-    record = Record(
-        tenant=Tenant(id="ada"), priority=0, request_id="r", body=b"{}", is_streamed=is_streamed, response=response
-    )
-    await ledger.add(record)
-    return record.id
-
-
 async def test_an_unforeseen_error_in_taking_work_is_logged_and_work_is_taken_again(
     durable: Durable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(workers, "MAX_PAUSE_SECONDS", 0.05)
     ledger, errors, done = BackgroundLedger(durable), [ValueError("unforeseen")] * 12, asyncio.Event()
-    response_id = await add_response(ledger)
+    response = {"id": "resp_1", "status": "queued"}
+    record = Record(
+        tenant=Tenant(id="ada"), priority=0, request_id="r", body=b"{}", is_streamed=False, response=response
+    )
+    await ledger.add(record)
 
     async def take() -> HeldResponse:
         if errors:
@@ -54,12 +47,15 @@ async def test_an_unforeseen_error_in_taking_work_is_logged_and_work_is_taken_ag
         return await ledger.next()
 
     async def work(held: HeldResponse) -> None:
-        assert held.response_id == response_id
+        assert held.response_id == "resp_1"
         await held.done()
         done.set()
 
+    async def count_error(held: HeldResponse) -> bool:
+        raise AssertionError("no work failed")
+
     with structlog.testing.capture_logs() as lines:
         # The pauses grow to 0.05 s, not to 20 s.
-        async with asyncio.timeout(10), Workers(durable, take, work, 2).running():
+        async with asyncio.timeout(10), Workers(durable, take, work, count_error, 2).running():
             await done.wait()
     assert [line["event"] for line in lines] == ["work cannot be taken"] * 12

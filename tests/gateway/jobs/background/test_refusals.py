@@ -11,11 +11,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from starlette.types import ASGIApp
 
 from headwater.gateway.jobs.background.ledger import BackgroundLedger
 from headwater.gateway.jobs.background.records import Record
 from headwater.gateway.jobs.background.runner import BackgroundRunner
-from headwater.gateway.jobs.durable import Durable
+from headwater.gateway.jobs.durable import BACKGROUND_QUEUE, Durable
 from headwater.gateway.jobs.response_store import ResponseStore
 from headwater.gateway.jobs.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
@@ -54,22 +55,29 @@ class Bench:
     """One gateway that computes responses in the background."""
 
     def __init__(self, durable: Durable, store: Store) -> None:
-        self.app, self.ledger = Answering(), BackgroundLedger(durable)
+        self.durable, self.app, self.ledger = durable, Answering(), BackgroundLedger(durable)
         self._storage = TenantStorage(durable, StorageLimits())
         self._responses = ResponseStore(store, 60.0)
 
-    def running(self) -> contextlib.AbstractAsyncContextManager[BackgroundRunner]:
-        return BackgroundRunner(self._storage, self.app, self._responses).running()
+    def running(self, app: ASGIApp | None = None) -> contextlib.AbstractAsyncContextManager[BackgroundRunner]:
+        return BackgroundRunner(self._storage, app or self.app, self._responses).running()
 
-    async def ask(self, tenant: str) -> str:
+    async def ask(self, tenant: str, *, is_streamed: bool = False) -> str:
         response_id = f"resp_{uuid.uuid4().hex}"
         response = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
         body = msgspec.json.encode(response)
         record = Record(
-            tenant=Tenant(id=tenant), priority=0, request_id="r", body=body, is_streamed=False, response=response
+            tenant=Tenant(id=tenant), priority=0, request_id="r", body=body, is_streamed=is_streamed, response=response
         )
         await self.ledger.add(record)
         return response_id
+
+    async def until_idle(self) -> None:
+        """Waits until the queue is empty."""
+        rooms = await self.durable.rooms()
+        async with asyncio.timeout(30):
+            while (await rooms.js.stream_info(BACKGROUND_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS tells nobody)
+                await asyncio.sleep(0.02)
 
     async def until(self, tenant: str, response_id: str, is_so: Callable[[Record], bool]) -> dict[str, Any]:
         async with asyncio.timeout(30):
