@@ -14,6 +14,7 @@ from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
 from ..runtime.errors import BadRequest
 from ..text.model import TextModel
+from .ascii_escapes import ascii_grammar, ascii_regex
 from .closed_schema import closed
 from .counted_text import counted_up_to
 from .json_schema import check_schema, parse_json
@@ -144,9 +145,9 @@ def _text_input(asked: CustomInput, i: int) -> Form:
     text: Form
     match asked.WhichOneof("format"):
         case "lark":
-            text = {"type": "grammar", "grammar": quoted_grammar(param, asked.lark)}
+            text = {"type": "grammar", "grammar": quoted_grammar(param, ascii_grammar(asked.lark))}
         case "regex":
-            text = {"type": "regex", "pattern": quoted_regex(param, asked.regex)}
+            text = {"type": "regex", "pattern": quoted_regex(param, ascii_regex(asked.regex))}
         case _:
             return {"type": "json_schema", "json_schema": {"type": "string"}}
     quote = {"type": "const_string", "value": '"'}
@@ -158,7 +159,7 @@ def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
     for i, tool in enumerate(conversation.tools):
         match tool.custom_input.WhichOneof("format"):
             case "lark":
-                yield i, json.dumps({"grammars": [{"lark_grammar": tool.custom_input.lark}]})
+                yield i, json.dumps({"grammars": [{"lark_grammar": ascii_grammar(tool.custom_input.lark)}]})
             case "regex":
                 pattern = expression(format_param(i), tool.custom_input.regex)
                 yield i, json.dumps({"grammars": [{"lark_grammar": f"start: {pattern}"}]})

@@ -10,6 +10,7 @@ from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleRefNode, gbnf_to_lark
 
 from ..runtime.errors import BadRequest
+from .ascii_escapes import ascii_grammar, ascii_regex
 
 ANY_TEXT = r"/(?s:.*)/"
 _GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
@@ -44,14 +45,14 @@ def expression(param: str, regex: str) -> str:
     bare = regex.removeprefix("^")
     if bare.endswith("$") and not bare.endswith("\\$"):
         bare = bare[:-1]
-    return f"/{regex_to_lark(bare, '')}/"
+    return f"/{regex_to_lark(ascii_regex(bare), '')}/"
 
 
 def grammar(param: str, text: str) -> str:
-    """A grammar in Lark's syntax, or in that of GBNF, which is translated."""
+    """A grammar in Lark's syntax, or in that of GBNF, which is translated. Escapes of classes mean ASCII."""
     if not text.strip():
         raise BadRequest.of(param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
-    return _from_gbnf(param, text) if _GBNF.search(text) is not None else text
+    return ascii_grammar(_from_gbnf(param, text) if _GBNF.search(text) is not None else text)
 
 
 def _from_gbnf(param: str, text: str) -> str:

@@ -14,6 +14,7 @@ from headwater.proto.common_pb2 import StructuredOutput
 
 from ..runtime.errors import BadRequest
 from . import lark
+from .ascii_escapes import ascii_regex
 from .closed_schema import closed
 from .json_schema import check_schema, parse_json
 from .structural_tag import structural_tag_grammar
@@ -78,7 +79,7 @@ def with_whitespace_and_closed(schema: object) -> dict[str, Any]:
 
 
 def _whitespace(asked: StructuredOutput) -> str:
-    return asked.whitespace_pattern if asked.HasField("whitespace_pattern") else WHITESPACE
+    return ascii_regex(asked.whitespace_pattern) if asked.HasField("whitespace_pattern") else WHITESPACE
 
 
 def _choices(param: str, choices: list[str]) -> str:

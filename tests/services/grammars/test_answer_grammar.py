@@ -159,6 +159,14 @@ def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
             assert [call.arguments for call in parser.push(good).calls] == ['say "abc"\n']
 
 
+def test_digits_of_a_custom_tool_are_ascii(thinking: TextModel, grammars: Grammars) -> None:
+    model = dataclasses.replace(thinking, tool_format="hermes", reasoning_format="")
+    for asked in (CustomInput(regex=r"\d+"), CustomInput(lark=r"start: /\d+/")):
+        _, grammar = prepared(model, request(Tool(name="code", custom_input=asked), choice="required"))
+        assert accepts(model, grammars, grammar, TEXT_CALLS["hermes"]('"12"'))
+        assert not accepts(model, grammars, grammar, TEXT_CALLS["hermes"]('"٣"'))
+
+
 def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
     thinking: TextModel, grammars: Grammars
 ) -> None:
