@@ -20,12 +20,14 @@ ESCAPED = tuple(map(chr, [*range(0x20), ord('"'), ord("\\")]))
 _PLAIN = r'[^"\\\x00-\x1f]'
 _TOKEN = re.compile(
     r"""(?P<space>\s+|(?:\#|//)[^\n]*)
-    |(?P<string>"(?:\\.|[^"\\\n])*"i?)(?P<range>\s*\.\.\s*"(?:\\.|[^"\\\n])*")?
-    |/(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)
+    |(?P<string>"(?:\\.|[^"\\\n])*(?:"i?)?)(?P<range>\s*\.\.\s*"(?:\\.|[^"\\\n])*")?
+    |/(?P<regex>(?:\\.|[^/\\])+)(?:/(?P<flags>[imslux]*)|\\?\Z)
     |%import\s+common\s*(?:\.\s*(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?|\((?P<names>[^()]*)\))
     |(?P<other>%(?:ignore|lark)\b|<(?P<special>[^<>\s]+)>|[%@](?P<beyond>\w*)|\w+|.)""",
     re.VERBOSE | re.DOTALL,
 )
+"""A part of a grammar. A string or an expression without its end is one too, since looking for its end from every place
+in it takes quadratic time; reading it is an error."""
 _MATCHER = re.compile(
     r"""(?P<opening>\((?:\?(?:P?<\w+>|[a-zA-Z-]*[:)]))?)
     |(?P<count>\{\d*,?\d*\}|[*+?|)^$]|\\[bBAzG])
@@ -84,6 +86,8 @@ def _tokens(param: str, grammar: str) -> Iterator[str]:
         elif found["string"] is not None:
             yield _string(param, found["string"])
         elif found["regex"] is not None:
+            if found["flags"] is None:
+                raise _refusal(param, f"has {found.group()[:20]!r}, a regular expression without its end")
             yield f"/{quoted_regex(param, found['regex'], found['flags'])}/{found['flags']}"
         elif found["name"] is not None:
             yield from _imported(param, found["name"], found["alias"] or found["name"])
@@ -124,7 +128,7 @@ def _read(param: str, literal: str) -> str:
         text: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", literal.replace("\t", "\\t")))
     except ValueError:
         raise _refusal(
-            param, f"has the string {literal}, which cannot be read; allowed: JSON's escapes and \\x"
+            param, f"has the string {literal[:40]}, which cannot be read; allowed: JSON's escapes and \\x"
         ) from None
     return text
 

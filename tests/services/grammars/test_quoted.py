@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -84,3 +85,12 @@ def test_what_is_no_text_is_refused(grammar: str) -> None:
         quoted_grammar("tools[0].custom.format.grammar.definition", grammar)
     assert refused.value.param == "tools[0].custom.format.grammar.definition"
     assert refused.value.code == "invalid_grammar"
+
+
+@pytest.mark.parametrize("part", ["/\\", '"\\'], ids=["expression", "string"])
+def test_what_has_no_end_is_refused_after_one_reading(part: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(BadRequest) as refused:
+        quoted_grammar("p", "start: " + part * 100_000)
+    assert time.thread_time() - began < 2
+    assert len(refused.value.message) < 200
