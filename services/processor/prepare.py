@@ -10,6 +10,7 @@ from ..answers.format import answer_format
 from ..runtime.errors import BadRequest
 from ..text.model import TextModel
 from . import conversation
+from .allowed_tokens import check_allowed_tokens
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
 
 
@@ -23,6 +24,8 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         sampling.max_tokens = 0
     token_ids, form = _tokens_and_format(model, request.prompt, escapes=_escapes(model, request))
     token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
+    bad_words = _bad_words(model, sampling)
+    check_allowed_tokens(sampling, model.eos_token_ids, bad_words)
     # Its structured output goes on as a grammar.
     sampling.ClearField("structured_output")
     block_size = model.served.block_size
@@ -30,7 +33,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
         prompt_ids=token_ids,
         sampling=sampling,
         eos_token_ids=model.eos_token_ids,
-        bad_word_ids=_bad_words(model, sampling),
+        bad_word_ids=[common_pb2.TokenSequence(token_ids=ids) for ids in bad_words],
         block_hashes=b"".join(block_hashes(request.cache_namespace, token_ids, block_size)),
         block_size=block_size,
         answer_format=form,
@@ -97,8 +100,8 @@ def _adds_special_tokens(prompt: processor_pb2.Prompt, *, default: bool) -> bool
     return prompt.add_special_tokens if prompt.HasField("add_special_tokens") else default
 
 
-def _bad_words(model: TextModel, sampling: common_pb2.Sampling) -> list[common_pb2.TokenSequence]:
+def _bad_words(model: TextModel, sampling: common_pb2.Sampling) -> list[list[int]]:
     def encode(text: str) -> list[int]:
         return model.tokenizer.encode(text, add_special_tokens=False)
 
-    return [common_pb2.TokenSequence(token_ids=ids) for ids in bad_word_sequences(sampling.bad_words, encode)]
+    return bad_word_sequences(sampling.bad_words, encode)
