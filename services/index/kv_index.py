@@ -66,7 +66,7 @@ class Column:
 
 
 @dataclass(slots=True, eq=False)
-class _Hope:
+class _Expectation:
     """Blocks that a request on its way is expected to store."""
 
     column: Column
@@ -100,13 +100,13 @@ class KvIndex:
         self._clock = clock
         self._bitmaps: dict[bytes, int] = {}
         """Bitmaps of reported blocks, in the order of last use as far as eviction may be near."""
-        self._hopes: dict[bytes, list[_Hope]] = {}
+        self._expectations: dict[bytes, list[_Expectation]] = {}
         """Expected blocks of requests on their way, by the first new block of each."""
         self._columns: dict[str, Column] = {}
         self._by_number: dict[int, Column] = {}
-        self._dying: deque[Column] = deque()
+        self._retired: deque[Column] = deque()
         self._live = 0
-        self._expiries: list[tuple[float, int, _Hope]] = []
+        self._expiries: list[tuple[float, int, _Expectation]] = []
         """Heap of expectations by their expiry."""
         self._num_expected = itertools.count()
 
@@ -149,14 +149,14 @@ class KvIndex:
 
     def abandon(self, column: Column) -> None:
         """Gives up a column that was not published."""
-        self._bury(column)
+        self._retire(column)
 
     def forget(self, replica_id: str) -> None:
         """Removes a replica that is gone; its bits are dead at once and removed later, a few at a time."""
         column = self._columns.pop(replica_id, None)
         if column is not None:
             self._live &= ~column.bit
-            self._bury(column)
+            self._retire(column)
 
     def apply(self, batch: events_pb2.KvEventBatch) -> Verdict:
         """Takes the next batch of the incarnation whose column counts."""
@@ -170,7 +170,7 @@ class KvIndex:
         column.seq = batch.seq
         if batch.cleared:
             self._drop(column, list(column.stored))
-            self._despair(column)
+            self._drop_expected(column)
         self._drop(column, batch.removed)
         for chain in batch.stored:
             # The head of a chain is younger than its tail, so that eviction shortens chains from their end.
@@ -198,8 +198,8 @@ class KvIndex:
             length = len(hashes)
             if length:
                 self._note(matched, bits, length)
-        if self._hopes:
-            self._add_hopes(hashes, matched)
+        if self._expectations:
+            self._add_expected(hashes, matched)
         self._touch(hashes[:length])
         return matched
 
@@ -210,29 +210,29 @@ class KvIndex:
         column = self._columns.get(replica_id)
         if column is None or start >= len(hashes):
             return
-        hope = _Hope(column, hashes, start)
-        self._hopes.setdefault(hashes[start], []).append(hope)
-        heappush(self._expiries, (self._clock() + seconds, next(self._num_expected), hope))
+        expected = _Expectation(column, hashes, start)
+        self._expectations.setdefault(hashes[start], []).append(expected)
+        heappush(self._expiries, (self._clock() + seconds, next(self._num_expected), expected))
 
     def sweep(self, num_blocks: int) -> None:
         """Removes up to `num_blocks` bits of dead columns; the number of an empty column is free again."""
-        while self._dying and num_blocks > 0:
-            column = self._dying[0]
+        while self._retired and num_blocks > 0:
+            column = self._retired[0]
             for _ in range(min(num_blocks, len(column.stored))):
                 block, _ = column.stored.popitem()
                 _clear_bit(self._bitmaps, block, column.bit)
                 num_blocks -= 1
             if not column.stored:
-                self._dying.popleft()
+                self._retired.popleft()
                 del self._by_number[column.number]
 
-    def _bury(self, column: Column) -> None:
+    def _retire(self, column: Column) -> None:
         """Marks a column as dead. Where no replica is left whose batches would sweep, all its bits are removed at
         once."""
-        self._dying.append(column)
-        if len(self._dying) == len(self._by_number):
+        self._retired.append(column)
+        if len(self._retired) == len(self._by_number):
             self._bitmaps, self._by_number = {}, {}
-            self._dying.clear()
+            self._retired.clear()
 
     def _store(self, column: Column, blocks: Iterable[bytes]) -> None:
         bit, known, bitmaps, xor = column.bit, column.stored, self._bitmaps, column.xor
@@ -251,15 +251,15 @@ class KvIndex:
                 column.xor ^= int.from_bytes(block[:8], "little")
                 _clear_bit(self._bitmaps, block, bit)
 
-    def _add_hopes(self, chain: Sequence[bytes], matched: dict[str, int]) -> None:
+    def _add_expected(self, chain: Sequence[bytes], matched: dict[str, int]) -> None:
         """Extends the held blocks of replicas by the expected blocks behind them."""
         known, at, reach = self._bitmaps.get, 0, max(matched.values(), default=0)
         while at <= reach and at < len(chain):
-            for hope in self._hopes.get(chain[at], ()):
-                column = hope.column
+            for expected in self._expectations.get(chain[at], ()):
+                column = expected.column
                 held = matched.get(column.replica_id, 0)
                 if self._columns.get(column.replica_id) is column and held >= at:
-                    end = max(held, hope.reach(chain, at))
+                    end = max(held, expected.reach(chain, at))
                     while end < len(chain) and known(chain[end], 0) & column.bit:
                         end += 1
                     matched[column.replica_id] = end
@@ -268,16 +268,16 @@ class KvIndex:
 
     def _inherit(self, column: Column, before: Column) -> None:
         """Moves the expectations of an incarnation to its new column: a resync does not change them."""
-        for _, _, hope in self._expiries:
-            if hope.column is before:
-                hope.column = column
+        for _, _, expected in self._expiries:
+            if expected.column is before:
+                expected.column = column
 
-    def _despair(self, column: Column) -> None:
+    def _drop_expected(self, column: Column) -> None:
         """Drops the expectations of a replica whose cache is empty: the expected blocks are no longer part of any
         prefix."""
         over = [entry for entry in self._expiries if entry[2].column is column]
-        for _, _, hope in over:
-            self._forget_hope(hope)
+        for _, _, expected in over:
+            self._forget_expectation(expected)
         if over:
             self._expiries = [entry for entry in self._expiries if entry[2].column is not column]
             heapify(self._expiries)
@@ -288,13 +288,13 @@ class KvIndex:
         for _ in range(min(_EXPIRE_REQUESTS, len(self._expiries))):
             if self._expiries[0][0] > now:
                 break
-            self._forget_hope(heappop(self._expiries)[2])
+            self._forget_expectation(heappop(self._expiries)[2])
 
-    def _forget_hope(self, hope: _Hope) -> None:
-        block = hope.chain[hope.start]
-        self._hopes[block].remove(hope)
-        if not self._hopes[block]:
-            del self._hopes[block]
+    def _forget_expectation(self, expected: _Expectation) -> None:
+        block = expected.chain[expected.start]
+        self._expectations[block].remove(expected)
+        if not self._expectations[block]:
+            del self._expectations[block]
 
     def _note(self, matched: dict[str, int], bits: int, length: int) -> None:
         for number in _set_bits(bits):

@@ -254,7 +254,7 @@ class AgainstPlainSets(RuleBasedStateMachine):
         self.index.sweep(10_000)
         assert len(self.index) == 0
         assert self.index.open("new", 1).number == 0
-        assert not self.index._hopes
+        assert not self.index._expectations
 
 
 TestAgainstPlainSets = AgainstPlainSets.TestCase
