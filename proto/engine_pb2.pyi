@@ -30,7 +30,7 @@ class ClientFrame(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     ADDS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
-    ASKED_FIELD_NUMBER: _builtins.int
+    PROBED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cancel]:
         """first, so that they overtake prompts"""
@@ -48,7 +48,7 @@ class ClientFrame(_message.Message):
         """more of requests that did not fit a frame"""
 
     @_builtins.property
-    def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def probed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """streams that were silent for long: those that are not here end, as missing; answered"""
 
     def __init__(
@@ -58,11 +58,11 @@ class ClientFrame(_message.Message):
         credits: _abc.Iterable[Global___Credit] | None = ...,
         adds: _abc.Iterable[Global___Add] | None = ...,
         parts: _abc.Iterable[Global___AddPart] | None = ...,
-        asked: _abc.Iterable[_builtins.int] | None = ...,
+        probed: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds", b"adds", "asked", b"asked", "cancels", b"cancels", "credits", b"credits", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds", b"adds", "cancels", b"cancels", "credits", b"credits", "parts", b"parts", "probed", b"probed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -354,7 +354,7 @@ class EngineFrame(_message.Message):
     step: _builtins.int
     """of the engine"""
     answered: _builtins.bool
-    """what the client asked was heard"""
+    """a probe was heard"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a row a stream that has tokens"""

@@ -26,7 +26,7 @@ from headwater.proto import common_pb2 as headwater_dot_proto_dot_common__pb2
 from headwater.proto import engine_pb2 as headwater_dot_proto_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&headwater/proto/output_processor.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1cheadwater/proto/engine.proto\"\xb6\x02\n\x0cGatewayFrame\x12%\n\x07\x63\x61ncels\x18\x01 \x03(\x0b\x32\x14.headwater.v1.Cancel\x12%\n\x07\x63redits\x18\x02 \x03(\x0b\x32\x14.headwater.v1.Credit\x12!\n\x05opens\x18\x03 \x03(\x0b\x32\x12.headwater.v1.Open\x12$\n\x05parts\x18\x04 \x03(\x0b\x32\x15.headwater.v1.AddPart\x12\r\n\x05\x61sked\x18\x05 \x03(\r\x12!\n\x05keeps\x18\x14 \x03(\x0b\x32\x12.headwater.v1.Keep\x12&\n\x08\x61ttaches\x18\x15 \x03(\x0b\x32\x14.headwater.v1.Attach\x12#\n\x06let_go\x18\x16 \x03(\x0b\x32\x13.headwater.v1.LetGo\x12\x10\n\x08recorded\x18\x17 \x03(\t\"\xf5\x01\n\x04Open\x12\x16\n\x0e\x65ngine_address\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x1e\n\x03\x61\x64\x64\x18\x05 \x01(\x0b\x32\x11.headwater.v1.Add\x12\x17\n\x0f\x64\x65livered_bytes\x18\x06 \x03(\r\x12\x31\n\ranswer_format\x18\x07 \x01(\x0b\x32\x1a.headwater.v1.AnswerFormat\x12\x11\n\tresumable\x18\x14 \x01(\x08\x12$\n\x06\x63harge\x18\x15 \x01(\x0b\x32\x14.headwater.v1.Charge\"\xc4\x01\n\x06\x43harge\x12\x11\n\trecord_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprompt_alone\x18\x06 \x01(\x08\x12\x1d\n\x15\x63harged_prompt_tokens\x18\x07 \x01(\r\x12\x1d\n\x15\x63harged_output_tokens\x18\x08 \x01(\r\"\xce\x03\n\x0bOutputFrame\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x03(\r\x12\x12\n\nnum_tokens\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x13\n\x0btext_offset\x18\x06 \x03(\r\x12+\n\x08logprobs\x18\x07 \x03(\x0b\x32\x19.headwater.v1.RowLogprobs\x12#\n\x06starts\x18\x08 \x03(\x0b\x32\x13.headwater.v1.Start\x12,\n\x08\x66inishes\x18\t \x03(\x0b\x32\x1a.headwater.v1.OutputFinish\x12;\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\".headwater.v1.OutputPromptLogprobs\x12%\n\x05parts\x18\x0b \x03(\x0b\x32\x16.headwater.v1.RowParts\x12+\n\nembeddings\x18\x0c \x03(\x0b\x32\x17.headwater.v1.Embedding\x12(\n\x08\x61ttached\x18\x14 \x03(\x0b\x32\x16.headwater.v1.Attached\x12\x10\n\x08\x61nswered\x18\x15 \x01(\x08\"F\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"n\n\x08RowParts\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\r\x12\x11\n\treasoning\x18\x03 \x01(\t\x12/\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1b.headwater.v1.ToolCallDelta\"\xc3\x02\n\x0cOutputFinish\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\tretriable\x18\x07 \x01(\x08\x12\x1c\n\x14num_reasoning_tokens\x18\x14 \x01(\r\x12 \n\x04work\x18\x08 \x01(\x0b\x32\x12.headwater.v1.Work\x12&\n\x05\x63\x61use\x18\t \x01(\x0e\x32\x17.headwater.v1.LossCause\x12\x10\n\x08\x65nded_at\x18\x15 \x01(\x04\x42\r\n\x0bstop_reason\"{\n\x14OutputPromptLogprobs\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12*\n\x06tokens\x18\x03 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x0c\n\x04last\x18\x04 \x01(\x08\"*\n\x04Keep\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x0c\"S\n\x06\x41ttach\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nstream_ids\x18\x03 \x03(\r\x12\x11\n\trecord_id\x18\x04 \x01(\t\"I\n\x05LetGo\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"]\n\x08\x41ttached\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x0f\n\x07granted\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\"7\n\x11\x46indStreamRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x13\n\x11\x46orgetStreamReply\"\xbb\x01\n\x0b\x46oundStream\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x0c\x12\x13\n\x0bnum_choices\x18\x02 \x01(\r\x12\x0f\n\x07granted\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\r\n\x05\x65nded\x18\x05 \x01(\x08\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r2\xf5\x01\n\x0fOutputProcessor\x12\x44\n\x07Session\x12\x1a.headwater.v1.GatewayFrame\x1a\x19.headwater.v1.OutputFrame(\x01\x30\x01\x12J\n\nFindStream\x12\x1f.headwater.v1.FindStreamRequest\x1a\x19.headwater.v1.FoundStream0\x01\x12P\n\x0c\x46orgetStream\x12\x1f.headwater.v1.FindStreamRequest\x1a\x1f.headwater.v1.ForgetStreamReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&headwater/proto/output_processor.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1cheadwater/proto/engine.proto\"\xb7\x02\n\x0cGatewayFrame\x12%\n\x07\x63\x61ncels\x18\x01 \x03(\x0b\x32\x14.headwater.v1.Cancel\x12%\n\x07\x63redits\x18\x02 \x03(\x0b\x32\x14.headwater.v1.Credit\x12!\n\x05opens\x18\x03 \x03(\x0b\x32\x12.headwater.v1.Open\x12$\n\x05parts\x18\x04 \x03(\x0b\x32\x15.headwater.v1.AddPart\x12\x0e\n\x06probed\x18\x05 \x03(\r\x12!\n\x05keeps\x18\x14 \x03(\x0b\x32\x12.headwater.v1.Keep\x12&\n\x08\x61ttaches\x18\x15 \x03(\x0b\x32\x14.headwater.v1.Attach\x12#\n\x06let_go\x18\x16 \x03(\x0b\x32\x13.headwater.v1.LetGo\x12\x10\n\x08recorded\x18\x17 \x03(\t\"\xf5\x01\n\x04Open\x12\x16\n\x0e\x65ngine_address\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x06\x12\r\n\x05model\x18\x04 \x01(\t\x12\x1e\n\x03\x61\x64\x64\x18\x05 \x01(\x0b\x32\x11.headwater.v1.Add\x12\x17\n\x0f\x64\x65livered_bytes\x18\x06 \x03(\r\x12\x31\n\ranswer_format\x18\x07 \x01(\x0b\x32\x1a.headwater.v1.AnswerFormat\x12\x11\n\tresumable\x18\x14 \x01(\x08\x12$\n\x06\x63harge\x18\x15 \x01(\x0b\x32\x14.headwater.v1.Charge\"\xc4\x01\n\x06\x43harge\x12\x11\n\trecord_id\x18\x01 \x01(\t\x12\x0e\n\x06key_id\x18\x02 \x01(\t\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\rcached_tokens\x18\x04 \x01(\r\x12\x15\n\routput_tokens\x18\x05 \x01(\r\x12\x14\n\x0cprompt_alone\x18\x06 \x01(\x08\x12\x1d\n\x15\x63harged_prompt_tokens\x18\x07 \x01(\r\x12\x1d\n\x15\x63harged_output_tokens\x18\x08 \x01(\r\"\xce\x03\n\x0bOutputFrame\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x03(\r\x12\x12\n\nnum_tokens\x18\x03 \x03(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\r\n\x05texts\x18\x05 \x03(\t\x12\x13\n\x0btext_offset\x18\x06 \x03(\r\x12+\n\x08logprobs\x18\x07 \x03(\x0b\x32\x19.headwater.v1.RowLogprobs\x12#\n\x06starts\x18\x08 \x03(\x0b\x32\x13.headwater.v1.Start\x12,\n\x08\x66inishes\x18\t \x03(\x0b\x32\x1a.headwater.v1.OutputFinish\x12;\n\x0fprompt_logprobs\x18\n \x03(\x0b\x32\".headwater.v1.OutputPromptLogprobs\x12%\n\x05parts\x18\x0b \x03(\x0b\x32\x16.headwater.v1.RowParts\x12+\n\nembeddings\x18\x0c \x03(\x0b\x32\x17.headwater.v1.Embedding\x12(\n\x08\x61ttached\x18\x14 \x03(\x0b\x32\x16.headwater.v1.Attached\x12\x10\n\x08\x61nswered\x18\x15 \x01(\x08\"F\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12*\n\x06tokens\x18\x02 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"n\n\x08RowParts\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\tnum_bytes\x18\x02 \x01(\r\x12\x11\n\treasoning\x18\x03 \x01(\t\x12/\n\ntool_calls\x18\x04 \x03(\x0b\x32\x1b.headwater.v1.ToolCallDelta\"\xc3\x02\n\x0cOutputFinish\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12*\n\x06reason\x18\x02 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12\x15\n\x0bstop_string\x18\x03 \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x04 \x01(\rH\x00\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\r\n\x05\x65rror\x18\x06 \x01(\t\x12\x11\n\tretriable\x18\x07 \x01(\x08\x12\x1c\n\x14num_reasoning_tokens\x18\x14 \x01(\r\x12 \n\x04work\x18\x08 \x01(\x0b\x32\x12.headwater.v1.Work\x12&\n\x05\x63\x61use\x18\t \x01(\x0e\x32\x17.headwater.v1.LossCause\x12\x10\n\x08\x65nded_at\x18\x15 \x01(\x04\x42\r\n\x0bstop_reason\"{\n\x14OutputPromptLogprobs\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x16\n\x0e\x66irst_position\x18\x02 \x01(\r\x12*\n\x06tokens\x18\x03 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x0c\n\x04last\x18\x04 \x01(\x08\"*\n\x04Keep\x12\x11\n\tstream_id\x18\x01 \x01(\r\x12\x0f\n\x07\x63ontext\x18\x02 \x01(\x0c\"S\n\x06\x41ttach\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x12\n\nstream_ids\x18\x03 \x03(\r\x12\x11\n\trecord_id\x18\x04 \x01(\t\"I\n\x05LetGo\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x15\n\rprompt_tokens\x18\x02 \x01(\r\x12\x15\n\routput_tokens\x18\x03 \x01(\r\"]\n\x08\x41ttached\x12\x12\n\nstream_ids\x18\x01 \x03(\r\x12\x0f\n\x07granted\x18\x02 \x03(\r\x12\x15\n\rprompt_tokens\x18\x03 \x01(\r\x12\x15\n\routput_tokens\x18\x04 \x01(\r\"7\n\x11\x46indStreamRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"\x13\n\x11\x46orgetStreamReply\"\xbb\x01\n\x0b\x46oundStream\x12\x0f\n\x07\x63ontext\x18\x01 \x01(\x0c\x12\x13\n\x0bnum_choices\x18\x02 \x01(\r\x12\x0f\n\x07granted\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\r\n\x05\x65nded\x18\x05 \x01(\x08\x12\x15\n\rprompt_tokens\x18\x06 \x01(\r\x12\x15\n\routput_tokens\x18\x07 \x01(\r\x12\x13\n\x0bnum_readers\x18\x08 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\t \x01(\r2\xf5\x01\n\x0fOutputProcessor\x12\x44\n\x07Session\x12\x1a.headwater.v1.GatewayFrame\x1a\x19.headwater.v1.OutputFrame(\x01\x30\x01\x12J\n\nFindStream\x12\x1f.headwater.v1.FindStreamRequest\x1a\x19.headwater.v1.FoundStream0\x01\x12P\n\x0c\x46orgetStream\x12\x1f.headwater.v1.FindStreamRequest\x1a\x1f.headwater.v1.ForgetStreamReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,35 +34,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headwater.proto.output_proc
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GATEWAYFRAME']._serialized_start=117
-  _globals['_GATEWAYFRAME']._serialized_end=427
-  _globals['_OPEN']._serialized_start=430
-  _globals['_OPEN']._serialized_end=675
-  _globals['_CHARGE']._serialized_start=678
-  _globals['_CHARGE']._serialized_end=874
-  _globals['_OUTPUTFRAME']._serialized_start=877
-  _globals['_OUTPUTFRAME']._serialized_end=1339
-  _globals['_ROWLOGPROBS']._serialized_start=1341
-  _globals['_ROWLOGPROBS']._serialized_end=1411
-  _globals['_ROWPARTS']._serialized_start=1413
-  _globals['_ROWPARTS']._serialized_end=1523
-  _globals['_OUTPUTFINISH']._serialized_start=1526
-  _globals['_OUTPUTFINISH']._serialized_end=1849
-  _globals['_OUTPUTPROMPTLOGPROBS']._serialized_start=1851
-  _globals['_OUTPUTPROMPTLOGPROBS']._serialized_end=1974
-  _globals['_KEEP']._serialized_start=1976
-  _globals['_KEEP']._serialized_end=2018
-  _globals['_ATTACH']._serialized_start=2020
-  _globals['_ATTACH']._serialized_end=2103
-  _globals['_LETGO']._serialized_start=2105
-  _globals['_LETGO']._serialized_end=2178
-  _globals['_ATTACHED']._serialized_start=2180
-  _globals['_ATTACHED']._serialized_end=2273
-  _globals['_FINDSTREAMREQUEST']._serialized_start=2275
-  _globals['_FINDSTREAMREQUEST']._serialized_end=2330
-  _globals['_FORGETSTREAMREPLY']._serialized_start=2332
-  _globals['_FORGETSTREAMREPLY']._serialized_end=2351
-  _globals['_FOUNDSTREAM']._serialized_start=2354
-  _globals['_FOUNDSTREAM']._serialized_end=2541
-  _globals['_OUTPUTPROCESSOR']._serialized_start=2544
-  _globals['_OUTPUTPROCESSOR']._serialized_end=2789
+  _globals['_GATEWAYFRAME']._serialized_end=428
+  _globals['_OPEN']._serialized_start=431
+  _globals['_OPEN']._serialized_end=676
+  _globals['_CHARGE']._serialized_start=679
+  _globals['_CHARGE']._serialized_end=875
+  _globals['_OUTPUTFRAME']._serialized_start=878
+  _globals['_OUTPUTFRAME']._serialized_end=1340
+  _globals['_ROWLOGPROBS']._serialized_start=1342
+  _globals['_ROWLOGPROBS']._serialized_end=1412
+  _globals['_ROWPARTS']._serialized_start=1414
+  _globals['_ROWPARTS']._serialized_end=1524
+  _globals['_OUTPUTFINISH']._serialized_start=1527
+  _globals['_OUTPUTFINISH']._serialized_end=1850
+  _globals['_OUTPUTPROMPTLOGPROBS']._serialized_start=1852
+  _globals['_OUTPUTPROMPTLOGPROBS']._serialized_end=1975
+  _globals['_KEEP']._serialized_start=1977
+  _globals['_KEEP']._serialized_end=2019
+  _globals['_ATTACH']._serialized_start=2021
+  _globals['_ATTACH']._serialized_end=2104
+  _globals['_LETGO']._serialized_start=2106
+  _globals['_LETGO']._serialized_end=2179
+  _globals['_ATTACHED']._serialized_start=2181
+  _globals['_ATTACHED']._serialized_end=2274
+  _globals['_FINDSTREAMREQUEST']._serialized_start=2276
+  _globals['_FINDSTREAMREQUEST']._serialized_end=2331
+  _globals['_FORGETSTREAMREPLY']._serialized_start=2333
+  _globals['_FORGETSTREAMREPLY']._serialized_end=2352
+  _globals['_FOUNDSTREAM']._serialized_start=2355
+  _globals['_FOUNDSTREAM']._serialized_end=2542
+  _globals['_OUTPUTPROCESSOR']._serialized_start=2545
+  _globals['_OUTPUTPROCESSOR']._serialized_end=2790
 # @@protoc_insertion_point(module_scope)

@@ -30,7 +30,7 @@ class GatewayFrame(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     OPENS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
-    ASKED_FIELD_NUMBER: _builtins.int
+    PROBED_FIELD_NUMBER: _builtins.int
     KEEPS_FIELD_NUMBER: _builtins.int
     ATTACHES_FIELD_NUMBER: _builtins.int
     LET_GO_FIELD_NUMBER: _builtins.int
@@ -52,7 +52,7 @@ class GatewayFrame(_message.Message):
         """more of requests that did not fit a frame"""
 
     @_builtins.property
-    def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def probed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """streams that were silent for long: those that are not here, or not at their engine,"""
 
     @_builtins.property
@@ -80,7 +80,7 @@ class GatewayFrame(_message.Message):
         credits: _abc.Iterable[_engine_pb2.Credit] | None = ...,
         opens: _abc.Iterable[Global___Open] | None = ...,
         parts: _abc.Iterable[_engine_pb2.AddPart] | None = ...,
-        asked: _abc.Iterable[_builtins.int] | None = ...,
+        probed: _abc.Iterable[_builtins.int] | None = ...,
         keeps: _abc.Iterable[Global___Keep] | None = ...,
         attaches: _abc.Iterable[Global___Attach] | None = ...,
         let_go: _abc.Iterable[Global___LetGo] | None = ...,
@@ -88,7 +88,7 @@ class GatewayFrame(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "attaches", b"attaches", "cancels", b"cancels", "credits", b"credits", "keeps", b"keeps", "let_go", b"let_go", "opens", b"opens", "parts", b"parts", "recorded", b"recorded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attaches", b"attaches", "cancels", b"cancels", "credits", b"credits", "keeps", b"keeps", "let_go", b"let_go", "opens", b"opens", "parts", b"parts", "probed", b"probed", "recorded", b"recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -227,7 +227,7 @@ class OutputFrame(_message.Message):
     ATTACHED_FIELD_NUMBER: _builtins.int
     ANSWERED_FIELD_NUMBER: _builtins.int
     answered: _builtins.bool
-    """what the gateway asked was heard"""
+    """a probe was heard"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a row a stream"""

@@ -63,14 +63,14 @@ class StageHost:
         try:
             joined = join(self._address, self._secret, self._waiting)
         except EngineAway as away:
-            return self._say(str(away))
+            return self._report(str(away))
         try:
             options, loaded = self._accepted(joined)
             joined.accept()
             life = self._life(joined, options, loaded)
         except EngineAway as away:
             joined.connection.close()
-            return self._say(str(away))
+            return self._report(str(away))
         except BaseException:
             joined.connection.close()
             raise
@@ -79,9 +79,9 @@ class StageHost:
         try:
             life.run(self._stops)
         except LinkLost as lost:
-            self._say(f"the engine at {self._address} {lost.reason}; its stage ends here")
+            self._report(f"the engine at {self._address} {lost.reason}; its stage ends here")
         except RankLost as lost:
-            self._say(str(lost))
+            self._report(str(lost))
         finally:
             life.close()
 
@@ -101,7 +101,7 @@ class StageHost:
         variables = [device.rank_variables(options, joined.stage * size + shard) for shard in range(size)]
         return StageLife(joined, options, variables, copies=loaded.device.capabilities.copied_ranks)
 
-    def _say(self, sentence: str) -> None:
+    def _report(self, sentence: str) -> None:
         """Once, as long as it is the same."""
         if sentence != self._said:
             log.warning("%s", sentence)

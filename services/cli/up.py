@@ -66,7 +66,7 @@ async def _run(settings: StackSettings, folder: Path, console: Console, began: f
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
     stack = LocalStack(
-        settings, folder, served_name, say=lambda what: console.print(f"[yellow]{shown(what)}"), forks=forks
+        settings, folder, served_name, report=lambda what: console.print(f"[yellow]{shown(what)}"), forks=forks
     )
     _on_signals(stopping, stack.hurry)
     try:

@@ -34,7 +34,6 @@ from .kept_costs import KeptCosts
 from .mask_table import map_masks
 from .messages import (
     Add,
-    Ask,
     BoundPrompts,
     Cancel,
     Command,
@@ -49,6 +48,7 @@ from .messages import (
     OfRequests,
     Prefetch,
     Prepared,
+    Probe,
     Progress,
     Ready,
     Stall,
@@ -156,7 +156,7 @@ def _apply_to_requests(engine: Engine, command: OfRequests) -> None:
         case Fail(keys, errors):
             for key, error in zip(keys, errors, strict=True):
                 engine.fail(key, error)
-        case Ask(keys):
+        case Probe(keys):
             engine.ask(keys)
         case _:
             assert_never(command)

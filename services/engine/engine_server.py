@@ -28,7 +28,7 @@ from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
-from .messages import Add, Ask, BoundPrompts, Cancel, Command, Idle, Ready, Step
+from .messages import Add, BoundPrompts, Cancel, Command, Idle, Probe, Ready, Step
 from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS, STEP_TOKENS
 from .prefetches import OpenPrefetches
 from .rates import Rates
@@ -87,7 +87,7 @@ class EngineServer:
         self._changed = asyncio.Event()
         self._step = 0
         writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
-        self.grammars = GrammarQueue(compiler, writer, send=core.send, say=self._say)
+        self.grammars = GrammarQueue(compiler, writer, send=core.send, deliver=self._deliver)
         core.connect(self._on_report, self._on_end)
         self.role = role
 
@@ -125,7 +125,7 @@ class EngineServer:
     def send(self, command: Command) -> None:
         if isinstance(command, Cancel):
             self.grammars.cancel(command.keys)
-        elif isinstance(command, Ask):
+        elif isinstance(command, Probe):
             command.keys = [key for key in command.keys if not self.grammars.has(key)]
         self._core.send(command)
 
@@ -242,19 +242,19 @@ class EngineServer:
 
     def _on_report(self, report: Step | Idle) -> None:
         if isinstance(report, Step):
-            self._hear_step(report)
+            self._on_step(report)
         self.load_changed.set()
 
-    def _hear_step(self, step: Step) -> None:
+    def _on_step(self, step: Step) -> None:
         output = step.output
         self._step = output.step
-        self._say(output)
+        self._deliver(output)
         self.grammars.on_output(output)
         if output.cache_events is not None:
             self.events.note(output.cache_events)
         self._measure(step)
 
-    def _say(self, output: StepOutput) -> None:
+    def _deliver(self, output: StepOutput) -> None:
         for session in self._sessions:
             session.deliver(output)
 

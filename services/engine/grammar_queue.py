@@ -18,7 +18,7 @@ from .messages import Add, Command
 
 
 class GrammarQueue:
-    """`send` takes what the core shall hear, `say` what sessions shall hear of requests that never come so far."""
+    """`send` takes what the core shall hear, `deliver` what sessions shall hear of requests that never come so far."""
 
     def __init__(
         self,
@@ -26,10 +26,10 @@ class GrammarQueue:
         writer: MaskWriter,
         *,
         send: Callable[[Command], None],
-        say: Callable[[StepOutput], None],
+        deliver: Callable[[StepOutput], None],
     ) -> None:
         self._compiler, self._writer = compiler, writer
-        self._send, self._say = send, say
+        self._send, self._deliver = send, deliver
         self._waiting: dict[int, tuple[NewRequest, asyncio.Task[None]]] = {}
         """By key."""
 
@@ -89,4 +89,4 @@ class GrammarQueue:
 
     def _end(self, request: NewRequest, reason: FinishReason, error: str) -> None:
         finished = Finished(key=request.key, reason=reason, num_output_tokens=len(request.output_ids), error=error)
-        self._say(StepOutput(step=0, finishes=[finished]))
+        self._deliver(StepOutput(step=0, finishes=[finished]))

@@ -63,7 +63,7 @@ class Fail(msgspec.Struct, tag="fail", array_like=True):
     errors: list[str]
 
 
-class Ask(msgspec.Struct, tag="ask", array_like=True):
+class Probe(msgspec.Struct, tag="probe", array_like=True):
     """Choices that the server still has: one that the core does not have ends."""
 
     keys: list[int]
@@ -109,7 +109,7 @@ class CopiedLease(msgspec.Struct, tag="copied_lease", array_like=True):
 
 OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
-OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
+OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Probe
 Command = OfRequests | OfPrefetches | FromPeers | BoundPrompts
 
 

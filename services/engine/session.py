@@ -23,7 +23,7 @@ from ..runtime.session.answering import AnsweringEnd
 from ..runtime.session.attempt_fence import AttemptFence, Prompt
 from ..runtime.tracing import Tracing
 from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frames, step_frames
-from .messages import Ask, Cancel, Command, Credit, Stall
+from .messages import Cancel, Command, Credit, Probe, Stall
 from .outbox import Outbox
 from .requests import Limits, PendingAdd, requests_of
 from .stream import CAUSES, DRAINING, LIVE, MISSING, PREFILLED, SLOW_READER_SECONDS, STALLED_SECONDS, SUPERSEDED, Stream
@@ -95,8 +95,8 @@ class EngineSession:
             self._extend(part)
         if frame.credits:
             self._grant(frame.credits)
-        if frame.asked:
-            self._ask(frame.asked)
+        if frame.probed:
+            self._probe(frame.probed)
         for cancel in early:
             self.cancel(cancel.stream_id, cancel.reason)
 
@@ -261,7 +261,7 @@ class EngineSession:
         if granted:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
 
-    def _ask(self, asked: Iterable[int]) -> None:
+    def _probe(self, asked: Iterable[int]) -> None:
         """Ends those that are not here; whether the core still has the others is its to say."""
         known, missing = [], []
         for stream_id in asked:
@@ -270,7 +270,7 @@ class EngineSession:
             elif stream_id not in self._pending:
                 missing.append(stream_id)
         if known:
-            self._host.send(Ask(known))
+            self._host.send(Probe(known))
         if missing:
             self._say_missing(missing)
         # Without it an engine that is busy and one that is none look the same.

@@ -101,7 +101,7 @@ class GatewaySession:
         for cancel in early:
             self._cancel(cancel)
         self._grant(frame.credits)
-        self._probe(frame.asked)
+        self._probe(frame.probed)
         self._usage.on_recorded(self.gateway, frame.recorded)
         for left in frame.let_go:
             self._leave_for_later(left)

@@ -50,7 +50,7 @@ class LocalStack:
         model_folder: Path,
         served_name: str,
         *,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         forks: ForkServers = NO_FORKS,
     ) -> None:
         self.settings = settings
@@ -59,7 +59,7 @@ class LocalStack:
         self.record: ClusterRecord | None = None
         """Since the cluster is ready."""
         self._model_folder, self._served_name = model_folder, served_name
-        self._say, self._forks = say, forks
+        self._report, self._forks = report, forks
         self._pipe = SupervisorPipe()
         self._servers: dict[str, KeptStage] = {}
         self._gateways: list[KeptStage] = []
@@ -69,7 +69,7 @@ class LocalStack:
             self._pipe,
             self._stage,
             hurry=self.hurry,
-            say=self._say_and_record,
+            report=self._report_and_record,
         )
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
@@ -201,7 +201,7 @@ class LocalStack:
             log, forks = self._logs / f"{name}.log", self._forks.stages
             return await StageProcess.start(name, program, log=log, supervisor=self._pipe, forks=forks)
 
-        return KeptStage(name, start, self._say_and_record)
+        return KeptStage(name, start, self._report_and_record)
 
     def _server(self, name: str, start_server: Callable[..., Awaitable[EmbeddedServer]]) -> KeptStage:
         """Comes back on the port that it had, so that every client finds it again."""
@@ -212,7 +212,7 @@ class LocalStack:
             server = await start_server(folder=self._logs, port=port, launcher=launcher, pass_fds=[self._pipe.watched])
             return ServerProcess(server)
 
-        kept = KeptStage(name, start, self._say_and_record)
+        kept = KeptStage(name, start, self._report_and_record)
         return kept
 
     def _gateway_flags(self, plan: StackPlan, idx: int) -> list[str]:
@@ -237,24 +237,26 @@ class LocalStack:
         async with httpx.AsyncClient(base_url=rest, timeout=5, verify=verify) as client:
             try:
                 async with asyncio.timeout(READY_LIMIT):
-                    await until_ready(client, {"NATS": settings.nats_url, "Redis": settings.redis_url}, self._say)
+                    await until_ready(client, {"NATS": settings.nats_url, "Redis": settings.redis_url}, self._report)
             except httpx.TransportError as refusal:
                 if settings.tls_client_ca_file is None:
                     raise StackError(f"the gateway does not answer: {refusal}; logs: {self._logs}") from None
-                self._say("the gateway's own certificate is none of a client: whether the cluster is ready is unknown")
+                self._report(
+                    "the gateway's own certificate is none of a client: whether the cluster is ready is unknown"
+                )
             except TimeoutError:
                 raise StackError(f"the cluster is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
         report(what, 1, 1)
 
-    def _say_and_record(self, what: str) -> None:
+    def _report_and_record(self, what: str) -> None:
         """A process died, came or left, or a model did, after the cluster was ready."""
         if self.record is not None:
-            self._say(what)
+            self._report(what)
             try:
                 self._write_record()
             except OSError as fault:
                 # A full disk, say: no reason to give up what runs, or to leave what died as it is.
-                self._say(f"the cluster's record is out of date: {fault}")
+                self._report(f"the cluster's record is out of date: {fault}")
 
     def _write_record(self) -> None:
         assert self.record is not None

@@ -63,10 +63,10 @@ class ModelManager:
         make_stage: StageMaker,
         *,
         hurry: asyncio.Event,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self._settings, self._supervisor, self._make_stage = settings, supervisor, make_stage
-        self._hurry, self._say = hurry, say
+        self._hurry, self._report = hurry, report
         self._plan: StackPlan | None = None
         self._models: dict[str, ModelStages] = {}
         self._places: set[int] = set()
@@ -146,12 +146,12 @@ class ModelManager:
         sight = self._look(model, members, now)
         surplus = len(model.engines) - model.scaler.wanted(sight, now)
         if surplus < 0:
-            self._say(f"{model.name}: starting {-surplus} more, {_reason(sight)}")
+            self._report(f"{model.name}: starting {-surplus} more, {_reason(sight)}")
             for _ in range(-surplus):
                 tasks.create_task(model.start_engine(tasks, self._now)).add_done_callback(lambda _: self._changed.set())
         loads = {number: member.load for number in model.engines if (member := self._member(model, number, members))}
         for number in sorted(loads, key=lambda each: (_num_requests(loads[each]), -each))[: max(0, surplus)]:
-            self._say(f"{model.name}: stopping {model.engines[number].name}, it is not needed")
+            self._report(f"{model.name}: stopping {model.engines[number].name}, it is not needed")
             tasks.create_task(self._retire(model, number))
 
     def _look(self, model: ModelStages, members: Members, now: float) -> Sight:
@@ -264,7 +264,7 @@ class ModelManager:
             try:
                 self._load(request, tasks)
             except Refused as refusal:
-                self._say(f"{request.served_model_name or request.model} is not loaded again: {refusal}")
+                self._report(f"{request.served_model_name or request.model} is not loaded again: {refusal}")
 
     def _rules(self, request: ModelRequest) -> ScaleRules:
         """Rules of a model: without a number those of the cluster, or one replica where the cluster's is fixed."""
@@ -277,7 +277,7 @@ class ModelManager:
 
     async def _run_load(self, model: ModelStages, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
         assert self._plan is not None
-        self._say(f"{model.name}: loading")
+        self._report(f"{model.name}: loading")
         try:
             folder = await pull_model(request.model, self._settings, self._supervisor, model.report)
             taken = {each.plan.prefix for each in self.models() if each.plan is not None}
@@ -304,13 +304,13 @@ class ModelManager:
         except (PullFailed, StageDied, EmbeddedServerError, OSError) as fault:
             await self._end(model)
             model.state, model.problem = State.FAILED, str(fault)
-            self._say(f"{model.name}: {fault}")
+            self._report(f"{model.name}: {fault}")
             return
         for stage in stages:
             stage.guard(tasks)
         self.serve(model)
         self._remembered.add(model.name, request)
-        self._say(f"{model.name}: serving")
+        self._report(f"{model.name}: serving")
 
     def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelStages:
         model = self._models.get(name)
@@ -327,7 +327,7 @@ class ModelManager:
 
     async def _run_unload(self, model: ModelStages, before: asyncio.Task[None] | None, members: Members) -> None:
         """Gateways refuse new requests by the catalogue; those that run end first, then the replicas leave."""
-        self._say(f"{model.name}: unloading")
+        self._report(f"{model.name}: unloading")
         if before is not None:
             await asyncio.wait((before,))
         if model.engines:
@@ -337,12 +337,12 @@ class ModelManager:
                     await members.wait_for(lambda members: not self._look(model, members, self._now()).num_requests)
         await self._end(model)
         del self._models[model.name]
-        self._say(f"{model.name}: unloaded")
+        self._report(f"{model.name}: unloaded")
 
     async def _retire(self, model: ModelStages, number: int) -> None:
         name = model.engines[number].name
         await model.retire_engine(number, self._hurry)
-        self._say(f"{name} has left")
+        self._report(f"{name} has left")
 
     async def _end(self, model: ModelStages) -> None:
         """The replicas first: until they are gone their requests need text."""

@@ -25,7 +25,7 @@ class ControlFrame(Protocol):
     @property
     def credits(self) -> RepeatedCompositeFieldContainer[Credit]: ...
     @property
-    def asked(self) -> RepeatedScalarFieldContainer[int]: ...
+    def probed(self) -> RepeatedScalarFieldContainer[int]: ...
 
 
 class Controls:
@@ -71,4 +71,4 @@ class Controls:
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
         for stream_id in list(islice(self._probes, MAX_ITEMS)):
             del self._probes[stream_id]
-            frame.asked.append(stream_id)
+            frame.probed.append(stream_id)

@@ -225,10 +225,10 @@ async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
         silent.heard_at, heard.heard_at, gone.heard_at = 100.0, 108.0, 100.0
         ids = session.open(opening(), [silent, heard, gone])
         session.probe(since=105.0)
-        assert not (await peer.heard.get()).asked, "it would overtake the request"
+        assert not (await peer.heard.get()).probed, "it would overtake the request"
         session.cancel(ids[2], "client_gone")
         session.probe(since=105.0)
-        assert list((await peer.heard.get()).asked) == ids[:1]
+        assert list((await peer.heard.get()).probed) == ids[:1]
 
 
 async def test_an_output_processor_that_says_nothing_when_it_is_asked_loses_its_streams(
@@ -243,7 +243,7 @@ async def test_an_output_processor_that_says_nothing_when_it_is_asked_loses_its_
         [number] = session.open(opening(), [stream])
         await stream.ended.wait()
         assert [str(end) for end in stream.ends] == ["the output processor is gone"]
-        asked = [frame.asked for frame in drained(peer.heard) if frame.asked]
+        asked = [frame.probed for frame in drained(peer.heard) if frame.probed]
         assert asked
         assert all(each == [number] for each in asked)
 
@@ -257,7 +257,7 @@ async def test_an_output_processor_that_has_nothing_to_say_but_answers_keeps_its
         session.open(opening(), [stream])
         num_asked = 0
         while num_asked < 2 * silence.LOST_TICKS:
-            num_asked += bool((await peer.heard.get()).asked)
+            num_asked += bool((await peer.heard.get()).probed)
             peer.to_say.put_nowait(OutputFrame(answered=True))
         assert not stream.ends
 

@@ -95,9 +95,9 @@ async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_
     with engine_process("--simulated-step-seconds=0.01", "--drain-limit=5", "--max-num-seqs=2") as engine:
         async with client_of(engine) as client:
             long, short = prompt(1), prompt(2)
-            await client.send(add(1, long, 3000), add(2, short, 120), add(3, prompt(3), 8), asked=[1, 2, 3, 4])
+            await client.send(add(1, long, 3000), add(2, short, 120), add(3, prompt(3), 8), probed=[1, 2, 3, 4])
             await client.read_tokens(2, 20)
-            await client.send(asked=[1, 2, 3])
+            await client.send(probed=[1, 2, 3])
             assert {each: finish.cause for each, finish in client.finishes.items()} == {4: LOSS_CAUSE_MISSING}
             engine.terminate()
             await client.read_until_finished(1)

@@ -42,7 +42,7 @@ async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(monk
     sent: list[Command] = []
     writer = MaskWriter(np.zeros((1, 1, 1), np.int32), sent.append, lambda _: None)
     compiler = GrammarCompiler(None)
-    queue = GrammarQueue(compiler, writer, send=sent.append, say=said.put_nowait)
+    queue = GrammarQueue(compiler, writer, send=sent.append, deliver=said.put_nowait)
     request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True)
     queue.enter(request, b"a grammar")
     async with asyncio.timeout(20):

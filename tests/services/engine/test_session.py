@@ -10,7 +10,7 @@ from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.step_output import Finished, StepOutput, Work
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED, Speculative
-from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit, Stall
+from headwater.services.engine.messages import Add, Cancel, Command, Credit, Probe, Stall
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
 from headwater.services.runtime.session.attempt_fence import AttemptFence
@@ -252,9 +252,9 @@ async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_on
 async def test_streams_that_are_asked_for_end_where_they_are_not_here() -> None:
     host = Recorder()
     session = EngineSession(host)
-    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3]), add(2, [1], num_prompt_tokens=2)], asked=[1, 2, 3]))
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3]), add(2, [1], num_prompt_tokens=2)], probed=[1, 2, 3]))
     # One is the core's to speak of, of the other a part is still to come.
-    assert host.commands[1:] == [Ask([1])]
+    assert host.commands[1:] == [Probe([1])]
     session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.MISSING, num_output_tokens=0)]))
     session.end()
     said = [finish for frame in left_to_send(session) for finish in frame.finishes]

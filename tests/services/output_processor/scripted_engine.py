@@ -52,7 +52,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             self.adds += frame.adds
             self.parts += frame.parts
             self.credits += frame.credits
-            self.asked += frame.asked
+            self.asked += frame.probed
             self.cancels.update({cancel.stream_id: cancel.reason for cancel in frame.cancels})
             async with self._heard:
                 self._heard.notify_all()

@@ -124,7 +124,7 @@ async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_on
 
 async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_missing(line: Line) -> None:
     [number] = await line.open(1)
-    await line.gateway.send(asked=[1, 7])
+    await line.gateway.send(probed=[1, 7])
     finish = await line.gateway.finish(7)
     assert any(frame.answered for frame in line.gateway.frames)
     assert (finish.retriable, finish.cause) == (True, LOSS_CAUSE_MISSING)

@@ -61,7 +61,7 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
         flags_of[name] = flags()
         return stages.make(name, module, flags, env)
 
-    manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), say=lambda _: None)
+    manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), report=lambda _: None)
     first = manager.first(stack)
     await begin_all(first.stages(), silent)
     manager.serve(first)
@@ -104,7 +104,7 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
     )
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
-    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), say=lambda _: None)
+    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None)
     first = manager.first(stack)
     await begin_all(first.stages(), silent)
     manager.serve(first)

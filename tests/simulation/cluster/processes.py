@@ -72,7 +72,7 @@ class RelayedStack(LocalStack):
     """The local stack whose stages announce the address of the relay before them."""
 
     def __init__(self, settings: StackSettings, folder: Path, name: str, relays: dict[str, Relay]) -> None:
-        super().__init__(settings, folder, name, say=lambda _: None)
+        super().__init__(settings, folder, name, report=lambda _: None)
         self._relays = relays
 
     @property

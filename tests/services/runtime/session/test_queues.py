@@ -29,7 +29,7 @@ def test_credits_of_a_stream_become_one_and_none_outlives_its_stream() -> None:
     (frame,) = frames_of(controls)
     assert [(each.stream_id, each.tokens) for each in frame.credits] == [(1, 8)]
     assert [each.stream_id for each in frame.cancels] == [2]
-    assert not frame.asked
+    assert not frame.probed
 
 
 @given(st.integers(0, 3 * MAX_ITEMS), st.integers(0, 3 * MAX_ITEMS))
@@ -41,10 +41,10 @@ def test_no_frame_has_more_than_it_may_and_nothing_is_left_behind(num_cancels: i
     for stream_id in range(num_credits, num_credits + num_cancels):
         controls.cancel(Cancel(stream_id=stream_id))
     frames = frames_of(controls)
-    assert all(max(len(each.cancels), len(each.credits), len(each.asked)) <= MAX_ITEMS for each in frames)
+    assert all(max(len(each.cancels), len(each.credits), len(each.probed)) <= MAX_ITEMS for each in frames)
     assert sum(len(each.cancels) for each in frames) == num_cancels
     assert [each.stream_id for frame in frames for each in frame.credits] == list(range(num_credits))
-    assert [each for frame in frames for each in frame.asked] == list(range(num_credits))
+    assert [each for frame in frames for each in frame.probed] == list(range(num_credits))
 
 
 @given(st.lists(st.integers(0, 40), max_size=20), st.integers(1, 120))
