@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.ring import RingReader
@@ -15,6 +16,7 @@ from ..runtime.tasks import log_failure
 from .grammars import GrammarCompiler, NoTokenizer
 from .masks import MaskWriter
 from .messages import Add, Command
+from .token_bounds import without_bounds
 
 
 class GrammarQueue:
@@ -76,8 +78,11 @@ class GrammarQueue:
             asked = request.speculation
             # Who names a drafter wants no other drafts.
             is_drafted = asked.is_on and not asked.drafter
-            self._writer.follow(request.key, matcher, family, request.output_ids, is_drafted=is_drafted)
-            self._send(Add(request))
+            sampling = request.sampling
+            self._writer.follow(
+                request.key, matcher, family, request.output_ids, is_drafted=is_drafted, sampling=sampling
+            )
+            self._send(Add(replace(request, sampling=without_bounds(sampling))))
         del self._waiting[request.key]
 
     def _entered(self, request: NewRequest, task: asyncio.Task[None]) -> None:

@@ -24,11 +24,13 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from headwater.engine_core.ring import PeerGone, RingReader
+from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import MasksWanted, StepOutput
 
 from ..grammars.grammars import GrammarError, check
 from .mask_table import Int32Array
 from .messages import Command, Fail, MasksFilled, decode_step
+from .token_bounds import TokenBounds, bounds_of
 
 MAX_THREADS = 8
 SWITCH_SECONDS = 0.00005
@@ -77,14 +79,29 @@ class Follower:
     """Whether what the grammar forces may be drafted."""
     forced_ids: list[int] = field(default_factory=list)
     """Tokens that the grammar forces next, as far as that was asked."""
+    bounds: TokenBounds | None = None
+    """Bounds of the request's sampling; None: it sets none."""
+    last_ids: list[int] = field(default_factory=list)
+    """The answer's last tokens, as many as the bounds look at."""
 
     def read(self, token_ids: list[int]) -> None:
         """The answer goes on."""
+        self._keep(token_ids)
         self.unread += token_ids
         self.num_outputs += len(token_ids)
         self.has_mask, self.draft_ids = False, []
         is_forced = self.forced_ids[: len(token_ids)] == token_ids
         self.forced_ids = self.forced_ids[len(token_ids) :] if is_forced else []
+
+    def restrict(self, mask: Int32Array, num_drafts: int = 0) -> None:
+        """Takes out of a mask [words] behind so many drafts what the bounds forbid."""
+        if self.bounds is not None:
+            last_ids = [*self.last_ids, *self.draft_ids[:num_drafts]]
+            self.bounds.restrict(mask, last_ids, self.num_outputs + num_drafts)
+
+    def _keep(self, token_ids: list[int]) -> None:
+        if self.bounds is not None and (num_kept := self.bounds.num_looked_at):
+            self.last_ids = [*self.last_ids, *token_ids][-num_kept:]
 
 
 class MaskWriter:
@@ -104,18 +121,27 @@ class MaskWriter:
         self._crew = LLExecutor(num_threads) if num_threads > 1 else None
 
     def follow(
-        self, key: int, matcher: LLMatcher, family: Family, output_ids: Sequence[int], *, is_drafted: bool = True
+        self,
+        key: int,
+        matcher: LLMatcher,
+        family: Family,
+        output_ids: Sequence[int],
+        *,
+        is_drafted: bool = True,
+        sampling: SamplingParams | None = None,
     ) -> None:
         """From the grammar's start, before the core knows of the request; `output_ids` is what a resumed answer has
-        already. With `is_drafted` the core is told what the grammar forces."""
-        self._followers[key] = Follower(
+        already. With `is_drafted` the core is told what the grammar forces. Masks hold to the bounds of `sampling`."""
+        follower = self._followers[key] = Follower(
             key=key,
             matcher=matcher,
             family=family,
-            unread=list(output_ids),
-            num_outputs=len(output_ids),
+            unread=[],
+            num_outputs=0,
             is_drafted=is_drafted and self._most_forced > 0,
+            bounds=None if sampling is None else bounds_of(sampling, self._table.shape[2]),
         )
+        follower.read(list(output_ids))
 
     def forget(self, key: int) -> None:
         """The request has ended, if it was followed at all."""
@@ -206,10 +232,12 @@ class MaskWriter:
         """Writes the masks of next tokens. What went wrong, by key."""
         table = self._table[0]
         self._compute([(each.matcher, each.row) for each in followers if not each.matcher.is_error()], table)
+        for each in followers:
+            each.restrict(table[each.row])
         allows_any: list[bool] = np.any(table[[each.row for each in followers], :FIRST_WORDS], axis=1).tolist()
         faults: dict[int, str] = {}
         for each, allows in zip(followers, allows_any, strict=True):
-            fault = _fault(each.matcher, allows or bool(table[each.row].any()))
+            fault = _fault(each, allows or bool(table[each.row].any()))
             each.has_mask = fault is None
             if fault is not None:
                 faults[each.key] = fault
@@ -235,6 +263,8 @@ class MaskWriter:
             going = [each for each in followers if each.key in readers and _allows(masks, each, place)]
             self._consume_one([(readers[each.key], each.draft_ids[place]) for each in going])
             self._compute([(readers[each.key], each.row) for each in going], behind)
+            for each in going:
+                each.restrict(behind[each.row], place + 1)
             good = {each.key for each in going if not readers[each.key].is_error() and behind[each.row].any()}
             readers = {key: reader for key, reader in readers.items() if key in good}
             behind[[each.row for each in followers if each.key not in good]] = EVERYTHING
@@ -276,9 +306,12 @@ def _read_away(reports: RingReader) -> None:
                 pass
 
 
-def _fault(matcher: LLMatcher, allows_any: bool) -> str | None:
+def _fault(follower: Follower, allows_any: bool) -> str | None:
     try:
-        check(matcher)
+        check(follower.matcher)
     except GrammarError as error:
         return f"the grammar cannot be followed any further: {error}"
-    return None if allows_any else "nothing matches the grammar from here on"
+    if allows_any:
+        return None
+    left = "that allowed_token_ids and bad_words leave " if follower.bounds is not None else ""
+    return f"nothing {left}matches the grammar from here on"

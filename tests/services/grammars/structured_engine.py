@@ -21,6 +21,7 @@ from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command, Fail, MasksFilled
+from headwater.services.engine.token_bounds import without_bounds
 
 VOCAB_SIZE = 49152
 EOS = (2, 0)
@@ -69,13 +70,13 @@ async def answers(
     told = [Told(list(ask.output_ids)) for ask in asks]
     for key, ask in enumerate(asks):
         if ask.grammar:
-            writer.follow(key, *await compiler.member(ask.grammar.encode()), ask.output_ids)
+            writer.follow(key, *await compiler.member(ask.grammar.encode()), ask.output_ids, sampling=ask.sampling)
         engine.add(
             NewRequest(
                 key=key,
                 prompt_ids=ask.prompt_ids,
                 output_ids=ask.output_ids,
-                sampling=ask.sampling,
+                sampling=without_bounds(ask.sampling) if ask.grammar else ask.sampling,
                 has_grammar=bool(ask.grammar),
             )
         )
