@@ -135,8 +135,9 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     check_schema(param, parameters)
     if not isinstance(parameters, dict):
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")
-    # Arguments are an object whether or not the schema says so, and have no names but those that the function gives.
-    return OfferedTool(name=tool.name, parameters={"type": "object"} | closed(parameters))
+    # Arguments are an object whether or not the schema says so, or names other types besides, and have no names but
+    # those that the function gives.
+    return OfferedTool(name=tool.name, parameters=closed(parameters) | {"type": "object"})
 
 
 def _text_input(asked: CustomInput, i: int) -> Form:

@@ -153,8 +153,18 @@ def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
     if tool.HasField("custom_input"):
         return {"type": "function", "function": function | {"parameters": _text_parameters(tool.custom_input)}}
-    function["parameters"] = _json_object(tool.parameters_json or "{}", f"tools[{i}].function.parameters")
+    param = f"tools[{i}].function.parameters"
+    function["parameters"] = parameters = _json_object(tool.parameters_json or "{}", param)
+    if not _allows_objects(parameters):
+        raise BadRequest.of(param, parameters, "a JSON Schema of an object")
     return {"type": "function", "function": function}
+
+
+def _allows_objects(schema: dict[str, Any]) -> bool:
+    """Whether the keywords of a schema itself let objects match; those that it refers to are not read."""
+    types, values = schema.get("type", "object"), [schema["const"]] if "const" in schema else schema.get("enum", [{}])
+    has_object = not isinstance(values, list) or any(isinstance(value, dict) for value in values)
+    return has_object and "object" in (types if isinstance(types, list) else [types])
 
 
 def _text_parameters(asked: common_pb2.CustomInput) -> dict[str, Any]:

@@ -304,6 +304,14 @@ def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: Text
     assert accepts(thinking, grammars, grammar, call.replace('"town": "Ulm"', ""))
 
 
+def test_arguments_are_an_object_whatever_other_types_their_schema_has(thinking: TextModel, grammars: Grammars) -> None:
+    tool = Tool(name="f", parameters_json='{"type": ["object", "null"], "properties": {"a": {}}}')
+    _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))
+    for arguments, is_taken in (("{}", True), ('{"a": null}', True), ("null", False)):
+        call = f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        assert accepts(thinking, grammars, grammar, call) == is_taken, arguments
+
+
 def test_objects_of_an_answer_are_closed_where_the_deployment_or_the_request_says_so(thinking: TextModel) -> None:
     schema = json.dumps({"type": "object", "properties": {"city": {"type": "object", "properties": {}}}})
     for closes, strict in ((True, None), (True, False), (False, True), (False, None)):

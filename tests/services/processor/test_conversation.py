@@ -119,6 +119,32 @@ def test_a_conversation_that_cannot_be_rendered_is_refused_by_field(
     assert sentence in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("schema", "is_taken"),
+    [
+        ({"type": "string"}, False),
+        ({"type": ["array", "null"], "items": {}}, False),
+        ({"const": 3}, False),
+        ({"enum": ["a", "b"]}, False),
+        ({"type": "object"}, True),
+        ({"type": ["object", "null"]}, True),
+        ({"properties": {"type": {"type": "string"}}}, True),
+        ({"enum": [{"a": 1}, None]}, True),
+        ({}, True),
+    ],
+    ids=str,
+)
+def test_parameters_of_a_function_are_a_schema_of_objects(schema: dict[str, Any], is_taken: bool) -> None:
+    conversation = Conversation(messages=[USER], tools=[WEATHER, Tool(name="f", parameters_json=json.dumps(schema))])
+    if is_taken:
+        assert render(SHOW, conversation)
+        return
+    with pytest.raises(BadRequest) as caught:
+        render(SHOW, conversation)
+    assert caught.value.param == "tools[1].function.parameters"
+    assert caught.value.message.endswith("; allowed: a JSON Schema of an object")
+
+
 PLAIN = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}", {})
 
 
