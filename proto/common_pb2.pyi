@@ -970,6 +970,9 @@ class TokenLogprob(_message.Message):
 
     CHOSEN_FIELD_NUMBER: _builtins.int
     TOP_FIELD_NUMBER: _builtins.int
+    HIDDEN_FIELD_NUMBER: _builtins.int
+    hidden: _builtins.bool
+    """no part of the text: a special token that is skipped, or one that ended the answer"""
     @_builtins.property
     def chosen(self) -> Global___TopLogprob:
         """the token itself"""
@@ -983,10 +986,11 @@ class TokenLogprob(_message.Message):
         *,
         chosen: Global___TopLogprob | None = ...,
         top: _abc.Iterable[Global___TopLogprob] | None = ...,
+        hidden: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "top", b"top"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chosen", b"chosen", "hidden", b"hidden", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -19,7 +19,7 @@ from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
-from .logprobs import completion_logprobs, prompt_logprobs
+from .logprobs import TextCounter, completion_logprobs, prompt_logprobs
 from .schema import CompletionRequest
 from .structured_output import put_structured_output
 from .to_pb import check_stream_options, sampling_to_pb
@@ -38,8 +38,8 @@ class CompletionRenderer:
         self._as_ids = bool(asked.return_tokens_as_token_ids)
         self._echoes: dict[PreparedPrompt, tuple[str, list[common_pb2.TokenLogprob]]] = {}
         """Text of each prompt with its tokens' log probabilities; the first token has none."""
-        self._offsets: dict[Choice, int] = {}
-        """Number of characters of each choice whose log probabilities were sent."""
+        self._counters: dict[Choice, TextCounter] = {}
+        """Counters of the characters of each choice whose log probabilities were sent."""
         self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
 
@@ -83,7 +83,8 @@ class CompletionRenderer:
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
             spelled = await _text_of(cluster, self._asked.model, [first_id])
-            first = [common_pb2.TokenLogprob(chosen=common_pb2.TopLogprob(token_id=first_id, token=spelled))]
+            chosen = common_pb2.TopLogprob(token_id=first_id, token=spelled, token_bytes=spelled.encode())
+            first = [common_pb2.TokenLogprob(chosen=chosen)]
         text = prompt.text
         if prompt.WhichOneof("kind") != "text" or self._asked.truncate_prompt_tokens is not None:
             text = await _text_of(cluster, self._asked.model, generation.prepared.prompt_ids)
@@ -120,11 +121,15 @@ class CompletionRenderer:
         """Log probabilities of the next tokens of a choice; the first time with the prompt's before them, on echo."""
         if self._asked.logprobs is None:
             return None
-        is_first, offset = choice not in self._offsets, self._offsets.get(choice, 0)
-        echoed = [*self._echoes[choice.prompt][1], *choice.prompt.logprobs] if self._asked.echo else []
-        scored = [*echoed, *tokens] if is_first else list(tokens)
-        columns, self._offsets[choice] = completion_logprobs(scored, offset=offset, as_ids=self._as_ids)
-        if is_first and echoed:
+        counter = self._counters.get(choice)
+        if counter is not None:
+            return completion_logprobs(tokens, counter.offsets(tokens), as_ids=self._as_ids)
+        counter = self._counters[choice] = TextCounter()
+        text, first = self._echoes[choice.prompt] if self._asked.echo else ("", [])
+        echoed = [*first, *choice.prompt.logprobs] if self._asked.echo else []
+        offsets = counter.prompt_offsets(echoed, text) + counter.offsets(tokens)
+        columns = completion_logprobs([*echoed, *tokens], offsets, as_ids=self._as_ids)
+        if echoed:
             columns["token_logprobs"][0] = columns["top_logprobs"][0] = None
         return columns
 

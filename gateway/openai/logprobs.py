@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import codecs
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from headwater.proto.common_pb2 import TokenLogprob, TopLogprob
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON does not have."""
+_new_decoder = codecs.getincrementaldecoder("utf-8")
 
 
 def token_text(entry: TopLogprob, *, as_id: bool) -> str:
@@ -33,23 +36,58 @@ def _entry(entry: TopLogprob, as_ids: bool) -> dict[str, Any]:
     }
 
 
-def completion_logprobs(
-    tokens: Sequence[TokenLogprob], *, offset: int, as_ids: bool
-) -> tuple[dict[str, list[Any]], int]:
-    """The lists, and the text offset (in characters) behind the last token."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.chosen.token)
+class TextCounter:
+    """Counter of the characters of a text, by the tokens that make it. A token that goes on with a character begins
+    where that character does; one that is hidden takes no room."""
+
+    def __init__(self) -> None:
+        self._num_chars, self._decoder = 0, _new_decoder("replace")
+
+    def offsets(self, tokens: Iterable[TokenLogprob]) -> list[int]:
+        """Number of characters before each of the next tokens."""
+        return [self._add(b"" if token.hidden else token.chosen.token_bytes) for token in tokens]
+
+    def prompt_offsets(self, tokens: Sequence[TokenLogprob], text: str) -> list[int]:
+        """As `offsets`, of all tokens of a prompt, counted from the end of its text: what a tokenizer puts before it, a
+        token or a space, is not in it."""
+        spelled = text.encode()
+        behind = accumulate((len(token.chosen.token_bytes) for token in reversed(tokens)), initial=0)
+        ends = [max(0, len(spelled) - num_bytes) for num_bytes in behind][-2::-1]
+        return [self._add(spelled[start:end]) for start, end in pairwise([0, *ends])]
+
+    def _add(self, part: bytes) -> int:
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.decode(part))
+        return offset
+
+
+def completion_logprobs(tokens: Sequence[TokenLogprob], offsets: list[int], *, as_ids: bool) -> dict[str, list[Any]]:
     return {
         "text_offset": offsets,
         "token_logprobs": [max(token.chosen.logprob, LOWEST) for token in tokens],
-        "tokens": [token_text(token.chosen, as_id=as_ids) for token in tokens],
-        "top_logprobs": [
-            {token_text(entry, as_id=as_ids): max(entry.logprob, LOWEST) for entry in (*token.top, token.chosen)}
-            for token in tokens
-        ],
-    }, offset
+        "tokens": [next(_names(token.chosen, as_ids)) for token in tokens],
+        "top_logprobs": [_by_name(token, as_ids) for token in tokens],
+    }
+
+
+def _by_name(token: TokenLogprob, as_ids: bool) -> dict[str, float]:
+    """Log probabilities of a token and of the likeliest ones. Tokens of one text have names of their own; the token
+    that was chosen has the name under which it is listed."""
+    ids: dict[str, int] = {}
+    for entry in (token.chosen, *token.top):
+        name = next(name for name in _names(entry, as_ids) if ids.get(name, entry.token_id) == entry.token_id)
+        ids[name] = entry.token_id
+    names = {token_id: name for name, token_id in ids.items()}
+    return {names[entry.token_id]: max(entry.logprob, LOWEST) for entry in (*token.top, token.chosen)}
+
+
+def _names(entry: TopLogprob, as_ids: bool) -> Iterator[str]:
+    """Names that a token may have, the best first. One that is no whole characters has its bytes, as OpenAI has it."""
+    if not as_ids:
+        if entry.token.encode() == entry.token_bytes:
+            yield entry.token
+        yield "bytes:" + "".join(f"\\x{byte:02x}" for byte in entry.token_bytes)
+    yield f"token_id:{entry.token_id}"
 
 
 def prompt_logprobs(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] | None]:

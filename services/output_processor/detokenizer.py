@@ -35,6 +35,10 @@ class Detokenizer:
         self._is_open = bool(self._decoder.getstate()[0])
         return text
 
+    def shows(self, token_id: int) -> bool:
+        """Whether the token is part of the text."""
+        return bool(self._bytes_of[token_id])
+
     def push_all(self, token_ids: Sequence[int]) -> str:
         if len(token_ids) == 1:
             return self.push(token_ids[0])

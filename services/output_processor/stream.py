@@ -183,9 +183,14 @@ class OutputStream:
 
     def _send_logprobs(self, token_ids: Sequence[int], entries: Mapping[int, Entry], position: int) -> None:
         """Adds log probabilities to the row that was sent last."""
+        table, silent, shows = self._plan.table, self._plan.silent_ids, self._detokenizer.shows
         scored = ((token_id, entries.get(position + i)) for i, token_id in enumerate(token_ids))
         self._sink.add_logprobs(
-            [token_logprob(self._plan.table, token_id, entry) for token_id, entry in scored if entry is not None]
+            [
+                token_logprob(table, token_id, entry, is_hidden=token_id in silent or not shows(token_id))
+                for token_id, entry in scored
+                if entry is not None
+            ]
         )
 
     def replay(self, token_ids: list[int]) -> None:

@@ -26,11 +26,14 @@ def entries_by_position(columns: engine_pb2.LogprobColumns) -> dict[int, Entry]:
     return entries
 
 
-def token_logprob(table: TokenTable, token_id: int, entry: Entry) -> common_pb2.TokenLogprob:
+def token_logprob(
+    table: TokenTable, token_id: int, entry: Entry, *, is_hidden: bool = False
+) -> common_pb2.TokenLogprob:
     logprob, top_ids, top_logprobs = entry
     return common_pb2.TokenLogprob(
         chosen=_candidate(table, token_id, logprob),
         top=[_candidate(table, top_id, top) for top_id, top in zip(top_ids, top_logprobs, strict=True)],
+        hidden=is_hidden,
     )
 
 

@@ -81,6 +81,18 @@ def test_echo_with_logprobs_scores_the_prompt_but_for_its_first_token(gateway: G
         assert scores["text_offset"] == [len("".join(scores["tokens"][:i])) for i in range(len(scores["tokens"]))]
 
 
+def test_offsets_are_those_of_the_text_where_tokens_are_parts_of_characters(gateway: Gateway) -> None:
+    choice = gateway.complete("a 🤖 é, 𒀀 and a", echo=True, logprobs=2, max_tokens=4)["choices"][0]
+    scores, text = choice["logprobs"], choice["text"]
+    assert sum(token.startswith("bytes:") for token in scores["tokens"]) > 4
+    whole = [i for i, token in enumerate(scores["tokens"]) if not token.startswith("bytes:")]
+    for i in whole:
+        offset, token = scores["text_offset"][i], scores["tokens"][i]
+        assert text[offset : offset + len(token)] == token
+    assert len(whole) > 6
+    assert all(len(likeliest) >= 2 for likeliest in scores["top_logprobs"][1:])
+
+
 def test_echoed_scores_are_the_same_in_a_stream(gateway: Gateway) -> None:
     whole = gateway.complete(PROMPT, echo=True, logprobs=1, max_tokens=4)["choices"][0]["logprobs"]
     events = gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True, logprobs=1, max_tokens=4))

@@ -162,6 +162,26 @@ async def test_logprobs_carry_text_and_bytes_of_their_tokens(line: Line) -> None
     assert top[1].token_bytes == "⚶".encode()[: len(top[1].token_bytes)]
 
 
+@pytest.mark.parametrize(
+    ("shown", "hidden"),
+    [
+        ({}, [False, True, False, True]),
+        ({"skip_special_tokens": False}, [False, False, False, True]),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, [False, False, False, False]),
+    ],
+    ids=["skipped", "shown", "shown to the end"],
+)
+async def test_logprobs_say_which_tokens_are_no_part_of_the_text(
+    line: Line, shown: dict[str, bool], hidden: list[bool]
+) -> None:
+    [number] = await line.open(1, sampling=Sampling(logprobs=True, **shown))
+    ids = line.ids("one<|im_start|> two<|im_end|>")
+    columns = LogprobColumns(token_indices=range(len(ids)), logprobs=[-1.0] * len(ids), num_top=[0] * len(ids))
+    line.engine.say_tokens({number: ids}, logprobs=columns)
+    frame = await line.gateway.read()
+    assert [token.hidden for token in frame.logprobs[0].tokens] == hidden
+
+
 async def test_logprobs_end_with_the_token_that_completes_a_stop_string(line: Line) -> None:
     [number] = await line.open(1, sampling=Sampling(logprobs=True, stop=["two"]))
     ids = line.ids("one two three")
