@@ -198,11 +198,13 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
         await joined(processors, stage)
     while _sessions(processors) < len(deadly):  # noqa: ASYNC110 (a network)
         await asyncio.sleep(0.01)
-    with pytest.raises(errors.Unavailable, match="the processor is gone"):
-        await processors.prepare(request(), NoSpan())
-    assert sum(stage.servicer.num_frames for stage in deadly) == 2
-    for stage in deadly:
-        await stage.listener.server.stop(grace=0)
+    try:
+        with pytest.raises(errors.Unavailable, match="the processor is gone"):
+            await processors.prepare(request(), NoSpan())
+        assert sum(stage.servicer.num_frames for stage in deadly) == 2
+    finally:
+        for stage in deadly:
+            await stage.listener.server.stop(grace=0)
 
 
 async def test_a_leaving_processor_answers_what_it_was_asked(
