@@ -14,7 +14,7 @@ BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
 DEADLINE = "deadline_exceeded"
 """Reason of an engine that cancels a late request by itself, which may be ahead of the gateway's own clock."""
 SLOW_READER = "slow_reader"
-"""Reason of an engine that cancels a request whose tokens nobody takes."""
+"""Reason with which an engine cancels a request whose client reads no tokens."""
 
 
 class Cause(Enum):

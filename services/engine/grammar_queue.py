@@ -20,7 +20,7 @@ from .token_bounds import without_bounds
 
 
 class GrammarQueue:
-    """`send` takes what the core shall hear, `deliver` what sessions shall hear of requests that never come so far."""
+    """`send` passes commands to the core, `deliver` passes to sessions the ends of requests that never reach it."""
 
     def __init__(
         self,

@@ -273,7 +273,7 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
         file = await Files(durable).add(record.key, "late", "batch", io.BytesIO(b"late"), 4)
         async with Purge(book, durable, ResponseStore(store, 60.0)).running():
             async with asyncio.timeout(30):
-                while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS tells nobody)
+                while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS sends no event)
                     await asyncio.sleep(0.02)
         rooms = await durable.rooms()
         assert [key async for key, _ in rooms.files.all(f"{subjects.key_of(record.key)}.>")] == []

@@ -78,7 +78,7 @@ async def until_bounded(url: str) -> None:
     async with Bus.open(url, wait_seconds=5.0) as bus, asyncio.timeout(30):
         js = bus.jetstream()
         assert js is not None
-        while await bound_of(js, STREAM) <= 0:  # noqa: ASYNC110 (NATS tells nobody)
+        while await bound_of(js, STREAM) <= 0:  # noqa: ASYNC110 (NATS sends no event)
             await asyncio.sleep(0.05)
 
 

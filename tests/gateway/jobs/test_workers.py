@@ -1,4 +1,4 @@
-"""Workers of a queue of a real JetStream, when something fails that nobody foresaw."""
+"""Workers of a queue of a real JetStream, and unforeseen errors."""
 
 from __future__ import annotations
 

@@ -36,6 +36,19 @@ def replica_of(model: ServedModel) -> Member:
     return Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", model=model)
 
 
+@contextlib.asynccontextmanager
+async def two_gateways(air: Air, model: ServedModel) -> AsyncIterator[tuple[BusTwin, Router, Router]]:
+    """Two gateways of one replica: the bus of the first, and both routers."""
+    replica = replica_of(model)
+    async with (
+        BusTwin.on(air) as here,
+        BusTwin.on(air) as there,
+        gateway(here, replica) as one,
+        gateway(there, replica) as other,
+    ):
+        yield here, one, other
+
+
 def waiting(router: Router, model: ServedModel) -> tuple[int, float]:
     """Requests on the one replica, and the seconds until their prompts are computed."""
     [seen] = router.choose(model.key, b"", 16, 16).candidates
@@ -81,13 +94,7 @@ def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: Se
 
 def test_a_gateway_whose_bus_comes_back_tells_what_it_sends_from_then_on(served_model: ServedModel) -> None:
     async def main() -> None:
-        air, replica = Air(), replica_of(served_model)
-        async with (
-            BusTwin.on(air) as here,
-            BusTwin.on(air) as there,
-            gateway(here, replica) as one,
-            gateway(there, replica) as other,
-        ):
+        async with two_gateways(Air(), served_model) as (here, one, other):
             here.lose()
             unheard = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "unheard")
             await asyncio.sleep(0.1)
@@ -148,13 +155,8 @@ def test_beats_tell_what_was_lost_of_prompts_that_are_not_computed_and_of_those_
     served_model: ServedModel,
 ) -> None:
     async def main() -> None:
-        air, replica = Air(), replica_of(served_model)
-        async with (
-            BusTwin.on(air) as here,
-            BusTwin.on(air) as there,
-            gateway(here, replica) as one,
-            gateway(there, replica) as other,
-        ):
+        air = Air()
+        async with two_gateways(air, served_model) as (_, one, other):
             known = one.dispatched(one.choose(served_model.key, b"", 400_000, 16), "known")
             await asyncio.sleep(0.1)
             assert waiting(other, served_model)[1] > 100
@@ -202,13 +204,8 @@ def test_words_that_are_lost_doubled_and_turned_round_are_put_right_by_the_next_
     served_model: ServedModel,
 ) -> None:
     async def main() -> None:
-        air, replica = Air(jitter=0.05, drop=0.3, double=0.3), replica_of(served_model)
-        async with (
-            BusTwin.on(air) as here,
-            BusTwin.on(air) as there,
-            gateway(here, replica) as one,
-            gateway(there, replica) as other,
-        ):
+        air = Air(jitter=0.05, drop=0.3, double=0.3)
+        async with two_gateways(air, served_model) as (_, one, other):
             for number in range(200):
                 dispatch = one.dispatched(one.choose(served_model.key, b"", 100, 16), str(number))
                 await asyncio.sleep(0.02)

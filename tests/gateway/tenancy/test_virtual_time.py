@@ -61,19 +61,21 @@ async def test_what_one_gateway_gave_counts_on_the_others(clocks: list[VirtualTi
 
 async def test_times_are_shared_again_once_redis_lets_them(free_dir: Path) -> None:
     server = await start_valkey(free_dir)
-    async with Store.open(server.url) as store, VirtualTime(store).running() as one:
-        other = VirtualTime(store)
-        await store.command("ACL", "SETUSER", "default", "-@scripting")
-        with contextlib.ExitStack() as stack:
-            begin(stack, one, ADA, 500)
-            begin(stack, other, ADA, 300)
-            await asyncio.sleep(5 * SHARE_SECONDS)
-            await store.command("ACL", "SETUSER", "default", "+@scripting")
-            async with asyncio.timeout(30):
-                while other._times[ADA.key] < 800.0:
-                    await other.share()
-                    await asyncio.sleep(SHARE_SECONDS)
-    await server.stop()
+    try:
+        async with Store.open(server.url) as store, VirtualTime(store).running() as one:
+            other = VirtualTime(store)
+            await store.command("ACL", "SETUSER", "default", "-@scripting")
+            with contextlib.ExitStack() as stack:
+                begin(stack, one, ADA, 500)
+                begin(stack, other, ADA, 300)
+                await asyncio.sleep(5 * SHARE_SECONDS)
+                await store.command("ACL", "SETUSER", "default", "+@scripting")
+                async with asyncio.timeout(30):
+                    while other._times[ADA.key] < 800.0:
+                        await other.share()
+                        await asyncio.sleep(SHARE_SECONDS)
+    finally:
+        await server.stop()
 
 
 async def test_who_was_away_begins_where_those_stand_who_are_served(clocks: list[VirtualTime]) -> None:

@@ -15,7 +15,7 @@ async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reade
         first = asyncio.ensure_future(anext(reports))
         # A subscription is known to the server when a later request of its connection is answered.
         await asyncio.sleep(0)
-        await bus.request("nobody", b"", seconds=0.05)
+        await bus.request("unserved.subject", b"", seconds=0.05)
         await bus.publish(subjects.USAGE_LEFT, b"{")
         await bus.publish(subjects.USAGE_LEFT, b'{"request_id": 1}')
         await log.publish_left(record, 5)

@@ -76,7 +76,7 @@ class Bench:
         """Waits until the queue is empty."""
         rooms = await self.durable.rooms()
         async with asyncio.timeout(30):
-            while (await rooms.js.stream_info(BACKGROUND_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS tells nobody)
+            while (await rooms.js.stream_info(BACKGROUND_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS sends no event)
                 await asyncio.sleep(0.02)
 
     async def until(self, tenant: str, response_id: str, is_so: Callable[[Record], bool]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Background responses whose runs end by errors that nobody foresaw: computed a few times, not for ever."""
+"""Background responses whose runs end by unforeseen errors: they are computed a few times, not for ever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches and lines that fail by errors that nobody foresaw: a few times, not for ever."""
+"""Batches and lines that fail by unforeseen errors: they are tried a few times, not for ever."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class BrokenFor(Answering):
 
 @pytest.fixture
 async def bench(durable: Durable, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Of a NATS whose queues have no other tests' batches."""
+    """Storage on a NATS server of its own, whose queues hold no batches of other tests."""
     monkeypatch.setattr(busy, "FIRST_REST_SECONDS", 0.001)
     monkeypatch.setattr("headwater.gateway.jobs.batches.line_caller.PAUSES", (0.001,))
     return Bench(durable, Files(durable), Ledger(durable), Results(durable), uuid.uuid4().hex)
@@ -80,7 +80,7 @@ async def test_a_batch_whose_runs_fail_five_times_fails(bench: Bench) -> None:
             batch = await ended(bench, kept.batch.id)
             rooms = await bench.durable.rooms()
             async with asyncio.timeout(30):
-                while (await rooms.js.stream_info(BATCH_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS tells nobody)
+                while (await rooms.js.stream_info(BATCH_QUEUE)).state.messages:  # noqa: ASYNC110 (NATS sends no event)
                     await asyncio.sleep(0.02)
     assert (batch.status, storage.num_asked) == ("failed", 5)
     assert batch.errors is not None
