@@ -54,9 +54,9 @@ def start_gateway() -> GatewayStarter:
         stage = gateway_stage(*behind.flags(), *flags)
         with started(stage):
             gateway = Gateway(stage)
-            gateway.wait_until(gateway.is_ready)
-            yield gateway
-            gateway.client.close()
+            with gateway.client:
+                gateway.wait_until(gateway.is_ready)
+                yield gateway
 
     return start
 

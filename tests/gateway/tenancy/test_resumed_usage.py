@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
+import signal
+from pathlib import Path
 
 import pytest
 
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.usage_log import UsageLog
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import Behind, completion_body
+from tests.gateway.processes import Behind, completion_body, output_processor_stage, started
 from tests.gateway.request.test_resumed import RESUMABLE, blocks, id_of, resumed
 
 
@@ -28,24 +31,34 @@ def records_of(tenant: str, nats_url: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_the_next_and_it_counts_once(
-    behind: Behind, start_gateway: GatewayStarter, nats_url: str
+@pytest.mark.parametrize("case", ["records nothing", "records", "is noticed late"])
+def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_others_and_it_counts_once(
+    case: str, behind: Behind, text_folder: Path, start_gateway: GatewayStarter, nats_url: str
 ) -> None:
-    """One without NATS writes no record, as one that dies too soon; the other one writes it, and dies then."""
-    nats = f"--nats-url={nats_url}"
-    with start_gateway(behind) as silent, start_gateway(behind, nats) as prompt, start_gateway(behind, nats) as other:
-        for dying, has_written in ((silent, False), (prompt, True)):
-            tenant = f"ada-{os.urandom(4).hex()}"
-            headers = {"x-tenant": tenant}
-            body = completion_body(max_tokens=40) | RESUMABLE
-            with dying.client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
-                told = blocks(reply.iter_lines())
-            if has_written:
-                other.wait_until(lambda tenant=tenant: len(records_of(tenant, nats_url)) == 1)  # type: ignore[misc]
+    """One without NATS writes no record, as one that dies too soon. The next gateway writes it, or the output processor
+    does, where the next gateway came before the death was noticed."""
+    nats, tenant = f"--nats-url={nats_url}", f"ada-{os.urandom(4).hex()}"
+    headers = {"x-tenant": tenant}
+    output_processor = output_processor_stage(text_folder, nats)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(started(output_processor))
+        stages = Behind(behind.processor, output_processor.address, behind.replicas)
+        dying = stack.enter_context(start_gateway(stages, *[nats] * (case == "records")))
+        other = stack.enter_context(start_gateway(stages, nats))
+        body = completion_body(max_tokens=40) | RESUMABLE
+        with dying.client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+            told = blocks(reply.iter_lines())
+        if case == "records":
+            other.wait_until(lambda: len(records_of(tenant, nats_url)) == 1)
+        if case == "is noticed late":
+            dying.stage.process.send_signal(signal.SIGSTOP)
+        else:
             dying.stage.kill()
-            for after in (len(told) - 1, 0):
-                assert resumed(other, id_of(told[0]), after, **headers) == told[after:]
-            # Written last, so that whatever else there is was written before.
-            other.client.post("/v1/completions", json=completion_body(max_tokens=4), headers=headers)
-            other.wait_until(lambda tenant=tenant: (1, 4) in records_of(tenant, nats_url))  # type: ignore[misc]
-            assert records_of(tenant, nats_url) == [(1, 40), (1, 4)]
+        for after in (len(told) - 1, 0):
+            assert resumed(other, id_of(told[0]), after, **headers) == told[after:]
+        dying.stage.kill()
+        other.wait_until(lambda: (1, 40) in records_of(tenant, nats_url))
+        # They write what they have left to write when they end.
+        other.stage.terminate()
+        output_processor.terminate()
+    assert records_of(tenant, nats_url) == [(1, 40)]
