@@ -171,6 +171,7 @@ _SENTENCES = {
     "tokens": "its tokens a minute do not suffice",
     "concurrency": "as many of its choices run as may at once",
     "budget": "its budget does not suffice",
+    "share of budget": "its budget cannot be checked, and the share of it that counts meanwhile is used up",
 }
 _LONG_SECONDS = 3600.0
 

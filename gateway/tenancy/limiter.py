@@ -39,8 +39,8 @@ class Refusal:
 
     scope: str
     limit: str
-    """Limit that refuses: requests, tokens, concurrency or budget; unknown: the spent tokens have to be counted
-    first."""
+    """Limit that refuses: requests, tokens, concurrency or budget; share of budget: what a gateway grants by itself is
+    used up; unknown: the spent tokens have to be counted first."""
     seconds: float
     """Seconds until the limit allows it; `NEVER` where time alone does not help."""
 

@@ -43,6 +43,11 @@ def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
     assert local.reserve("ada", scopes, most=400, least=1).granted == 300, "what half the budget has left"
     refusal = local.reserve("ada", scopes, most=400, least=1).refusal
     assert refusal is not None
+    assert (refusal.limit, refusal.seconds) == ("share of budget", 5.0)
+    error = refused(refusal, "ada")
+    assert (error.code, error.retry_after) == ("rate_limit_exceeded", 5.0), "there may be more when Redis is back"
+    refusal = local.reserve("ada", scopes, most=2000, least=1001).refusal
+    assert refusal is not None
     assert (refusal.limit, refusal.seconds) == ("budget", NEVER)
     local.settle("ada", scopes, unused=250)
     assert local.reserve("ada", scopes, most=400, least=1, requests=0).granted == 250
@@ -183,7 +188,7 @@ async def test_where_nobody_can_count_what_was_spent_an_answer_goes_on_by_the_lo
         verdicts = [await accounts.extend(grant, 60) for _ in range(3)]
     assert [each.granted for each in verdicts] == [60, 40, 0]
     assert verdicts[-1].refusal is not None
-    assert verdicts[-1].refusal.seconds == NEVER
+    assert (verdicts[-1].refusal.limit, verdicts[-1].refusal.seconds) == ("share of budget", 5.0)
 
 
 async def test_a_client_that_leaves_while_its_request_is_reserved_keeps_no_seat(redis_url: str) -> None:
