@@ -37,6 +37,8 @@ READ_SECONDS = 0.003
 """Seconds that a read may take while a request waits for it."""
 _PATIENCE_SECONDS = 2.0
 """Seconds that any other call may take."""
+_CONNECT_SECONDS = 1.0
+"""Seconds that a new connection may take."""
 _MAX_CONNECTIONS = 64
 _BREAK_SECONDS = 0.5
 """Seconds for which callers with a deadline do not use the store after it failed one of them."""
@@ -179,7 +181,7 @@ def _client(url: str) -> Any:
     # NOTE: a time limit on sockets would have each command written by a task of its own under `asyncio.wait_for`, which
     # before Python 3.12 loses a cancellation that comes as it ends. `_PATIENCE_SECONDS` is the limit.
     options: dict[str, Any] = {
-        "socket_connect_timeout": 1.0,
+        "socket_connect_timeout": _CONNECT_SECONDS,
         "socket_timeout": None,
         "retry": Retry(NoBackoff(), 0),
         "max_connections": _MAX_CONNECTIONS,
