@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from headwater.gateway.stages.prepare_session import MAX_CALL_BYTES
+from headwater.gateway.stages.prepare_session import MAX_CALL_BYTES, MAX_FRAME_BYTES
 from headwater.gateway.stages.processors import Processors
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
@@ -69,6 +69,11 @@ class Sessionless(Counted):
 
 class Deadly(Counted):
     """Dies of whatever it is asked."""
+
+    async def Prepare(self, request: PrepareRequest, context: Any) -> PrepareReply:
+        self.num_calls += 1
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        raise AssertionError("abort returned")
 
     async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
         async for _ in incoming:
@@ -193,15 +198,18 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
         Stage(Deadly(list(well.servicer._models.values()), well.servicer._pool, well.servicer._checker))
         for _ in range(3)
     ]
-    for stage in deadly:
-        await stage.listener.start()
-        await joined(processors, stage)
-    while _sessions(processors) < len(deadly):  # noqa: ASYNC110 (a network)
-        await asyncio.sleep(0.01)
     try:
+        for stage in deadly:
+            await stage.listener.start()
+            processors.join(stage.listener.address)
+        async with asyncio.timeout(30):
+            # A session may be open before the models are known: without both, a processor is not asked, or by a call.
+            while not all(each.models and each.session.is_open for each in processors._pool.values()):  # noqa: ASYNC110 (a network)
+                await asyncio.sleep(0.01)
         with pytest.raises(errors.Unavailable, match="the processor is gone"):
             await processors.prepare(request(), NoSpan())
         assert sum(stage.servicer.num_frames for stage in deadly) == 2
+        assert sum(stage.servicer.num_calls for stage in deadly) == 0
     finally:
         for stage in deadly:
             await stage.listener.server.stop(grace=0)
@@ -212,11 +220,13 @@ async def test_a_leaving_processor_answers_what_it_was_asked(
 ) -> None:
     stage, _ = stages
     await joined(processors, stage)
-    running = asyncio.gather(
-        *(processors.prepare(request("Wörter. " * 6000, truncate_prompt_tokens=100), NoSpan()) for _ in range(4))
-    )
-    while not stage.servicer.num_frames:  # noqa: ASYNC110 (a network)
-        await asyncio.sleep(0.001)
+    # Short enough for one frame together: a second one might come when the first is answered and the session over.
+    asked = [request("Wörter. " * 4500, truncate_prompt_tokens=100) for _ in range(4)]
+    assert sum(each.ByteSize() for each in asked) < MAX_FRAME_BYTES
+    running = asyncio.gather(*(processors.prepare(each, NoSpan()) for each in asked))
+    async with asyncio.timeout(30):
+        while not stage.servicer.num_frames:  # noqa: ASYNC110 (a network)
+            await asyncio.sleep(0.001)
     stage.servicer.leave()
     processors.leave(stage.listener.address)
     assert all(reply.prompt_ids for reply in await running)
