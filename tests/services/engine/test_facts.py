@@ -62,20 +62,19 @@ async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
                     break
 
             table = SlotTable(store, model.key, 0)
+            # The writer of the index goes its own way beside the engine's words on the bus.
+            while not [slot for slot in await table.read() if slot.is_live]:  # noqa: ASYNC110 (Redis has no event for it)
+                await asyncio.sleep(0.01)
             [slot] = await table.read()
-            assert (slot.replica_id, slot.epoch, slot.address, slot.is_live) == (
-                "r7",
-                member.epoch,
-                engine.address,
-                True,
-            )
+            assert (slot.replica_id, slot.epoch, slot.address) == ("r7", member.epoch, engine.address)
             while not await store.command("GETBIT", block_prefix(model.key, 0) + stored[3], slot.number):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
             engine.terminate()
             await members.wait_for(lambda members: not members.of(Kind.ENGINE, model.key))
             await client.load_that(lambda load: load.draining)
-            assert [slot for slot in await table.read() if slot.is_live] == []
+            while [slot for slot in await table.read() if slot.is_live]:  # noqa: ASYNC110 (Redis has no event for it)
+                await asyncio.sleep(0.01)
             assert 2 not in client.finishes
             await client.send(credits=[Credit(stream_id=2, tokens=1000)])
             await client.read_until_finished(2)
