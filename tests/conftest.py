@@ -21,6 +21,7 @@ os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Threads of several processes share few cores here; one that spins at a barrier keeps another from reaching its own.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+import hypothesis
 import pytest
 import pytest_asyncio
 import structlog
@@ -45,6 +46,10 @@ bus.OPEN_SECONDS = 60.0
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
+
+# On a busy machine an example may take any time.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 JS = Path(__file__).parent / "gateway" / "js"
 
