@@ -15,6 +15,12 @@ from headwater.services.stack.embedded import start_valkey
 ECHO = Script("return {KEYS[1], ARGV[1]}")
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that nobody hurries ends with an answer or with the server, however slow the machine is."""
+    monkeypatch.setattr(store_module, "_PATIENCE_SECONDS", 60.0)
+
+
 async def test_a_script_runs_whether_or_not_the_server_knows_it(redis_url: str) -> None:
     async with Store.open(redis_url) as store:
         await store.command("SCRIPT", "FLUSH")
