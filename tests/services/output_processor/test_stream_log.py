@@ -205,7 +205,6 @@ async def test_nobody_who_comes_in_time_ends_it_and_what_has_ended_is_forgotten(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_log, "HOLD_SECONDS", 0.2)
-    monkeypatch.setattr(stream_log, "KEEP_SECONDS", 1.0)
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
         line.engine.say_tokens({number: [5]})
@@ -217,6 +216,10 @@ async def test_nobody_who_comes_in_time_ends_it_and_what_has_ended_is_forgotten(
         line.engine.say_finish(number)
         await second.finish(1)
         assert await line.find() is not None
+        monkeypatch.setattr(stream_log, "KEEP_SECONDS", 0.1)
+        [number] = await line.open(second, 2, attempt=2)
+        line.engine.say_finish(number)
+        await second.finish(2)
         await line.until_found(lambda found: found is None)
         await attach(second, 3)
         assert (await second.finish(3)).error == "the stream is no longer kept"
