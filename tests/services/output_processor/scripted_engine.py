@@ -96,8 +96,10 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
     engine_pb2_grpc.add_EngineServicer_to_server(engine, server)
     engine.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    yield engine
-    await engine.die()
+    try:
+        yield engine
+    finally:
+        await engine.die()
 
 
 @dataclass
@@ -182,5 +184,7 @@ async def listening_gateway(
 ) -> AsyncIterator[ListeningGateway]:
     async with grpc.aio.insecure_channel(output_processor) as channel:
         call = output_processor_pb2_grpc.OutputProcessorStub(channel).Session(metadata=tuple(metadata))
-        yield ListeningGateway(call, engine.address, model)
-        call.cancel()
+        try:
+            yield ListeningGateway(call, engine.address, model)
+        finally:
+            call.cancel()
