@@ -71,7 +71,7 @@ async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes
 
 
 async def test_an_engine_whose_core_hangs_ends_its_streams_and_itself() -> None:
-    with engine_process("--hang-limit=1", "--simulated-step-seconds=0.01") as engine:
+    with engine_process("--hang-limit=3", "--simulated-step-seconds=0.01") as engine:
         async with client_of(engine) as client:
             await client.send(add(1, prompt(1), 4000))
             await client.read_tokens(1, 5)

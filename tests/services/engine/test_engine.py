@@ -159,8 +159,7 @@ async def test_a_broken_session_takes_its_streams_with_it_and_no_other(engine: E
         await other.send(add(1, prompt(9), 100, credit=10))
         async with client_of(engine) as client:
             await client.send(*(add(i, prompt(i + 10), 1000, credit=3) for i in range(20)))
-            await client.read_tokens(19, 3)
-            assert (await client.load()).num_running == 21
+            await client.load_that(lambda load: load.num_running == 21)
         await other.load_that(lambda load: load.num_running == 1)
         await other.send(credits=[pb.Credit(stream_id=1, tokens=100)])
         await other.read_until_finished(1)
@@ -297,7 +296,7 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
         await client.send(add(1, prompt(1), 3))
         await client.read_until_finished(1)
     url = f"http://{engine.addresses['metrics']}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode())
     for name in ("num_requests_running", "kv_cache_usage_perc", "generation_tokens_total", "prefix_cache_hits_total"):
         assert f'headwater_{name}{{model_name="simulated"}}' in text
     for name in (

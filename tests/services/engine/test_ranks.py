@@ -43,7 +43,7 @@ def ranks_of(engine: EngineProcess) -> list[int]:
 async def rank_metrics(engine: EngineProcess) -> dict[tuple[str, int], float]:
     """By name and rank."""
     url = f"http://{engine.addresses['metrics']}/metrics"
-    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
+    text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=30).read().decode())
     found = re.findall(r'^headwater_rank_(\w+)_total{.*rank="(\d+)"} (\S+)$', text, re.MULTILINE)
     return {(name, int(rank)): float(value) for name, rank, value in found}
 

@@ -41,7 +41,7 @@ def record(name: str) -> TenantRecord:
 
 
 async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(nats_url: str, tmp_path: Path) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Bus.open(nats_url, wait_seconds=5.0) as engines_bus:
+    async with Bus.open(nats_url, wait_seconds=30.0) as bus, Bus.open(nats_url, wait_seconds=30.0) as engines_bus:
         store = TenantStore(bus)
         await store.make()
         alice, bob = record("alice"), record("bob")
@@ -61,7 +61,7 @@ async def test_the_blocks_of_a_removed_tenant_leave_every_disk_and_no_others(nat
 
 
 async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(nats_url: str, tmp_path: Path) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url, wait_seconds=30.0) as bus:
         store = TenantStore(bus)
         await store.make()
         disk, directory = Disk(tmp_path, gone := new_uid()), TenantDirectory(store, AdminKeys({}))
@@ -73,7 +73,7 @@ async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(na
 
 async def test_without_a_gateway_that_knows_nothing_is_deleted(nats_url: str, tmp_path: Path) -> None:
     Disk(tmp_path, tenant := new_uid())
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url, wait_seconds=30.0) as bus:
         assert await TenantSweep(bus, tmp_path).look() == 0
     directory = TenantDirectory(TenantStore(Bus(None)), AdminKeys({}))
     assert not directory.is_gone(tenant), "the records were never read"
@@ -81,5 +81,5 @@ async def test_without_a_gateway_that_knows_nothing_is_deleted(nats_url: str, tm
 
 
 async def test_an_engine_without_a_disk_asks_nobody(nats_url: str) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus, TenantSweep.running(bus, None):
+    async with Bus.open(nats_url, wait_seconds=30.0) as bus, TenantSweep.running(bus, None):
         pass
