@@ -10,6 +10,7 @@ import pytest
 
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.feed import IndexFeed
+from headwater.services.runtime import membership
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind, ReplicaLoad, new_epoch
 from headwater.services.runtime.membership import Members
@@ -137,7 +138,7 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
         await engine.publish(bus)
         await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10})
         nats_server = await start_nats(free_dir, port=nats_server.port)
-        assert await bus.wait_connected(5)
+        assert await bus.wait_connected(30)
         members.on_member(engine.member, from_bus=True)
         engine.stores(chain(10, 10))
         await engine.publish(bus)
@@ -146,8 +147,10 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
 
 
 async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
-    redis_url: str, served_model: ServedModel
+    redis_url: str, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # It stays a member for as long as this takes.
+    monkeypatch.setattr(membership, "_PROBE_FAILURES", 1 << 30)
     silent = Engine(served_model)
     silent.address = "127.0.0.1:1"
     async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
