@@ -16,10 +16,13 @@ _WAKE = struct.Struct("dd")
 """Two readings of `time.monotonic`: when the observer was to be woken, and when it was."""
 _OBSERVER = """
 import struct, sys, time
+woken = time.monotonic()
 while True:
-    due = time.monotonic() + 0.005
-    time.sleep(0.005)
-    sys.stdout.buffer.raw.write(struct.pack("dd", due, time.monotonic()))
+    # Of the last look: a pause between the two looks counts, too.
+    due = woken + 0.005
+    time.sleep(max(0.0, due - time.monotonic()))
+    woken = time.monotonic()
+    sys.stdout.buffer.raw.write(struct.pack("dd", due, woken))
 """
 
 
