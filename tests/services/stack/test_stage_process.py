@@ -12,6 +12,7 @@ import pytest
 from headwater.services.runtime.forked import ForkClient, fork_server
 from headwater.services.stack.stage_process import KeptStage, StageDied, StageProcess, StageProgram, SupervisorPipe
 from tests.coded_stage.__main__ import PROGRAM
+from tests.simulation.virtual_loop import run_virtually
 
 READY = """import os, json, time
 os.write(int(os.environ["HEADWATER_READY_FD"]), json.dumps({"addresses": {"grpc": "here"}}).encode() + b"\\n")
@@ -26,9 +27,7 @@ class Starter:
 
     async def __call__(self, code: str, pipe: SupervisorPipe) -> StageProcess:
         program, log = StageProgram(PROGRAM, [code], os.environ), self.folder / "stage.log"
-        stage = await StageProcess.start("stage", program, log=log, supervisor=pipe, forks=self.forks)
-        assert (parent_of(stage.pid) == os.getpid()) == (self.forks is None)
-        return stage
+        return await StageProcess.start("stage", program, log=log, supervisor=pipe, forks=self.forks)
 
 
 def parent_of(pid: int) -> int:
@@ -49,7 +48,8 @@ async def test_a_stage_is_ready_with_the_addresses_that_it_announces(start: Star
     pipe = SupervisorPipe()
     stage = await start(READY + "time.sleep(60)", pipe)
     assert await stage.ready() == {"grpc": "here"}
-    await stage.stop(5, asyncio.Event())
+    assert (parent_of(stage.pid) == os.getpid()) == (start.forks is None)
+    await stage.stop(60, asyncio.Event())
     assert await stage.ended() == -signal.SIGTERM
     pipe.close()
 
@@ -117,7 +117,7 @@ async def test_a_stage_that_dies_is_started_again(start: Starter) -> None:
     assert kept.process is not None
     first = kept.process.pid
     os.kill(first, signal.SIGKILL)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await ready_again.wait()
     assert kept.process.pid != first
     assert said[1] == "stage ended with status -9; starting it again in 0.1 s"
@@ -147,11 +147,13 @@ class ShortLived:
         """Has nothing to end."""
 
 
-async def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_life(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(KeptStage, "LONG_LIFE", 0.3)
-    said, lives = [], iter((0.0, 0.0, 0.0, 0.5, 0.0, 60.0))
+def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_life() -> None:
+    assert run_virtually(pauses_between(0.0, 0.0, 0.0, 2 * KeptStage.LONG_LIFE, 0.0), 0) == [0.0, 0.01, 0.02, 0.0, 0.01]
+
+
+async def pauses_between(*seconds: float) -> list[float]:
+    """Pauses of a stage that is kept behind lives of so many seconds."""
+    said, lives = list[str](), iter((*seconds, 60.0))
     is_last = asyncio.Event()
 
     async def start() -> ShortLived:
@@ -164,9 +166,7 @@ async def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_
     kept.pauses = (0.0, 0.01, 0.02, 0.03)
     await kept.begin()
     keeping = asyncio.ensure_future(kept.keep())
-    async with asyncio.timeout(10):
-        await is_last.wait()
+    await is_last.wait()
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
-    pauses = [float(word.split()[-2]) for word in said if "starting it again" in word]
-    assert pauses == [0.0, 0.01, 0.02, 0.0, 0.01]
+    return [float(word.split()[-2]) for word in said if "starting it again" in word]
