@@ -35,11 +35,17 @@ async def managed(
         async with asyncio.TaskGroup() as tasks:
             await manager.run(bus, tasks)
 
-    async def ask(request: dict[str, Any]) -> Any:
+    async def answer(request: dict[str, Any], seconds: float) -> bytes | None:
         said = msgspec.json.encode(request)
-        while (answer := await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=2)) is None:
+        return await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=seconds)
+
+    async def ask(request: dict[str, Any]) -> Any:
+        # Asked again until the manager listens: what changes something is asked once.
+        while await answer({"do": "list"}, 2) is None:
             assert not running.done()
-        return msgspec.json.decode(answer)
+        answered = await answer(request, 100)
+        assert answered is not None
+        return msgspec.json.decode(answered)
 
     async with Bus.open(nats_url) as bus, asyncio.timeout(120):
         running = asyncio.ensure_future(run())

@@ -61,7 +61,7 @@ async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(tm
     line = ModelStages(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
     line.plan = plan(executor="simulated")
     # The group ends when nobody keeps the replica running any more.
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
         starting = tasks.create_task(line.start_engine(tasks, lambda: 0.0))
         await stages.begun.wait()
         if moment != "unspawned":
