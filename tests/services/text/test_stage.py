@@ -86,7 +86,7 @@ def test_a_new_knob_is_a_decision(settings: type, knobs: list[str]) -> None:
 async def test_a_stage_is_ready_present_and_gone_in_order(module: str, demo_folder: Path, nats_url: str) -> None:
     kind, replica_id = STAGES[module], f"{module}-{uuid.uuid4().hex}"
     flags = [f"--model-folder={demo_folder}", f"--nats-url={nats_url}", f"--replica-id={replica_id}"]
-    async with Bus.open(nats_url) as bus, Members(bus, [kind]).running() as members, asyncio.timeout(20):
+    async with Bus.open(nats_url) as bus, Members(bus, [kind]).running() as members, asyncio.timeout(120):
         async with running(module, *flags) as (process, addresses):
             await members.wait_for(lambda all: all.get(kind, replica_id) is not None)
             member = members.get(kind, replica_id)
@@ -104,7 +104,7 @@ async def test_a_stage_is_ready_present_and_gone_in_order(module: str, demo_fold
 
 
 def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as reply:
+    with urllib.request.urlopen(url, timeout=30) as reply:
         return str(reply.read().decode())
 
 
