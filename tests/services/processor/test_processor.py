@@ -264,6 +264,8 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explode
             return from_rpc_error(fault).message
         return "good"
 
+    # Two processes have started then: the other one takes no time to, while the grammar explodes.
+    assert await asyncio.gather(prepare(regex="b+"), prepare(regex="c+")) == ["good"] * 2
     patterns = {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}
     exploding = asyncio.create_task(prepare(json_schema=json.dumps({"patternProperties": patterns})))
     assert await prepare(regex="a+") == "good"
