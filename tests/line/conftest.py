@@ -135,6 +135,18 @@ class Line:
         members = status.as_json(status.seen(self.record.nats_url, key_of_cluster(self.state_dir, os.environ), None))
         return {each["replica_id"]: each for each in members if each["kind"] == "engine"}
 
+    def loads_of(self, num_engines: int) -> dict[str, dict[str, Any]]:
+        """The same, once so many engines are heard: who is slow to answer is not heard at each time."""
+        loads: dict[str, dict[str, Any]] = {}
+
+        def are_heard() -> bool:
+            loads.clear()
+            loads.update(self.loads())
+            return len(loads) == num_engines
+
+        self.wait_for(are_heard, 60, f"not {num_engines} engines are heard")
+        return loads
+
     def wait_for(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
         if not holds_within(condition, seconds, as_long_as=lambda: self.process.poll() is None):
             self.kill()

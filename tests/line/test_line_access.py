@@ -94,7 +94,7 @@ def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: 
         with pytest.raises(grpc.RpcError) as refused:
             stub.Drain(engine_pb2.DrainRequest(limit_ms=1), timeout=30)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    assert {each["draining"] for each in simulated_line.loads().values()} == {False}
+    assert {each["draining"] for each in simulated_line.loads_of(2).values()} == {False}
 
 
 @pytest.mark.long

@@ -18,9 +18,16 @@ from headwater.services.cli.chat import Chat, ChatError, first_model
 def test_the_command_line_lists_every_process_of_the_line(simulated_line: Any) -> None:
     command = [sys.executable, "-m", "headwater.services.cli", "status", "--json"]
     command.append(f"--state-dir={simulated_line.state_dir}")
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    listed = {each["replica_id"] for each in json.loads(done.stdout)}
-    assert listed == {stage.name for stage in simulated_line.record.stages} - {"nats", "valkey"}
+    listed: set[str] = set()
+
+    def are_listed() -> bool:
+        """One that is slow to answer is not heard at each time."""
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        listed.clear()
+        listed.update(each["replica_id"] for each in json.loads(done.stdout))
+        return listed == {stage.name for stage in simulated_line.record.stages} - {"nats", "valkey"}
+
+    simulated_line.wait_for(are_listed, 60, f"others are listed: {listed}")
 
 
 def everything_is_free(line: Any) -> bool:
