@@ -177,8 +177,13 @@ def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(s
         line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 60, stage.name)
         line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 60, f"{stage.name} is not back")
     wait_until_it_knows_all(line)
-    details = line.chat(question)["usage"]["prompt_tokens_details"]
-    assert details["cached_tokens"] > 0, "a gateway that comes back keeps its tenants' namespaces"
+    answer = line.chat(question, headers={"x-headwater-receipt": "1"})
+    decision = answer["receipt"]["decision"]
+    matched = {each["replica_id"]: each["matched_tokens"] for each in decision["candidates"]}
+    assert any(matched.values()), "a gateway that comes back keeps its tenants' namespaces"
+    # Nearly always there: each replica's speed is learned, and may differ by more than the prefix saves.
+    if matched[decision["replica_id"]]:
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
 def test_a_second_line_with_the_same_state_folder_is_refused(simulated_line: Any) -> None:

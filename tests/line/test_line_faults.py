@@ -18,6 +18,8 @@ from redis.asyncio import Redis
 
 from headwater.services.stack.embedded import start_nats, start_valkey
 from tests.forked_cluster import ForkedCluster
+from tests.line.test_line_end import wait_until_it_knows_all
+from tests.line.test_line_prefix import costs_least
 
 SMALL = ("--executor=simulated", "--replicas=2")
 
@@ -102,10 +104,10 @@ async def is_known_again(line: Any, redis_url: str) -> bool:
 @pytest.mark.slow
 def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(simulated_line: Any) -> None:
     line = simulated_line
-    before = {name: engine["epoch"] for name, engine in line.loads().items()}
+    before = {name: engine["epoch"] for name, engine in line.loads_of(2).items()}
     question = [{"role": "user", "content": "Which replica are you, and how long have you been there? " * 8}]
     receipts = {"x-headwater-receipt": "1"}
-    with line.stream_chat(question, max_tokens=300, ignore_eos=True) as events:
+    with line.stream_chat(question, max_tokens=500, ignore_eos=True) as events:
         request_id = next(events)["id"]
         (home,) = replicas_of(line, request_id)
         os.kill(line.pid_of(home), signal.SIGKILL)
@@ -113,13 +115,15 @@ def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(s
     (other,) = before.keys() - {home}
     assert last["choices"][0]["finish_reason"] == "length"
     assert replicas_of(line, request_id) == [home, other]
-    assert line.chat(question, headers=receipts)["receipt"]["decision"]["replica_id"] == other
     line.wait_for(lambda: line.loads().get(home, {}).get("epoch") not in (None, before[home]), 60, "not back")
-    assert line.loads()[other]["epoch"] == before[other]
-    candidates = line.chat(question, headers=receipts)["receipt"]["decision"]["candidates"]
-    matched = {each["replica_id"]: each["matched_tokens"] for each in candidates}
-    assert matched[other] > 0
-    assert matched[home] == 0, "bits of the dead incarnation"
+    assert line.loads_of(2)[other]["epoch"] == before[other]
+    wait_until_it_knows_all(line)
+    decision = line.chat(question, headers=receipts)["receipt"]["decision"]
+    candidates = {each["replica_id"]: each for each in decision["candidates"]}
+    assert candidates[other]["matched_tokens"] > 0
+    assert candidates[home]["matched_tokens"] == 0, "bits of the dead incarnation"
+    # Nearly always where the prefix is: each replica's speed is learned, and may differ by more than it saves.
+    assert costs_least(decision["replica_id"], candidates)
 
 
 def replicas_of(line: Any, request_id: str) -> list[str]:
