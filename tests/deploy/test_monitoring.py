@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from tests.gateway.processes import (
     processor_stage,
     started,
 )
+from tests.polling import holds_within
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "deploy/monitoring"
@@ -80,14 +80,12 @@ def exported(demo_folder: Path, nats_url: str) -> dict[str, set[str]]:
             f"--output-processor={behind[1].address}",
             f"--replica={behind[2].address}",
         )
-        with started(gateway), httpx.Client(base_url=f"http://{gateway.addresses['rest']}") as client:
+        with started(gateway), httpx.Client(base_url=f"http://{gateway.addresses['rest']}", timeout=60) as client:
             body = {"model": "smollm2-135m-instruct", "prompt": "Hello there, river", "max_tokens": 4}
-            for _ in range(100):
-                if client.post("/v1/completions", json=body).is_success:
-                    break
+            assert holds_within(lambda: client.post("/v1/completions", json=body).is_success, 60)
             client.post("/v1/completions", json=body | {"temperature": -1})
             for stage in (*behind, gateway):
-                with contextlib.closing(httpx.Client()) as scraper:
+                with httpx.Client(timeout=60) as scraper:
                     read_page(scraper.get(f"http://{stage.addresses['metrics']}/metrics").text, found)
     return found
 
