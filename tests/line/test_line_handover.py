@@ -62,13 +62,26 @@ def know(line: Line, roles: list[str]) -> bool:
 
 
 def serving_roles(line: Line) -> list[str]:
+    return sorted(each["role"] for each in known_replicas(line) if each["status"] == "serving")
+
+
+def known_replicas(line: Line) -> list[dict[str, Any]]:
     """As one of the gateways knows them: each connection may find another one."""
     try:
         # Without the certificates of this machine, which take longer to read than the answer.
-        replicas = httpx.get(f"{line.record.rest}/admin/replicas", timeout=10, verify=False).json()["data"]
+        reply = httpx.get(f"{line.record.rest}/admin/replicas", timeout=10, verify=False)
     except httpx.TransportError:
         return []
-    return sorted(each["role"] for each in replicas if each["status"] == "serving")
+    replicas: list[dict[str, Any]] = reply.json()["data"]
+    return replicas
+
+
+def know_busy(line: Line, *, is_busy: bool) -> bool:
+    """Whether every gateway knows that answers run at the decode engine, or that none does."""
+    return all(
+        [each["num_running"] > 0 for each in known_replicas(line) if each["id"] == DECODE] == [is_busy]
+        for _ in range(LOOKS)
+    )
 
 
 NEW_PROMPTS = itertools.count(100)
@@ -144,12 +157,9 @@ def busy(line: Line) -> Iterator[None]:
         for number in range(2):
             events = stack.enter_context(line.stream(f"background {number}", max_tokens=4000, ignore_eos=True))
             next(events)
-        line.wait_for(lambda: figure(line, DECODE, "num_requests_running") > 0, 30, "nothing runs")
-        # Until every gateway has heard of it.
-        time.sleep(1.0)
+        line.wait_for(lambda: know_busy(line, is_busy=True), 30, "not every gateway has heard of what runs")
         yield
-    line.wait_for(lambda: figure(line, DECODE, "num_requests_running") == 0, 30, "what ran does not end")
-    time.sleep(0.5)
+    line.wait_for(lambda: know_busy(line, is_busy=False), 30, "what ran does not end")
 
 
 @pytest.mark.slow
