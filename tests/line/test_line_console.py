@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -175,8 +176,10 @@ def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> Non
         explain = "[aria-label='Requests that wait or run'] button"
         assert page.run(f"document.querySelector({json.dumps(explain)}).getBoundingClientRect().right") <= 1280
         until(page, lambda: stage(page, "output processor")["running"] == "1", "the output processor tells of none")
-        assert [stage(page, name)["running"] for name in ("gateway", "processor")] == ["1", "0"]
-        assert stage(page, "gateway")["index lag, p99"].endswith("s")
+        # Each stage tells of itself.
+        until(page, lambda: stage(page, "gateway")["running"] == "1", "the gateway tells of none")
+        until(page, lambda: stage(page, "processor")["running"] == "0", "the processor tells of one")
+        until(page, lambda: stage(page, "gateway")["index lag, p99"].endswith("s"), "no lag is told")
     until(page, lambda: tile(page, "requests running") == "0", "the request is still there")
     page.click("[aria-label='Requests that have ended'] button")
     page.wait("document.querySelector('dialog')?.innerText.includes('tokens predicted cached')")
@@ -188,7 +191,9 @@ def test_an_engine_that_is_killed_is_seen_leaving_and_coming_back(page: Page, si
     go(page, "live")
     until(page, lambda: {"engine-0", "engine-1"} == rows(page, "Engines").keys(), "the engines are not seen")
     for pid in simulated_line.pids_of("engine-1"):
-        os.kill(pid, signal.SIGKILL)
+        # The core ends with its server, and may be gone by now.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     page.wait("document.querySelector('.events').innerText.includes('engine-1 has left')", 60)
     page.wait("document.querySelector('.events').innerText.includes('engine-1 has come')", 60)
     until(page, lambda: {"engine-0", "engine-1"} == rows(page, "Engines").keys(), "it is not back")
