@@ -157,7 +157,7 @@ async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(folder
                 with pytest.raises((grpc.aio.AioRpcError, AssertionError)):
                     await read_all(client)
         for pid in pids:
-            wait_for_end(pid, 5)
+            wait_for_end(pid, 30)
         assert engine.wait() != 0
         said = engine.close()
     assert f"rank {rank} was ended by SIGKILL; all ranks of the engine end" in said
@@ -171,7 +171,7 @@ async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
             await client.read_tokens(1, 5)
             seconds, _ = await end_of_core(engine, lambda: os.kill(pids[1], signal.SIGSTOP))
         for pid in pids:
-            wait_for_end(pid, 5)
+            wait_for_end(pid, 30)
         assert 2.0 < seconds < 20
         assert engine.wait() != 0
         said = engine.close()
@@ -187,5 +187,5 @@ async def test_ranks_end_with_their_core_and_with_their_engine(folder: Path) -> 
             else:
                 engine.terminate()
             for pid in pids:
-                wait_for_end(pid, 5)
+                wait_for_end(pid, 30)
             engine.wait()

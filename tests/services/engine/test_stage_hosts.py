@@ -110,7 +110,7 @@ async def test_a_stage_host_that_is_killed_ends_the_engine_with_one_sentence(pla
             with pytest.raises((grpc.aio.AioRpcError, AssertionError)):
                 await read_all(client)
         for pid in pids:
-            wait_for_end(pid, 5)
+            wait_for_end(pid, 30)
         assert engine.wait() != 0
         said = engine.close()
     assert re.search(r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection.*; all ranks of the engine end", said)
@@ -136,7 +136,7 @@ async def test_a_stage_host_stays_for_the_next_engine_when_its_rank_or_the_engin
                 else:
                     engine.terminate()
                     assert engine.wait() == 0
-            wait_for_end(pid, 5)
+            wait_for_end(pid, 30)
         stage.lose_supervisor()
         assert stage.wait() == 0
 
