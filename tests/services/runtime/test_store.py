@@ -18,7 +18,8 @@ ECHO = Script("return {KEYS[1], ARGV[1]}")
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that nobody hurries ends with an answer or with the server, however slow the machine is."""
-    monkeypatch.setattr(store_module, "_PATIENCE_SECONDS", 60.0)
+    for name in ("_PATIENCE_SECONDS", "_CONNECT_SECONDS"):
+        monkeypatch.setattr(store_module, name, 60.0)
 
 
 async def test_a_script_runs_whether_or_not_the_server_knows_it(redis_url: str) -> None:
@@ -35,12 +36,7 @@ async def test_a_faulty_script_is_our_fault_and_no_outage(redis_url: str) -> Non
         assert not store.broken
 
 
-async def test_more_calls_at_once_than_there_are_connections_are_answered_all(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("_PATIENCE_SECONDS", "_CONNECT_SECONDS"):
-        # A machine that stands still for seconds is no subject of this test.
-        monkeypatch.setattr(store_module, name, 60.0)
+async def test_more_calls_at_once_than_there_are_connections_are_answered_all(redis_url: str) -> None:
     async with Store.open(redis_url) as store:
         answers = await asyncio.gather(*(store.run(ECHO, ["k"], [number]) for number in range(300)))
     assert answers == [[b"k", b"%d" % number] for number in range(300)]
