@@ -20,11 +20,13 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 from unittest import mock
 
-from headwater.engine_core.parallel import rank_processes
+from headwater.engine_core.parallel import rank_processes, ranks
 from headwater.engine_core.parallel.rank_start import RankStart
 from tests import forked_stage  # noqa: F401 (names what the server of forks imports)
 
 STDOUT, STDERR = 1, 2
+EXIT_SECONDS = 30.0
+"""How a rank has ended is told by the server that forked it, which has to be woken as well."""
 
 
 class ForkedRank(ForkServerProcess):
@@ -71,5 +73,10 @@ class ForkedRank(ForkServerProcess):
 @contextmanager
 def forked_ranks() -> Iterator[None]:
     """Executors that are built meanwhile fork their ranks."""
-    with mock.patch.object(rank_processes, "_started", ForkedRank):
+    with (
+        mock.patch.object(rank_processes, "_started", ForkedRank),
+        mock.patch.object(rank_processes, "EXIT_SECONDS", EXIT_SECONDS),
+        # Whoever finds a rank gone waits for the thread that asks how it ended.
+        mock.patch.object(ranks, "EXIT_SECONDS", 2 * EXIT_SECONDS),
+    ):
         yield
