@@ -72,7 +72,11 @@ class ForkedHost(ForkServerProcess):
 
     def descriptors(self) -> list[str]:
         """What its open files are, without their numbers."""
-        links = [os.readlink(path) for path in Path(f"/proc/{self.pid}/fd").iterdir()]
+        links = list[str]()
+        for path in Path(f"/proc/{self.pid}/fd").iterdir():
+            # It may close one meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(path))
         return sorted(re.sub(r"\d+", "", link) for link in links)
 
     def finish(self) -> None:

@@ -19,7 +19,6 @@ class Cable:
         self._engine = host, int(port)
         self._server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._server.getsockname()[1]}"
-        self.cut_at = 0.0
         self._is_cut = self._is_over = False
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -35,7 +34,7 @@ class Cable:
             each.close()
 
     def cut(self) -> None:
-        self.cut_at, self._is_cut = time.monotonic(), True
+        self._is_cut = True
 
     def mend(self) -> None:
         """For new connections."""
