@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.kv.block_files import STALE_SECONDS, TENANTS, BlockFiles
+from headwater.engine_core.kv import block_files
+from headwater.engine_core.kv.block_files import NUM_PROBES, STALE_SECONDS, TENANTS, BlockFiles
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, kv_key
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.tenant_files import delete_tenants, tenants_below
@@ -155,10 +157,12 @@ def test_a_folder_that_cannot_be_written_to_is_refused_by_name(tmp_path: Path) -
         opened(tmp_path / "file")
 
 
-def test_measuring_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_measuring_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = opened(tmp_path)
     files.write(Owner(bytes(16)), FIRST, b"", PAYLOAD)
-    assert 0 < files.measure(1000) < 1
+    looks = iter((3.0, 3.0 + NUM_PROBES * 0.25))
+    monkeypatch.setattr(block_files, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
+    assert files.measure(1000) == 0.25, "seconds of one block"
     assert {path.name for path in files.folder.iterdir()} == {"lock", bytes(16).hex()}
 
 

@@ -311,12 +311,12 @@ def test_a_load_that_is_given_up_ends_at_once_and_what_the_disk_says_later_touch
     blocks.check_idle()
 
 
-def test_a_slow_disk_costs_more_and_is_tried_again_later(tmp_path: Path) -> None:
+def test_a_slow_disk_costs_more_and_is_tried_again_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockFiles, "measure", lambda files, block_bytes: 0.02)
     blocks, chain = Blocks(tmp_path), chain_of(0, 2)
     blocks.compute(chain)
     blocks.settle()
-    measured = blocks.disk.cost(1)
-    assert 0 < measured < 0.1
+    assert (measured := blocks.disk.cost(1)) == 0.02
     blocks.flood()
     blocks.load(chain)
     blocks.step()
