@@ -111,13 +111,12 @@ def test_another_process_sees_what_is_published_and_what_changes() -> None:
     blocks = owner.cache(*HASHES[:2])
     owner.published.advance(0)
     command = [sys.executable, "-c", FIND, owner.published.handle.decode(), *(each.hex() for each in HASHES)]
-    reader = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert reader.stdin is not None
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == f"{blocks} [1, 1]\n"
-    owner.pool.release(blocks)
-    owner.pool.allocate(7)
-    assert reader.communicate("\n")[0] == "1\n"
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == f"{blocks} [1, 1]\n"
+        owner.pool.release(blocks)
+        owner.pool.allocate(7)
+        assert reader.communicate("\n")[0] == "1\n"
     assert reader.returncode == 0
 
 

@@ -24,6 +24,7 @@ from headwater.engine_core.ring import (
     create_broadcast,
     create_ring,
 )
+from tests.polling import holds_within
 from tests.shared_memory import shared_memory
 
 
@@ -66,11 +67,11 @@ def descriptors_from(number: int) -> Iterator[None]:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(limits[0], min(number + 200, limits[1])), limits[1]))
     with contextlib.ExitStack() as taken:
+        taken.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
         while (fd := os.open(os.devnull, os.O_RDONLY)) < number:
             taken.callback(os.close, fd)
         os.close(fd)
         yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.mark.parametrize("first_descriptor", [0, 1024])
@@ -186,7 +187,8 @@ def test_a_killed_writer_leaves_its_whole_messages_and_no_memory_behind() -> Non
     with pytest.raises(PeerGone):
         reader.read()
     reader.close()
-    assert shared_memory() <= before
+    # Tests that run beside this one have some for a moment.
+    assert holds_within(lambda: shared_memory() <= before, 30)
 
 
 def test_every_reader_of_a_broadcast_reads_every_message_whatever_its_length() -> None:
