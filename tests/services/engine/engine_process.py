@@ -74,7 +74,7 @@ class EngineProcess:
         """Ends it, if it has not ended; returns its log."""
         if self._supervisor != -1:
             self.lose_supervisor()
-        self.process.wait(30)
+        self.process.wait(60)
         self._log.is_over = True
         return self._log.text()
 
@@ -157,8 +157,10 @@ class Client:
 async def client_of(engine: EngineProcess) -> AsyncIterator[Client]:
     async with grpc.aio.insecure_channel(engine.address) as channel:
         client = Client(channel)
-        yield client
-        client.call.cancel()
+        try:
+            yield client
+        finally:
+            client.call.cancel()
 
 
 def add(stream_id: int, prompt_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> pb.Add:

@@ -55,7 +55,7 @@ class StageProcess:
 
     def finish(self) -> None:
         self.lose_supervisor()
-        self._process.wait(10)
+        self._process.wait(60)
         self._log.is_over = True
 
 
