@@ -145,7 +145,7 @@ def test_who_gets_the_name_of_a_removed_tenant_gets_nothing_of_it(
 async def num_left(nats_url: str, redis_url: str, key: str) -> dict[str, int]:
     """What lies under a tenant's key, by bucket."""
     found: dict[str, int] = {}
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         js = bus.jetstream()
         assert js is not None
         for name in (FILES, BATCHES, BACKGROUND):
@@ -221,7 +221,7 @@ def test_a_tenant_of_before_keeps_what_it_has_and_leaves_it_to_nobody(
     written, secret = old_record(name)
 
     async def write() -> None:
-        async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+        async with Bus.open(nats_url) as bus:
             bucket = await TenantStore(bus)._open()
             await bucket.put(name.encode().hex(), written)
             await bus.publish(subjects.TENANTS_CHANGED, b"")
@@ -245,7 +245,7 @@ async def test_a_key_file_never_opens_what_a_tenant_of_before_has(nats_url: str,
     name = f"old-{uuid.uuid4().hex[:8]}"
     path = tmp_path / "keys"
     path.write_text(f"{name} key-of-file\nbob key-of-bob\n")
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         unread = TenantDirectory(book, NOBODY, KeyedTenants.read(path))
         assert unread.identify("Bearer key-of-file", "").key == f"file~{name}", "the book may have that name"
@@ -265,7 +265,7 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
     monkeypatch.setattr("headwater.gateway.admin.purge.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("headwater.gateway.admin.purge.SETTLED_SECONDS", 0.0)
     record = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid())
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
         book, durable = TenantStore(bus), Durable(bus)
         await book.add(record)
         removed = await book.remove(record.id)

@@ -51,7 +51,7 @@ async def append(log: EventLog, payload: bytes, after: int) -> int:
 
 @pytest.mark.parametrize("log_of", [events_of, results_of])
 async def test_of_two_writers_behind_one_message_the_second_is_overtaken(log_of: Any, nats_url: str) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         log = log_of(Durable(bus))
         assert await log.is_empty()
         first = await log.append(b"a", after=0)
@@ -70,7 +70,7 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
     free_dir: Path, kept: dict[str, Any]
 ) -> None:
     nats = await start_nats(free_dir, jetstream=free_dir / "js", **kept)
-    async with Bus.open(nats.url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats.url) as bus:
         log, after, found = events_of(Durable(bus)), 0, []
         async with log.reader() as reader:
             for round_ in range(3):
@@ -89,7 +89,7 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
 
 
 async def test_a_log_that_is_dropped_is_empty_and_a_reader_goes_on_with_what_follows(nats_url: str) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         durable = Durable(bus)
         log, other = events_of(durable), events_of(durable)
         last = await log.append(b"a", after=0)
@@ -108,7 +108,7 @@ async def test_a_log_that_is_dropped_is_empty_and_a_reader_goes_on_with_what_fol
 
 
 async def test_a_reader_of_headers_gets_no_payload(nats_url: str) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         log = results_of(Durable(bus))
         await log.append(b"a long result", after=0, headers={"Size": "13"})
         async with log.reader(headers_only=True) as reader:

@@ -54,7 +54,7 @@ FIRST = Member(
 @contextlib.asynccontextmanager
 async def opened(url: str, key: ClusterKey | None) -> AsyncIterator[Bus]:
     with cluster_key.using(key):
-        async with Bus.open(url, wait_seconds=30.0) as bus:
+        async with Bus.open(url) as bus:
             yield bus
 
 

@@ -40,7 +40,7 @@ KEY = ClusterKey([secrets.token_hex(32)])
 @pytest.fixture
 async def bus(nats_url: str) -> AsyncIterator[Bus]:
     with cluster_key.using(KEY):
-        async with Bus.open(nats_url, wait_seconds=30.0) as bus:
+        async with Bus.open(nats_url) as bus:
             yield bus
 
 
@@ -134,7 +134,7 @@ async def test_what_an_earlier_version_kept_is_signed_once_and_believed_from_the
     record = UsageRecord(request_id=uuid.uuid4().hex, tenant=tenant, model="m", at=time.time(), output_tokens=9)
     response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued", "created_at": now(), "store": True}
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus, asyncio.timeout(60):
+    async with Bus.open(nats_url) as bus, asyncio.timeout(60):
         before = Durable(bus)
         file = await Files(before).add(tenant, "old", "batch", io.BytesIO(b"old"), 3)
         await BackgroundLedger(before).add(

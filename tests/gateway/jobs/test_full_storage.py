@@ -75,7 +75,7 @@ def small(
 
 
 async def until_bounded(url: str) -> None:
-    async with Bus.open(url, wait_seconds=5.0) as bus, asyncio.timeout(30):
+    async with Bus.open(url) as bus, asyncio.timeout(30):
         js = bus.jetstream()
         assert js is not None
         while await bound_of(js, STREAM) <= 0:  # noqa: ASYNC110 (NATS sends no event)
@@ -109,7 +109,7 @@ def fill(ada: Customer, url: str) -> None:
 async def fill_streams(url: str) -> set[str]:
     """Streams that took no more."""
     full = set()
-    async with Bus.open(url, wait_seconds=5.0) as bus:
+    async with Bus.open(url) as bus:
         js = bus.jetstream()
         assert js is not None
         # As if each gateway held all the lines that it takes at once: what waits behind them fills the queue.
@@ -170,7 +170,7 @@ def test_a_key_is_revoked_though_nobody_can_write_that_down(small: Gateway, smal
     ada, bob = Customer(small), Customer(small)
 
     async def close_the_record() -> None:
-        async with Bus.open(small_nats, wait_seconds=5.0) as bus:
+        async with Bus.open(small_nats) as bus:
             js = bus.jetstream()
             assert js is not None
             config = (await js.stream_info(AUDIT_STREAM)).config
@@ -187,7 +187,7 @@ def test_a_key_is_revoked_though_nobody_can_write_that_down(small: Gateway, smal
 
 async def test_bounds_leave_reserved_room_whatever_the_server_has(small_nats: str) -> None:
     assert sum(PERCENT.values()) == 100
-    async with Bus.open(small_nats, wait_seconds=5.0) as bus:
+    async with Bus.open(small_nats) as bus:
         js = bus.jetstream()
         assert js is not None
 
@@ -244,7 +244,7 @@ async def test_a_tenant_has_so_many_responses_in_the_background_and_no_more(
 ) -> None:
     monkeypatch.setattr("headwater.gateway.jobs.tenant_storage.MAX_BACKGROUND", 2)
     ada, bob = (Tenant(id="x", uid=new_uid()) for _ in range(2))
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         storage = TenantStorage(Durable(bus), StorageLimits())
         ledger = BackgroundLedger(storage.durable)
 

@@ -69,7 +69,7 @@ class Uploader:
 
 @pytest.fixture
 async def ada(nats_url: str) -> AsyncIterator[Uploader]:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         durable, clock = Durable(bus), Clock()
         storage = TenantStorage(durable, StorageLimits(LIMIT), clock=clock)
         yield Uploader(durable, storage, bus, clock, new_uid())

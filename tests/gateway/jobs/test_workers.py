@@ -24,7 +24,7 @@ from headwater.services.stack.embedded import start_nats
 async def durable(tmp_path: Path, kept: dict[str, Any]) -> AsyncIterator[Durable]:
     # The queues of the NATS that tests share have other tests' work.
     server = await start_nats(tmp_path, jetstream=tmp_path / "streams", **kept)
-    async with Bus.open(server.url, wait_seconds=5.0) as bus:
+    async with Bus.open(server.url) as bus:
         yield Durable(bus)
     await server.stop()
 

@@ -70,7 +70,7 @@ class Gateway:
 
 @pytest.fixture
 async def gateway(nats_url: str, served_model: ServedModel) -> AsyncIterator[Gateway]:
-    async with Bus.open(nats_url, wait_seconds=30) as bus, Gateway(bus, served_model).running() as made:
+    async with Bus.open(nats_url) as bus, Gateway(bus, served_model).running() as made:
         yield made
 
 

@@ -120,8 +120,8 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         return router.dispatched(router.choose(served_model.key, b"", num_tokens, 16), "r")
 
     async with (
-        Bus.open(server.url, wait_seconds=30) as here,
-        Bus.open(server.url, wait_seconds=30) as there,
+        Bus.open(server.url) as here,
+        Bus.open(server.url) as there,
         gateway(here, replica) as one,
         gateway(there, replica) as other,
     ):

@@ -162,7 +162,7 @@ async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_ur
 async def test_a_record_that_this_version_cannot_read_costs_nobody_their_key(nats_url: str) -> None:
     key, secret = new_key()
     record = TenantRecord(id=f"t-{key.id}", keys=(key,))
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         await book.add(record)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:

@@ -116,7 +116,7 @@ async def test_a_record_that_is_put_back_opens_nothing_even_after_a_restart(
 @pytest.fixture
 async def bus(nats_url: str) -> AsyncIterator[Bus]:
     with cluster_key.using(KEY):
-        async with Bus.open(nats_url, wait_seconds=30.0) as bus:
+        async with Bus.open(nats_url) as bus:
             yield bus
 
 
@@ -267,7 +267,7 @@ async def test_gateways_of_one_machine_lose_none_of_each_other_s_times(tmp_path:
 
 async def test_without_a_token_records_have_no_times_and_nobody_can_make_any(nats_url: str, tmp_path: Path) -> None:
     ada, _ = record()
-    async with Bus.open(nats_url, wait_seconds=30.0) as bus:
+    async with Bus.open(nats_url) as bus:
         open_book = TenantStore(bus, LastWritten(str(tmp_path / "times")))
         await open_book.add(ada)
         for payload in (b'{"%b": 4000000000000}' % _key(ada.id).encode(), b"{", b'{"a": "b"}'):

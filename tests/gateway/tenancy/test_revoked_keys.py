@@ -259,7 +259,7 @@ def record() -> tuple[TenantRecord, str]:
 
 async def test_removal_lifts_no_limit(nats_url: str, record: tuple[TenantRecord, str]) -> None:
     limited, secret = record
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         await book.add(limited)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
@@ -300,7 +300,7 @@ async def about_to_expire(book: TenantStore, directory: TenantDirectory) -> Tena
 
 
 async def test_a_key_that_expires_is_told_of_when_it_does(nats_url: str) -> None:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         book = TenantStore(bus)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
             ada, told = await about_to_expire(book, directory), asyncio.Event()

@@ -93,7 +93,7 @@ class Bench:
 async def bench(tmp_path: Path, kept: dict[str, Any], redis_url: str) -> AsyncIterator[Bench]:
     # The queue of the NATS that tests share has other tests' responses.
     server = await start_nats(tmp_path, jetstream=tmp_path / "streams", **kept)
-    async with Bus.open(server.url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+    async with Bus.open(server.url) as bus, Store.open(redis_url) as store:
         yield Bench(Durable(bus), store)
     await server.stop()
 

@@ -45,7 +45,7 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
 ) -> None:
     tenant, response_id = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}"
     response = {"id": response_id, "status": "queued", "created_at": 1, "store": is_stored}
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
         durable = Durable(bus)
         ledger = BackgroundLedger(durable)
 
@@ -93,7 +93,7 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
         heard.append((scope["method"], scope["path"]))
         await reply(send, status, b"{}" if status != 200 else LOST if is_lost else done)
 
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
         durable = Durable(bus)
         ledger = BackgroundLedger(durable)
         record = Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
@@ -138,7 +138,7 @@ async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
             await asyncio.sleep(0 if is_whole else 0.001)
         await send({"type": "http.response.body", "body": last})
 
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
         durable = Durable(bus)
         ledger, storage = BackgroundLedger(durable), TenantStorage(durable, StorageLimits(limit))
         await ledger.add(

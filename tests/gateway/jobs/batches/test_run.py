@@ -116,7 +116,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(nats_url: str) -> AsyncIterator[Bench]:
-    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+    async with Bus.open(nats_url) as bus:
         durable = Durable(bus)
         yield Bench(durable, Files(durable), Ledger(durable), Results(durable), uuid.uuid4().hex)
 
