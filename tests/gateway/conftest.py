@@ -52,11 +52,9 @@ def start_gateway() -> GatewayStarter:
     @contextlib.contextmanager
     def start(behind: Behind, *flags: str) -> Iterator[Gateway]:
         stage = gateway_stage(*behind.flags(), *flags)
-        with started(stage):
-            gateway = Gateway(stage)
-            with gateway.client:
-                gateway.wait_until(gateway.is_ready)
-                yield gateway
+        with started(stage), Gateway(stage) as gateway:
+            gateway.wait_until(gateway.is_ready)
+            yield gateway
 
     return start
 

@@ -126,12 +126,18 @@ class Behind:
 
 
 class Gateway:
-    """A gateway and a client of its REST surface."""
+    """A gateway and a client of its REST surface, which the context closes."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.rest, self.grpc = f"http://{stage.addresses['rest']}", stage.addresses["grpc"]
         self.client = httpx.Client(base_url=self.rest, timeout=30)
+
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.client.close()
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         assert holds_within(condition, seconds), "it did not come about in time"

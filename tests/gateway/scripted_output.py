@@ -45,7 +45,7 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
                 self._heard.notify_all()
 
     async def hears(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10), self._heard:
+        async with asyncio.timeout(60), self._heard:
             await self._heard.wait_for(condition)
 
     def begin(self) -> None:
@@ -127,6 +127,8 @@ async def scripted_stages(
         engine_pb2_grpc.add_EngineServicer_to_server(NamedEngine(f"e{number}", engines[-1], model), servers[-1])
     for server in servers:
         await server.start()
-    yield script, address, engines
-    for server in servers:
-        await server.stop(None)
+    try:
+        yield script, address, engines
+    finally:
+        for server in servers:
+            await server.stop(None)

@@ -57,23 +57,19 @@ def guarded(text_folder: Path, token_flag: str) -> Iterator[Behind]:
 
 def test_a_line_of_stages_that_share_a_token_answers(guarded: Behind, token_flag: str) -> None:
     stage = gateway_stage(*guarded.flags(), token_flag)
-    with started(stage):
-        gateway = Gateway(stage)
+    with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)
         assert gateway.chat()["usage"]["completion_tokens"] == 8
         reply = gateway.client.post("/tokenize", json={"model": "smollm2-135m-instruct", "prompt": "a river"})
         assert reply.status_code == 200, reply.text
-        gateway.client.close()
 
 
 def test_a_gateway_without_the_token_gets_nothing(guarded: Behind) -> None:
     stage = gateway_stage(*guarded.flags())
-    with started(stage):
-        gateway = Gateway(stage)
+    with started(stage), Gateway(stage) as gateway:
         reply = gateway.client.post("/v1/completions", json={"model": "smollm2-135m-instruct", "prompt": "a"})
         assert reply.status_code == 503
         assert not gateway.is_ready()
-        gateway.client.close()
 
 
 CALLS: dict[str, Callable[[Behind], tuple[str, Callable[[grpc.Channel], Any]]]] = {
@@ -153,8 +149,10 @@ async def models_served(key: ClusterKey | None) -> AsyncIterator[tuple[str, Mode
         listener, servicer = Listener("127.0.0.1", 0), Models()
         processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
-    yield listener.address, servicer
-    await listener.server.stop(None)
+    try:
+        yield listener.address, servicer
+    finally:
+        await listener.server.stop(None)
 
 
 LIST_MODELS = "/headwater.v1.Processor/ListModels"

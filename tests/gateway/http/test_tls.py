@@ -79,10 +79,9 @@ def test_a_line_whose_stages_and_clients_all_show_certificates(folder: Path, sig
         ]
         public = (f"--tls-cert-file={cert}", f"--tls-key-file={key}", f"--tls-client-ca-file={folder / 'ca.pem'}")
         stage = gateway_stage(*seeds, *mutual, *public)
-        with started(stage):
+        with started(stage), Gateway(stage) as gateway:
             trust = ssl.create_default_context(cafile=str(folder / "ca.pem"))
             trust.load_cert_chain(*client)
-            gateway = Gateway(stage)
             gateway.client.close()
             gateway.client = httpx.Client(base_url=f"https://{stage.addresses['rest']}", verify=trust, timeout=30)
             gateway.wait_until(gateway.is_ready)
@@ -102,7 +101,6 @@ def test_a_line_whose_stages_and_clients_all_show_certificates(folder: Path, sig
                 pytest.raises(httpx.HTTPError),
             ):
                 stranger.post("/v1/chat/completions", json=chat_body())
-            gateway.client.close()
 
 
 def has_ipv6() -> bool:

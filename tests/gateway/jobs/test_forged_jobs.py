@@ -61,11 +61,9 @@ def house(
         engine_stage(*common),
         gateway_stage(*common, f"--redis-url={shared_redis_url}", key),
     )
-    with started(*stages):
-        gateway = Gateway(stages[-1])
+    with started(*stages), Gateway(stages[-1]) as gateway:
         gateway.wait_until(gateway.is_ready)
         yield gateway
-        gateway.client.close()
 
 
 class Customer:
@@ -104,8 +102,10 @@ class Customer:
 @contextlib.asynccontextmanager
 async def stranger_on(nats_url: str) -> AsyncIterator[Client]:
     stranger = await nats.connect(nats_url)
-    yield stranger
-    await stranger.close()
+    try:
+        yield stranger
+    finally:
+        await stranger.close()
 
 
 async def put(stranger: Client, bucket: str, tenant: str, name: str, value: bytes) -> None:

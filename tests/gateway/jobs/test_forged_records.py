@@ -184,8 +184,10 @@ async def silent_engine() -> AsyncIterator[tuple[SilentEngine, str]]:
     engine_pb2_grpc.add_EngineServicer_to_server(engine, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    yield engine, f"127.0.0.1:{port}"
-    await server.stop(None)
+    try:
+        yield engine, f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
 
 
 async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
@@ -203,8 +205,7 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
         gateway_stage(*common, f"--admin-key={ADMIN}"),
     )
     stranger = await nats.connect(nats_url)
-    with started(*stages):
-        gateway = Gateway(stages[-1])
+    with started(*stages), Gateway(stages[-1]) as gateway:
         await asyncio.to_thread(gateway.wait_until, gateway.is_ready)
         admin = {"authorization": f"Bearer {ADMIN}"}
         [replica] = [
@@ -255,7 +256,6 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
         # Nor does it keep the name.
         assert gateway.client.post("/admin/tenants", json={"id": record.id}, headers=admin).status_code == 201
         assert gateway.metric("headwater_refused_total") >= 2
-        gateway.client.close()
         for name in (record.id, f"ada-{key.id}"):
             await bucket.delete(_key(name))
     await stranger.close()
@@ -274,8 +274,7 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
         engine,
         gateway_stage(common[0]),
     )
-    with started(*stages):
-        gateway = Gateway(stages[-1])
+    with started(*stages), Gateway(stages[-1]) as gateway:
         async with silent_engine() as (silent, address), opened(nats_url, None) as bus:
             async with Members(bus, [Kind.ENGINE]).running() as members, asyncio.timeout(30):
                 await members.wait_for(lambda all: any(each.address == engine.address for each in all.everyone()))
@@ -303,7 +302,6 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
 
                 assert await asyncio.gather(*(asyncio.to_thread(ask, i) for i in range(8))) == [200] * 8
                 assert any(frame.adds for frame in silent.frames), "it was sent something"
-        gateway.client.close()
 
 
 async def test_records_of_before_there_was_a_token_are_believed_once_and_signed(nats_url: str) -> None:

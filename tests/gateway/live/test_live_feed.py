@@ -173,14 +173,14 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
 
 
 def test_watchers_are_bounded(keyed: Gateway) -> None:
-    with httpx.Client(base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)) as client:
+    with (
+        httpx.Client(base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)) as client,
+        contextlib.ExitStack() as watching,
+    ):
         streams = [client.stream("GET", "/console/live", headers=ADMIN) for _ in range(MAX_WATCHERS)]
-        replies = [stream.__enter__() for stream in streams]
         # An iterator that is dropped closes its response.
-        lines = [reply.iter_lines() for reply in replies]
+        lines = [watching.enter_context(stream).iter_lines() for stream in streams]
         assert all(next(each).startswith("data: ") for each in lines)
         refused = client.get("/console/live?once=1", headers=ADMIN)
-        for stream in streams:
-            stream.__exit__(None, None, None)
     assert refused.status_code == 429
     keyed.wait_until(lambda: keyed.client.get("/console/live?once=1", headers=ADMIN).status_code == 200)

@@ -119,11 +119,9 @@ def test_choices_whose_turns_come_late_are_those_that_come_at_once(
 @pytest.mark.long
 def test_a_request_is_one_line_of_the_log_however_many_choices_it_has(behind: Behind, start_gateway: Any) -> None:
     stage = gateway_stage(*behind.flags(), "--log-level=info", "--log-receipts=1")
-    with started(stage):
-        gateway = Gateway(stage)
+    with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)
         asked = gateway.complete(["One", "Two", "Three"] * 20, n=4, temperature=1)
-        gateway.client.close()
         log = [json.loads(line) for line in stage.close().splitlines() if line.startswith("{")]
     request_id = asked["id"].removeprefix("cmpl-")
     lines = [line for line in log if line.get("request_id") == request_id]

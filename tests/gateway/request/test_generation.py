@@ -236,25 +236,21 @@ def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
 
 def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind) -> None:
     stage = gateway_stage(*behind.flags(), "--drain-limit=20")
-    with started(stage):
-        gateway = Gateway(stage)
+    with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)
         with stream(gateway, max_tokens=700) as lines:
             next(lines)
             stage.terminate()
             assert list(lines)[-1] == "data: [DONE]"
         assert stage.process.wait(30) == 0
-        gateway.client.close()
 
 
 def test_what_is_not_done_at_the_drain_limit_ends_with_a_retriable_error(behind: Behind) -> None:
     stage = gateway_stage(*behind.flags(), "--drain-limit=0.3")
-    with started(stage):
-        gateway = Gateway(stage)
+    with started(stage), Gateway(stage) as gateway:
         gateway.wait_until(gateway.is_ready)
         with stream(gateway) as lines:
             next(lines)
             stage.terminate()
             assert '"code":"draining"' in list(lines)[-1]
         assert stage.process.wait(30) == 0
-        gateway.client.close()

@@ -96,13 +96,11 @@ async def held() -> AsyncIterator[tuple[HoldingProcessor, httpx.AsyncClient]]:
     await listener.start()
     stage = gateway_stage(f"--processor={listener.address}")
     try:
-        with started(stage):
-            gateway = Gateway(stage)
+        with started(stage), Gateway(stage) as gateway:
             serves = partial(gateway.client.get, f"/v1/models/{MODEL}")
             await asyncio.to_thread(gateway.wait_until, lambda: serves().status_code == 200)
             async with httpx.AsyncClient(base_url=gateway.rest, timeout=60) as client:
                 yield processor, client
-            gateway.client.close()
     finally:
         await listener.server.stop(None)
 
@@ -130,8 +128,7 @@ def test_a_request_of_many_prompts_takes_no_places_from_those_who_wait_for_a_mod
 ) -> None:
     flags = (f"--processor={behind.processor}", f"--output-processor={behind.output_processor}")
     stage = gateway_stage(*flags, "--cold-start-timeout=60", "--max-queued=16", "--drain-limit=0.1")
-    with started(stage), ThreadPoolExecutor(2) as clients:
-        gateway = Gateway(stage)
+    with started(stage), Gateway(stage) as gateway, ThreadPoolExecutor(2) as clients:
         gateway.wait_until(gateway.is_ready)
         asked = clients.submit(gateway.client.post, COMPLETIONS, json=completion_body(["x"] * 40), headers=ABUSER)
         gateway.wait_until(lambda: gateway.metric("headwater_model_requests") == 40)
@@ -141,7 +138,6 @@ def test_a_request_of_many_prompts_takes_no_places_from_those_who_wait_for_a_mod
         assert not other.done()
         gateway.stage.terminate()
         assert {asked.result(60).status_code, other.result(60).status_code} == {503}
-        gateway.client.close()
 
 
 @pytest.mark.parametrize("num_prompts", [50, pytest.param(150, marks=pytest.mark.long)])

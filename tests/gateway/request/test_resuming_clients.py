@@ -44,8 +44,10 @@ class Relay(socketserver.ThreadingTCPServer):
     def running(self) -> Iterator[Relay]:
         with self:
             threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}).start()
-            yield self
-            self.shutdown()
+            try:
+                yield self
+            finally:
+                self.shutdown()
 
 
 class Way(socketserver.BaseRequestHandler):

@@ -45,9 +45,11 @@ class Servers:
         async with Relay().running() as relay:
             servers = cls(folder, await start_nats(folder), await start_valkey(folder), relay)
             relay.find = lambda: f"127.0.0.1:{servers.redis.port}"
-            yield servers
-            await servers.nats.stop()
-            await servers.redis.stop()
+            try:
+                yield servers
+            finally:
+                await servers.nats.stop()
+                await servers.redis.stop()
 
     async def lose(self, what: str) -> None:
         if what == NATS:

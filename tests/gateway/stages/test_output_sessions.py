@@ -88,14 +88,16 @@ async def peers(count: int) -> AsyncIterator[tuple[OutputSessions, list[Peer]]]:
     """All connected."""
     sessions, there = OutputSessions(), [Peer() for _ in range(count)]
     servers = [await peer.served() for peer in there]
-    async with asyncio.timeout(20):
-        for peer in there:
-            sessions.join(peer.address)
-            await sessions.at(peer.address).connected.wait()
-        yield sessions, there
-    await sessions.close()
-    for server in servers:
-        await server.stop(None)
+    try:
+        async with asyncio.timeout(60):
+            for peer in there:
+                sessions.join(peer.address)
+                await sessions.at(peer.address).connected.wait()
+            yield sessions, there
+    finally:
+        await sessions.close()
+        for server in servers:
+            await server.stop(None)
 
 
 def drained(queue: asyncio.Queue[GatewayFrame]) -> list[GatewayFrame]:

@@ -135,14 +135,12 @@ def cluster(
             seeds = Behind(behind.processor, output.address, (engine.address,)).flags()
             flags = [*seeds, f"--nats-url={nats.url}", f"--redis-url={shared_redis_url}", f"--admin-key={ADMIN}"]
             stages = [gateway_stage(*flags) for _ in range(3)]
-            with started(*stages):
-                gateways = [Gateway(stage) for stage in stages]
+            with started(*stages), contextlib.ExitStack() as clients:
+                gateways = [clients.enter_context(Gateway(stage)) for stage in stages]
                 for gateway in gateways:
                     gateway.wait_until(gateway.is_ready, 60.0)
                 found = Cluster(runner, nats, folder, output, gateways, shared_redis_url)
                 yield found
-                for gateway in gateways:
-                    gateway.client.close()
         runner.run(found.nats.stop())
 
 

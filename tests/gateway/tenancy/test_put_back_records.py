@@ -48,10 +48,8 @@ class Line:
         """With Redis or with a file, in which gateways before it have written, or with a Redis that is empty."""
         flags = (self._redis,) if remembers == "redis" else (f"--tenants-file={self._folder / 'tenants.json'}",)
         stage = gateway_stage(*self._flags, *flags)
-        with started(stage):
-            gateway = Gateway(stage)
+        with started(stage), Gateway(stage) as gateway:
             yield gateway
-            gateway.client.close()
 
 
 def admin(gateway: Gateway, method: str, path: str, body: Any = None) -> httpx.Response:
@@ -74,8 +72,10 @@ async def settled(gateway: Gateway) -> None:
 @contextlib.asynccontextmanager
 async def strangers_bucket(nats_url: str) -> AsyncIterator[KeyValue]:
     stranger = await nats.connect(nats_url)
-    yield await stranger.jetstream().key_value(BUCKET)
-    await stranger.close()
+    try:
+        yield await stranger.jetstream().key_value(BUCKET)
+    finally:
+        await stranger.close()
 
 
 async def purge(bucket: KeyValue, pattern: str) -> None:

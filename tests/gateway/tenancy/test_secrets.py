@@ -52,13 +52,11 @@ def test_no_secret_is_in_what_a_line_writes_or_answers(
         for flag, stage in zip(("processor", "output-processor", "replica"), behind, strict=True):
             seeds.append(f"--{flag}={stage.wait_ready().address}")
         stages += [gateway_stage(*seeds, *urls, LOUD) for urls in (facts, nowhere)]
-        gateway, lost = (Gateway(stage.wait_ready()) for stage in stages[3:])
-        gateway.wait_until(gateway.is_ready)
-        key, said = ask_about_everything(gateway)
-        said.append(lost.client.post("/v1/chat/completions", json=chat_body(), headers=bearer(key)).text)
-        said.append(lost.client.get("/metrics").text)
-        for each in (gateway, lost):
-            each.client.close()
+        with Gateway(stages[3].wait_ready()) as gateway, Gateway(stages[4].wait_ready()) as lost:
+            gateway.wait_until(gateway.is_ready)
+            key, said = ask_about_everything(gateway)
+            said.append(lost.client.post("/v1/chat/completions", json=chat_body(), headers=bearer(key)).text)
+            said.append(lost.client.get("/metrics").text)
     finally:
         said_and_written = [stage.close() for stage in stages]
     logs = "\n".join(said_and_written)

@@ -40,13 +40,11 @@ def flags(behind: Behind, nats_url: str, shared_redis_url: str) -> Iterator[list
 @contextlib.contextmanager
 def gateways_of(flags: list[str], count: int) -> Iterator[list[Gateway]]:
     stages = [gateway_stage(*flags) for _ in range(count)]
-    with started(*stages):
-        found = [Gateway(stage) for stage in stages]
+    with started(*stages), contextlib.ExitStack() as clients:
+        found = [clients.enter_context(Gateway(stage)) for stage in stages]
         for gateway in found:
-            gateway.wait_until(gateway.is_ready, 30.0)
+            gateway.wait_until(gateway.is_ready)
         yield found
-        for gateway in found:
-            gateway.client.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from codecs import BOM_UTF8
@@ -226,9 +227,12 @@ def test_batches_and_files_are_their_tenants_own(
     behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "keys").write_text(KEYS)
-    with start_gateway(behind, f"--nats-url={nats_url}", f"--api-key-file={tmp_path / 'keys'}") as gateway:
-        ada = openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="key-of-ada", max_retries=0)
-        eve = openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="key-of-eve", max_retries=0)
+    flags = (f"--nats-url={nats_url}", f"--api-key-file={tmp_path / 'keys'}")
+    with start_gateway(behind, *flags) as gateway, contextlib.ExitStack() as clients:
+        ada, eve = (
+            clients.enter_context(openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key=f"key-of-{name}", max_retries=0))
+            for name in ("ada", "eve")
+        )
         batch = over(ada, started_batch(ada, as_jsonl([line("a")])).id)
         assert batch.request_counts.completed == 1
         for refused in (
@@ -241,8 +245,6 @@ def test_batches_and_files_are_their_tenants_own(
             with pytest.raises(openai.NotFoundError):
                 refused()
         assert [each.id for each in ada.batches.list()] == [batch.id]
-        ada.close()
-        eve.close()
 
 
 def num_answered(gateway: Gateway) -> float:
@@ -271,8 +273,7 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
         stages = Behind(behind.processor, behind.output_processor, tuple(engine.address for engine in engines))
         flags = [*stages.flags(), f"--nats-url={bus.url}", "--batch-concurrency=8"]
         first, second = gateway_stage(*flags), gateway_stage(*flags)
-        with started(first, second):
-            one, other = Gateway(first), Gateway(second)
+        with started(first, second), Gateway(first) as one, Gateway(second) as other:
             for gateway in (one, other):
                 gateway.wait_until(gateway.is_ready)
             with openai.OpenAI(base_url=f"{other.rest}/v1", api_key="any", max_retries=5) as client:
@@ -301,6 +302,4 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
             assert len(kept_before) > 20
             assert all(any(value.endswith(each) for each in output) for value in kept_before)
             assert num_answered(survivor) > 0
-            one.client.close()
-            other.client.close()
         runner.run(bus.stop())
