@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -25,6 +25,9 @@ THINKER = "thinking"
 """A model that thinks and calls tools."""
 QUIET = ("--metrics-port=-1", "--log-level=warning")
 ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
+
+
+ReadT = TypeVar("ReadT")
 
 
 class Stage:
@@ -50,6 +53,10 @@ class Stage:
     @property
     def address(self) -> str:
         return self.addresses["grpc"]
+
+    def says(self, sentence: str) -> bool:
+        """Whether it has, in its log."""
+        return sentence in self._log.text()
 
     def kill(self) -> None:
         self.process.kill()
@@ -142,15 +149,31 @@ class Gateway:
     def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         assert holds_within(condition, seconds), "it did not come about in time"
 
+    def first(self, read: Callable[[], ReadT], is_so: Callable[[ReadT], object]) -> ReadT:
+        """What is read, again and again, once it is so."""
+        last: list[ReadT] = []
+
+        def look() -> bool:
+            last[:] = [read()]
+            return bool(is_so(last[0]))
+
+        assert holds_within(look, 60.0), f"it did not come about in time; the last was {last}"
+        return last[0]
+
     def is_ready(self) -> bool:
         return self.client.get("/ready").status_code == 200
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        lines = [
-            line for line in self.client.get("/metrics").text.splitlines() if line.split("{")[0].split(" ")[0] == name
-        ]
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+        return self.metrics(name)[0]
+
+    def metrics(self, *names: str) -> list[float]:
+        """Several at one moment."""
+        sums = dict.fromkeys(names, 0.0)
+        for line in self.client.get("/metrics").text.splitlines():
+            if (name := line.split("{")[0].split(" ")[0]) in sums:
+                sums[name] += float(line.rsplit(" ", 1)[1])
+        return list(sums.values())
 
     def refused(self, code: str) -> float:
         """The number of requests that were refused with a code, or left by their client."""

@@ -141,21 +141,20 @@ def test_lines_of_a_batch_that_its_limits_held_back_do_not_run_without_them(slow
     other = another_key(ada)
     assert ada.post(COMPLETIONS, completion_body()).status_code == 200
     batch_id = batch_of(ada, 40)
-    slow.wait_until(lambda: ada.get(f"/v1/batches/{batch_id}").json()["status"] == "in_progress")
+    slow.wait_until(lambda: ada.get(f"/v1/batches/{batch_id}").json().get("status") == "in_progress")
     revoke(ada)
 
     def batch() -> dict[str, Any]:
         found: dict[str, Any] = slow.client.get(f"/v1/batches/{batch_id}", headers=other).json()
         return found
 
-    slow.wait_until(lambda: batch()["status"] == "completed")
-    counts = batch()["request_counts"]
+    ended = slow.first(batch, lambda each: each.get("status") == "completed")
+    counts = ended["request_counts"]
     assert (counts["completed"], counts["failed"]) == (0, 40)
     admin(slow, "PATCH", f"/tenants/{ada.id}", {"limits": {"requests_per_minute": None}})
-    errors = f"/v1/files/{batch()['error_file_id']}/content"
-    slow.wait_until(lambda: slow.client.get(errors, headers=other).status_code == 200)
-    content = slow.client.get(errors, headers=other).text
-    codes = [json.loads(line)["response"]["body"]["error"]["code"] for line in content.splitlines()]
+    errors = f"/v1/files/{ended['error_file_id']}/content"
+    content = slow.first(lambda: slow.client.get(errors, headers=other), lambda reply: reply.status_code == 200)
+    codes = [json.loads(line)["response"]["body"]["error"]["code"] for line in content.text.splitlines()]
     assert codes == ["key_revoked"] * 40
 
 
@@ -164,13 +163,14 @@ def test_lines_of_a_batch_whose_tenant_is_removed_do_not_run_at_all(slow: Gatewa
     uid = admin(slow, "GET", f"/tenants/{ada.id}").json()["uid"]
     assert ada.post(COMPLETIONS, completion_body()).status_code == 200
     batch_id = batch_of(ada, 40)
-    slow.wait_until(lambda: ada.get(f"/v1/batches/{batch_id}").json()["status"] == "in_progress")
+    slow.wait_until(lambda: ada.get(f"/v1/batches/{batch_id}").json().get("status") == "in_progress")
     before = slow.metric("headwater_batch_lines_total")
     remove(ada)
     bob = Customer(slow)
     other = batch_of(bob, 20)
-    slow.wait_until(lambda: bob.get(f"/v1/batches/{other}").json()["status"] == "completed")
-    usage = admin(slow, "GET", f"/tenants/{uid}/usage").json()["data"]
+    slow.wait_until(lambda: bob.get(f"/v1/batches/{other}").json().get("status") == "completed")
+    # A record is written beside the answer that it is of.
+    usage = slow.first(lambda: admin(slow, "GET", f"/tenants/{uid}/usage").json()["data"], bool)
     assert sum(row["requests"] for row in usage) == 1
     assert slow.metric("headwater_batch_lines_total") >= before + 20
 
@@ -220,7 +220,7 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gatewa
         assert told[-1]["type"] in ("response.failed", "error")
     else:
         response_id = ada.post("/v1/responses", asked).json()["id"]
-        slow.wait_until(lambda: ada.get(f"/v1/responses/{response_id}").json()["status"] == "in_progress")
+        slow.wait_until(lambda: ada.get(f"/v1/responses/{response_id}").json().get("status") == "in_progress")
         slow.wait_until(lambda: slow.metric("headwater_num_streams") == 1)
         revoke(ada)
 
@@ -229,8 +229,7 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gatewa
         return response
 
     # A store that takes its time on a busy machine is answered by 503: no status yet.
-    slow.wait_until(lambda: found().get("status") == "failed")
-    assert found()["error"]["code"] == "key_revoked"
+    assert slow.first(found, lambda response: response.get("status") == "failed")["error"]["code"] == "key_revoked"
     slow.wait_until(lambda: slow.metric("headwater_num_streams") == 0)
 
 

@@ -142,6 +142,6 @@ def test_a_batch_obeys_the_setting_too(house: Gateway) -> None:
     uploaded = house.client.post("/v1/files", headers=ada.headers, data={"purpose": "batch"}, files=file).json()
     asked = {"input_file_id": uploaded["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
     path = f"/v1/batches/{ada.post('/v1/batches', asked).json()['id']}"
-    house.wait_until(lambda: ada.get(path).json()["status"] == "completed")
-    output = ada.get(f"/v1/files/{ada.get(path).json()['output_file_id']}/content").json()
+    batch = house.first(lambda: ada.get(path).json(), lambda each: each.get("status") == "completed")
+    output = ada.get(f"/v1/files/{batch['output_file_id']}/content").json()
     assert output["response"]["body"]["usage"]["prompt_tokens"] == expected
