@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from headwater.gateway.tenancy import limiter
+from headwater.services.runtime import store
 from tests.gateway.processes import (
     QUIET,
     THINKER,
@@ -23,6 +25,14 @@ from tests.gateway.processes import (
 from tests.small_models import make_thinking_folder
 
 GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
+
+
+@pytest.fixture
+def patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of this process have the time that they take on a busy machine, which is more than those of requests
+    have."""
+    monkeypatch.setattr(limiter, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(store, "_PATIENCE_SECONDS", 60.0)
 
 
 @pytest.fixture(scope="session")
@@ -63,6 +73,13 @@ def start_gateway() -> GatewayStarter:
 def gateway(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
     """A gateway with default settings."""
     with start_gateway(behind) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def slow_gateway(slow_behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    """A gateway with default settings whose longest answers take more than a minute."""
+    with start_gateway(slow_behind) as running:
         yield running
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
 from headwater.gateway.jobs import stored_bytes
@@ -19,6 +20,8 @@ from headwater.services.index.slots import SlotTable
 from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_valkey
+
+pytestmark = pytest.mark.usefixtures("patient_redis")
 
 MAX_BYTES = 16 * 1024 * 1024
 TEXT = "x" * 200_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from headwater.gateway.tenancy.records import Limits, Scope
 from headwater.services.cli import tenant_client
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.runtime.store import Store
+
+pytestmark = pytest.mark.usefixtures("patient_redis")
 
 
 @pytest_asyncio.fixture
@@ -68,14 +71,16 @@ def options(commands: typer.Typer, name: str) -> set[str]:
 
 async def test_requests_of_a_minute_are_granted_as_many_times_as_the_limit_says(limiters: list[Limiter]) -> None:
     scopes = [Scope("tenant", Limits(requests_per_minute=50)), Scope("key k", Limits(requests_per_minute=1000))]
+    began = time.monotonic()
     verdicts = await asyncio.gather(
         *(limiters[i % 3].reserve("ada", f"r{i}", scopes, most=1, least=1) for i in range(200))
     )
+    seconds = time.monotonic() - began
     granted = [each for each in verdicts if each.granted]
     assert len(granted) == 50
     refusals = {(each.refusal.scope, each.refusal.limit) for each in verdicts if each.refusal}
     assert refusals == {("tenant", "requests")}
-    assert all(55 <= each.refusal.seconds <= 65 for each in verdicts if each.refusal)
+    assert all(60 - seconds <= each.refusal.seconds <= 65 for each in verdicts if each.refusal)
     assert sorted(each.requests.remaining for each in granted if each.requests) == list(range(50))
     other = await limiters[0].reserve("bob", "r0", scopes, most=1, least=1)
     assert other.granted == 1
@@ -253,9 +258,13 @@ async def test_what_nobody_uses_any_longer_leaves_redis(
         assert {await store.command("PTTL", key) > 0 for key in keys} == {True}
         monkeypatch.setattr("headwater.gateway.tenancy.limiter.KEEP_MS", 1000)
         await asyncio.sleep(1.01)
-        for i in range(20):
-            await limiters[1].reserve("ada", f"n{i}", rotated[:1], most=1, least=1)
-        assert await store.command("HKEYS", "limits:{tenant:ada}") == [b"tenant"]
+        left: list[bytes] = []
+        # A pause of a second would let go of all of it.
+        while not left:
+            for i in range(20):
+                await limiters[1].reserve("ada", f"n{i}", rotated[:1], most=1, least=1)
+            left = await store.command("HKEYS", "limits:{tenant:ada}")
+        assert left == [b"tenant"]
         await asyncio.sleep(1.05)
         assert await store.command("KEYS", "*{tenant:ada}") == []
 

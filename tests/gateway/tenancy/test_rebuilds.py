@@ -13,6 +13,8 @@ from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.records import Limits, Scope
 from headwater.services.runtime.store import Store
 
+pytestmark = pytest.mark.usefixtures("patient_redis")
+
 SCOPE = Scope("tenant", Limits(budget=2000))
 RECORDED = 500
 """Number of tokens of the records up to number 4."""

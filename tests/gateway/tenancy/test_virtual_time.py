@@ -15,6 +15,8 @@ from headwater.gateway.tenancy.virtual_time import MAX_TENANTS, SHARE_SECONDS, V
 from headwater.services.runtime.store import Store, StoreUnavailable
 from headwater.services.stack.embedded import start_valkey
 
+pytestmark = pytest.mark.usefixtures("patient_redis")
+
 ADA, BOB, HEAVY = Tenant(id="ada"), Tenant(id="bob"), Tenant(id="heavy", weight=4.0)
 
 
