@@ -25,7 +25,7 @@ class There:
         self.text, self.replica = True, False
         self.bus = bus or Bus(None)
         self.catalogues = Catalogues(self.bus)
-        options: dict[str, Any] = {"patience": 5.0, "max_waiting": 2} | given
+        options: dict[str, Any] = {"patience": 60.0, "max_waiting": 2} | given
         self.demand = ColdStartQueue(
             self.bus,
             "gateway-0",
@@ -115,7 +115,7 @@ async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that
 
 
 async def test_whoever_starts_replicas_hears_of_the_first_who_waits_and_of_the_last_who_left(nats_url: str) -> None:
-    async with Bus.open(nats_url) as bus, bus.subscribe(subjects.EVERY_DEMAND) as words, asyncio.timeout(10):
+    async with Bus.open(nats_url) as bus, bus.subscribe(subjects.EVERY_DEMAND) as words, asyncio.timeout(60):
         there = There(bus)
         async with there.demand.running():
             waiting = await begun(there.demand.replica(MODEL))
