@@ -18,7 +18,7 @@ WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
     # Longer than a head may take: what is being answered is not cut off for what comes behind it.
-    await asyncio.sleep(0.3)
+    await asyncio.sleep(0.8)
     headers = [(b"content-length", b"5")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": b"hello"})
@@ -26,7 +26,8 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.1)
+    # Of a machine that is busy: what a client sends as it connects has to be here before.
+    monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
     listener = RestListener(hello, "127.0.0.1", 0, reuse_port=False)
     listener.start()
     host, _, port = listener.address.rpartition(":")
