@@ -97,19 +97,20 @@ def test_counts_of_a_model_are_a_tenants_own_and_engines_are_not_counted(keyed: 
 def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
     chat(keyed, ADA)
     chat(keyed, ADA)
-    told = snapshot(keyed, ADMIN)
+    # What is late on a busy machine is found missing until it comes.
+    told = keyed.first(lambda: snapshot(keyed, ADMIN), lambda told: told["findings"] == [])
     assert {"ada", "grace"} <= {row["id"] for row in told["tenants"]}
     (replica,) = told["replicas"]
     assert (replica["state"], replica["model"]) == ("serving", MODEL)
     assert {row["kind"] for row in told["stages"]} >= {"processor", "output_processor"}
     assert [row["id"] for row in told["models"]] == [MODEL]
-    assert told["findings"] == []
     (row, *_) = told["recent"]
     assert (row["state"], row["output_tokens"], row["replica"]) == ("done", 4, replica["id"])
     assert replica["routed_tokens"] >= replica["cached_tokens"] > 0
 
 
 def test_counters_move_while_an_answer_runs_and_the_request_is_seen_with_its_state(keyed: Gateway) -> None:
+    keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
     before = snapshot(keyed, ADMIN)["totals"]["output_tokens"]
     with answering(keyed, ADA), keyed.client.stream("GET", "/console/live", headers=ADMIN, timeout=30) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
@@ -138,6 +139,15 @@ def test_an_engine_that_leaves_is_gone_and_what_is_missing_is_said(
             gateway.wait_until(lambda: "watched" not in ids())
 
 
+def gateways_of(told: dict[str, Any], rows: str) -> list[str]:
+    return [row["gateway"] for row in told[rows]]
+
+
+def gateways_running(told: dict[str, Any]) -> list[str]:
+    """Of the requests that have their turn."""
+    return gateways_of(told, "requests")[: int(told["totals"]["num_running"])]
+
+
 def test_each_of_two_gateways_shows_the_requests_of_both(
     keyed: Gateway, slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path: Path
 ) -> None:
@@ -149,8 +159,12 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
         before = snapshot(keyed, ADMIN)
         chat(other, ADA)
         with answering(other, GRACE):
-            keyed.wait_until(lambda: name in [row["gateway"] for row in snapshot(keyed, ADMIN)["requests"]])
-            told, hers, his = (snapshot(keyed, key) for key in (ADMIN, ADA, GRACE))
+            # For each watcher the other gateway is asked anew; one that is late counts by its last answer, or not.
+            told, his = (
+                keyed.first(lambda key=key: snapshot(keyed, key), lambda told: gateways_running(told) == [name])  # type: ignore[misc]
+                for key in (ADMIN, GRACE)
+            )
+            hers = keyed.first(lambda: snapshot(keyed, ADA), lambda told: gateways_of(told, "recent")[:1] == [name])
             (request,) = told["requests"]
             explained = keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=GRACE)
             hidden = keyed.client.get(f"/v1/requests/{request['id']}/explain", headers=ADA)
