@@ -25,7 +25,7 @@ from headwater.services.runtime.store import Store
 from headwater.services.runtime.usage_log import UsageLog
 from headwater.services.stack.embedded import start_valkey
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import Behind, Gateway, completion_body
+from tests.gateway.processes import MODEL, Behind, Gateway, completion_body
 
 ADMIN = "admin-key-of-the-house"
 NOBODY = AdminKeys({})
@@ -106,13 +106,14 @@ async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
 ) -> None:
     monkeypatch.setenv("HEADWATER_ADMIN_KEY", ADMIN)
     valkey = await start_valkey(free_dir, **kept)
-    flags = (f"--nats-url={nats_url}", f"--redis-url={valkey.url}", f"--fail-open-share={share}")
+    flags = (f"--nats-url={nats_url}", f"--redis-url={valkey.url}", f"--fail-open-share={share}", "--log-level=info")
     with contextlib.ExitStack() as stack:
         gateway: Gateway = await asyncio.to_thread(stack.enter_context, start_gateway(behind, *flags))
+        admin = {"authorization": f"Bearer {ADMIN}"}
         made = gateway.client.post(
             "/admin/tenants",
-            json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": {"budget": 200}},
-            headers={"authorization": f"Bearer {ADMIN}"},
+            json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": {"budget": 200, "requests_per_minute": 10**6}},
+            headers=admin,
         ).json()
         headers = {"authorization": f"Bearer {made['key']}"}
 
@@ -120,14 +121,24 @@ async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
             body = completion_body([5] * 10, max_tokens=num_tokens, ignore_eos=True)
             return gateway.client.post("/v1/completions", json=body, headers=headers).status_code
 
+        def num_recorded() -> int:
+            rows = gateway.client.get(f"/admin/tenants/{made['id']}/usage", headers=admin).json()["data"]
+            return sum(row["output_tokens"] for row in rows)
+
+        def shares_again() -> bool:
+            # Counts in Redis, if that is there, and uses nothing of the budget.
+            gateway.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
+            return gateway.stage.says("limits are shared again")
+
         gateway.wait_until(lambda: gateway.client.get("/v1/models", headers=headers).status_code == 200)
         assert ask(90) == 200
         await valkey.kill()
         assert ask(40) == (200 if share else 503)
+        gateway.wait_until(lambda: num_recorded() == (90 + 40 if share else 90))
         again = await start_valkey(free_dir, port=valkey.port, **kept)
+        gateway.wait_until(shares_again)
         # The records know of 100 tokens, and of 50 more where they were granted without Redis.
         gateway.wait_until(lambda: ask(40 if share else 90) in (200, 429))
-        await asyncio.sleep(1)
         assert ask(1) == 429
         await again.stop()
 
