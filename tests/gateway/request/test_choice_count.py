@@ -27,7 +27,7 @@ def front() -> Iterator[Stage]:
 
 
 def post(stage: Stage, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    reply = httpx.post(f"http://{stage.addresses['rest']}{path}", json=body)
+    reply = httpx.post(f"http://{stage.addresses['rest']}{path}", json=body, timeout=60)
     error: dict[str, Any] = reply.json()["error"]
     return error | {"status": reply.status_code}
 
@@ -93,8 +93,9 @@ def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_
     with start_gateway(slow_behind, "--max-running=6") as gateway, ThreadPoolExecutor(1) as pool:
         body = completion_body(["One", "Two", "Three"], n=4, temperature=1, max_tokens=200, ignore_eos=True)
         asked = pool.submit(httpx.post, gateway.rest + COMPLETIONS, json=body, timeout=60)
-        gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 6)
-        assert gateway.metric("headwater_num_requests_running") == 6
+        names = ("headwater_num_streams", "headwater_num_requests_running")
+        # Both in one look: these six end, and the next begin, a few seconds later.
+        gateway.wait_until(lambda: gateway.metrics(*names) == [6, 6])
         reply = asked.result()
         usage = reply.json()["usage"]
         assert usage["completion_tokens"] == 12 * 200, "and all of them end"
