@@ -63,13 +63,20 @@ def small_nats(storage: int, free_dir: Path, kept: dict[str, Any]) -> Iterator[s
 
 
 @pytest.fixture
+def stages_behind(request: pytest.FixtureRequest) -> Behind:
+    """Behind the gateway of `small`: those of the fixture that a test names."""
+    found: Behind = request.getfixturevalue(getattr(request, "param", "behind"))
+    return found
+
+
+@pytest.fixture
 def small(
-    behind: Behind, start_gateway: GatewayStarter, small_nats: str, shared_redis_url: str, tmp_path: Path
+    stages_behind: Behind, start_gateway: GatewayStarter, small_nats: str, shared_redis_url: str, tmp_path: Path
 ) -> Iterator[Gateway]:
     path = tmp_path / "admins"
     path.write_text(f"carol {ADMIN}\n")
     flags = (f"--nats-url={small_nats}", f"--redis-url={shared_redis_url}", f"--admin-key-file={path}")
-    with start_gateway(behind, *flags) as gateway:
+    with start_gateway(stages_behind, *flags) as gateway:
         asyncio.run(until_bounded(small_nats))
         yield gateway
 
