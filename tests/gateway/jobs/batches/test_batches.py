@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import signal
 import time
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -266,7 +267,7 @@ async def kept_results(nats_url: str) -> list[bytes]:
 def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_dir: Path, kept: dict[str, Any]) -> None:
     """Each line has one result although a gateway, an engine and NATS are killed; a kept result does not change."""
     num_lines = 200
-    lines = [line(f"{i}", max_tokens=20, ignore_eos=True) for i in range(num_lines)]
+    lines = [line(f"{i}", max_tokens=40, ignore_eos=True) for i in range(num_lines)]
     engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
     with asyncio.Runner() as runner, started(*engines):
         bus: EmbeddedServer = runner.run(start_nats(free_dir, jetstream=free_dir / "js", **kept))
@@ -283,17 +284,20 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
                     num_kept = client.batches.retrieve(batch_id).request_counts.completed
                     return num_kept > max(20, min(num_answered(one), num_answered(other)))
 
-                one.wait_until(has_results_of_both, 20)
+                one.wait_until(has_results_of_both)
             # Some of its results are kept: more are than the other one has answered.
             holder = max((one, other), key=num_answered)
             survivor = other if holder is one else one
+            # With the last line its results would go.
+            survivor.stage.process.send_signal(signal.SIGSTOP)
             holder.stage.kill()
             engines[0].kill()
             kept_before = runner.run(kept_results(bus.url))
+            survivor.stage.process.send_signal(signal.SIGCONT)
             runner.run(bus.kill())
             bus = runner.run(start_nats(free_dir, port=bus.port, jetstream=free_dir / "js", **kept))
             with openai.OpenAI(base_url=f"{survivor.rest}/v1", api_key="any", max_retries=5) as client:
-                batch = over(client, batch_id, seconds=60)
+                batch = over(client, batch_id)
                 assert (batch.status, batch.error_file_id) == ("completed", None)
                 answers = results(client, batch.output_file_id)
                 output = client.files.content(batch.output_file_id).content.splitlines()
