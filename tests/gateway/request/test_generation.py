@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.stack.embedded import _free_port
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     Behind,
@@ -26,6 +27,7 @@ from tests.gateway.processes import (
     output_processor_stage,
     started,
 )
+from tests.gateway.request.test_explain import begun_before_its_deadline
 
 ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True, "temperature": 0}
 
@@ -130,14 +132,12 @@ def unchunked(response: bytes) -> bytes:
     return b"".join(parts)
 
 
-def test_a_deadline_that_passes_is_504_before_the_first_byte_and_an_event_after(gateway: Gateway) -> None:
+def test_a_deadline_that_passes_is_504_before_the_first_byte_and_an_event_after(slow_gateway: Gateway) -> None:
+    gateway = slow_gateway
     headers = {"x-headwater-deadline-ms": "300"}
     reply = gateway.client.post("/v1/completions", json=completion_body(**ENDLESS), headers=headers)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-    asked = completion_body(**ENDLESS, stream=True)
-    headers = {"x-headwater-deadline-ms": "1500"}
-    streamed = gateway.client.post("/v1/completions", json=asked, headers=headers)
-    assert streamed.status_code == 200
+    streamed = begun_before_its_deadline(gateway, {})
     assert "event: error\ndata: " in streamed.text
     assert not streamed.text.endswith("[DONE]\n\n")
     gateway.wait_until(lambda: is_idle(gateway))
@@ -183,14 +183,16 @@ def text_of(lines: Iterator[str]) -> str:
 
 @pytest.mark.slow
 def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refused(
-    behind: Behind, start_gateway: GatewayStarter
+    gateway: Gateway, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    engines = [engine_stage("--replica-id=a"), engine_stage("--replica-id=b")]
+    # Its engine is looked for and killed while it answers, however long the machine pauses meanwhile.
+    engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
     with started(*engines):
         addresses = tuple(engine.address for engine in engines)
-        with start_gateway(Behind(behind.processor, behind.output_processor, addresses)) as gateway:
+        with start_gateway(Behind(behind.processor, behind.output_processor, addresses)) as slow:
+            slow.wait_until(lambda: len(slow.client.get("/admin/replicas").json()["data"]) == len(engines))
             undisturbed = gateway.complete(**LONG)
-            with stream(gateway, **LONG, stream_options={"include_usage": True}) as lines:
+            with stream(slow, **LONG, stream_options={"include_usage": True}) as lines:
                 first = next(lines)
                 busy = [used_blocks(engine.address) > 0 for engine in engines]
                 engines[busy.index(True)].kill()
@@ -198,26 +200,28 @@ def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refus
             assert text_of(iter([first, *rest])) == undisturbed["choices"][0]["text"]
             usage = json.loads(rest[-2].removeprefix("data: "))["usage"]
             assert usage["completion_tokens"] == undisturbed["usage"]["completion_tokens"]
-            assert gateway.metric("headwater_migrations_total") == 1
+            assert slow.metric("headwater_migrations_total") == 1
             request_id = json.loads(first.removeprefix("data: "))["id"]
-            (told,) = gateway.client.get(f"/v1/requests/{request_id}/explain").json()["prompts"]
+            (told,) = slow.client.get(f"/v1/requests/{request_id}/explain").json()["prompts"]
             assert [each["cause"] for each in told["attempts"]] == ["engine_gone", None]
             # Nobody has told the gateway yet; what has no token is simply sent to the other one.
             for _ in range(4):
-                assert gateway.complete()["usage"]["completion_tokens"] == 8
+                assert slow.complete()["usage"]["completion_tokens"] == 8
             engines[busy.index(False)].kill()
-            reply = gateway.client.post("/v1/completions", json=completion_body())
+            reply = slow.client.post("/v1/completions", json=completion_body())
             assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
             assert int(reply.headers["retry-after"]) >= 1
-            gateway.wait_until(lambda: not gateway.is_ready())
-            gateway.wait_until(lambda: is_idle(gateway))
+            slow.wait_until(lambda: not slow.is_ready())
+            slow.wait_until(lambda: is_idle(slow))
 
 
 @pytest.mark.slow
 def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
     text_folder: Path, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    first = output_processor_stage(text_folder)
+    # The system gives this port to nobody else while it is free.
+    port = f"--port={_free_port()}"
+    first = output_processor_stage(text_folder, port)
     with started(first):
         seeds = Behind(behind.processor, first.address, behind.replicas)
         with start_gateway(seeds) as gateway:
@@ -228,7 +232,7 @@ def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
                 # What has not begun does not wait.
                 reply = gateway.client.post("/v1/completions", json=completion_body())
                 assert (reply.status_code, reply.json()["error"]["code"]) == (503, "output_processor_unavailable")
-                with started(output_processor_stage(text_folder, f"--port={first.address.rpartition(':')[2]}")):
+                with started(output_processor_stage(text_folder, port)):
                     rest = list(lines)
             assert text_of(iter([begin, *rest])) == undisturbed["choices"][0]["text"]
             assert is_idle(gateway)
