@@ -105,14 +105,14 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
 def test_whose_request_fails_while_nothing_is_read_is_told_why_behind_what_was_sent(
     gateway: Gateway, is_resumable: bool
 ) -> None:
+    before = gateway.refused("deadline_exceeded")
     with deaf_over_rest(
         gateway,
         is_resumable,
         SAMPLING | {"n": 6, "max_tokens": 4000},
         "Connection: close\r\nx-headwater-deadline-ms: 1500\r\n",
     ) as deaf:
-        gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") > 0)
-        gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
+        gateway.wait_until(lambda: gateway.refused("deadline_exceeded") > before)
         deaf.settimeout(60)
         received = b"".join(iter(lambda: deaf.recv(1 << 20), b""))
     assert b'"code":"deadline_exceeded"' in received[-1000:]
@@ -190,7 +190,10 @@ def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
     ):
         stub = inference_pb2_grpc.InferenceStub(channel)
         unread = stub.CompleteStream(asked)
-        impatient.wait_until(lambda: impatient.metric("headwater_num_streams") > 0)
+        # On a machine that pauses they may have been cut off before anybody looks.
+        impatient.wait_until(
+            lambda: impatient.metric("headwater_num_streams") > 0 or num_given_up(impatient) > given_up
+        )
         assert impatient.complete("Far away", max_tokens=64)["choices"][0]["text"] == alone
         impatient.wait_until(lambda: num_given_up(impatient) > given_up, seconds=60)
         impatient.wait_until(lambda: impatient.metric("headwater_num_requests_running") == 0, seconds=60)
