@@ -65,16 +65,16 @@ class Neighbour:
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
         """First alone, then beside what is done in this scope; every answer is good, the same, and in time."""
-        self.ask()
-        self.alone = [self.ask() for _ in range(NUM_ALONE)]
-        thread = threading.Thread(target=self._ask_on)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            thread.join()
-            self._client.close()
+        with contextlib.closing(self._client):
+            self.ask()
+            self.alone = [self.ask() for _ in range(NUM_ALONE)]
+            thread = threading.Thread(target=self._ask_on)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._is_over.set()
+                thread.join()
         if self._fault is not None:
             raise self._fault
         assert self.beside

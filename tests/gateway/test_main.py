@@ -119,8 +119,11 @@ def test_pages_of_other_origins_may_call_where_they_are_named(behind: Behind) ->
     with started(stage):
         asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
         url = f"http://{stage.addresses['rest']}/v1/chat/completions"
-        assert httpx.options(url, headers=asked).headers["access-control-allow-origin"] == "https://chat.example"
-        refused = httpx.options(url, headers=asked | {"origin": "https://evil.example"})
+        assert (
+            httpx.options(url, headers=asked, timeout=60).headers["access-control-allow-origin"]
+            == "https://chat.example"
+        )
+        refused = httpx.options(url, headers=asked | {"origin": "https://evil.example"}, timeout=60)
         assert "access-control-allow-origin" not in refused.headers
 
 

@@ -186,7 +186,7 @@ def fuzz(gateway: Gateway, neighbour: Neighbour, seconds: float) -> None:
             check_broken_connections(gateway, dice)
             num_sent += 2
     print(f"{num_sent} requests and connections")
-    gateway.wait_until(lambda: is_idle(gateway), 20)
+    gateway.wait_until(lambda: is_idle(gateway))
     assert gateway.chat(max_tokens=2)["usage"]["completion_tokens"] == 2
 
 

@@ -172,12 +172,15 @@ def test_a_request_is_cancelled_by_its_tenant_and_by_nobody_else(gateway: Gatewa
 
 
 def test_a_client_that_leaves_ends_its_request(gateway: Gateway, stub: Any) -> None:
+    before = gateway.refused("client_closed_request")
     stream = stub.ChatStream(chat(sampling={"max_tokens": 8000, "ignore_eos": True}))
     next(stream)
     assert gateway.metric("headwater_num_streams") == 1
     stream.cancel()
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
     gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
+    # Behind that: the next test counts such clients.
+    gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 1)
 
 
 def test_clients_that_leave_are_counted_the_same_over_rest_and_grpc(gateway: Gateway, stub: Any) -> None:

@@ -105,7 +105,7 @@ class Cluster:
 
     def metric(self, name: str) -> float:
         """Of the output processor."""
-        lines = httpx.get(f"http://{self.output.addresses['metrics']}/metrics").text.splitlines()
+        lines = httpx.get(f"http://{self.output.addresses['metrics']}/metrics", timeout=60).text.splitlines()
         return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
 
     def carries(self, num_streams: int) -> bool:
