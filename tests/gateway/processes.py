@@ -24,6 +24,8 @@ MODEL = "smollm2-135m-instruct"
 THINKER = "thinking"
 """A model that thinks and calls tools."""
 QUIET = ("--metrics-port=-1", "--log-level=warning")
+UNDRAFTED: dict[str, Any] = {"speculative": {"mode": "off"}}
+"""What was answered once is drafted the next time, many tokens a step: an answer that has to last would be over."""
 ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
 
 

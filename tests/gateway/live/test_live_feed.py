@@ -13,7 +13,7 @@ import pytest
 
 from headwater.gateway.live.live_feed import MAX_WATCHERS
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, engine_stage, started
+from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, chat_body, engine_stage, started
 
 ADMIN = {"authorization": "Bearer admin-key-of-the-house"}
 ADA, GRACE = {"authorization": "Bearer key-of-ada"}, {"authorization": "Bearer key-of-grace"}
@@ -48,7 +48,7 @@ def chat(gateway: Gateway, headers: dict[str, str]) -> None:
 @contextlib.contextmanager
 def answering(gateway: Gateway, headers: dict[str, str]) -> Iterator[None]:
     """An answer that runs for the length of a scope: longer than any machine is slow."""
-    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=6000, ignore_eos=True, stream=True)
+    body = chat_body(f"Say {SECRET_WORD} to a river.", max_tokens=6000, ignore_eos=True, stream=True, **UNDRAFTED)
     with gateway.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as reply:
         assert reply.status_code == 200, reply.read()
         yield

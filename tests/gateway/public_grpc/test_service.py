@@ -17,9 +17,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from tests.gateway.processes import MODEL, Gateway, completion_body
+from tests.gateway.processes import MODEL, UNDRAFTED, Gateway, completion_body
 
 ROOT = Path(__file__).parents[3]
+ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,7 @@ def test_what_a_client_said_at_length_does_not_hide_the_error(stub: Any) -> None
 
 
 def test_a_request_is_cancelled_by_its_tenant_and_by_nobody_else(gateway: Gateway, stub: Any) -> None:
-    endless = chat(sampling={"max_tokens": 8000, "ignore_eos": True})
+    endless = chat(sampling=ENDLESS)
     stream = stub.ChatStream(endless, metadata=(("x-tenant", "ada"),))
     request_id = next(stream).request_id
     cancel = inference_pb2.CancelRequest(request_id=request_id)
@@ -173,7 +174,7 @@ def test_a_request_is_cancelled_by_its_tenant_and_by_nobody_else(gateway: Gatewa
 
 def test_a_client_that_leaves_ends_its_request(gateway: Gateway, stub: Any) -> None:
     before = gateway.refused("client_closed_request")
-    stream = stub.ChatStream(chat(sampling={"max_tokens": 8000, "ignore_eos": True}))
+    stream = stub.ChatStream(chat(sampling=ENDLESS))
     next(stream)
     assert gateway.metric("headwater_num_streams") == 1
     stream.cancel()
@@ -185,11 +186,11 @@ def test_a_client_that_leaves_ends_its_request(gateway: Gateway, stub: Any) -> N
 
 def test_clients_that_leave_are_counted_the_same_over_rest_and_grpc(gateway: Gateway, stub: Any) -> None:
     before = gateway.refused("client_closed_request")
-    stream = stub.ChatStream(chat(sampling={"max_tokens": 8000, "ignore_eos": True}))
+    stream = stub.ChatStream(chat(sampling=ENDLESS))
     next(stream)
     stream.cancel()
     gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 1)
-    endless = completion_body(max_tokens=8000, ignore_eos=True, stream=True)
+    endless = completion_body(**ENDLESS, stream=True)
     with gateway.client.stream("POST", "/v1/completions", json=endless):
         gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 1)
     gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 2)
@@ -204,7 +205,7 @@ def test_a_refusal_is_counted_over_grpc_too(gateway: Gateway, stub: Any) -> None
 
 def test_a_deadline_is_kept(gateway: Gateway, stub: Any) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        list(stub.ChatStream(chat(sampling={"max_tokens": 8000, "ignore_eos": True}), timeout=0.3))
+        list(stub.ChatStream(chat(sampling=ENDLESS), timeout=0.3))
     assert raised.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
 

@@ -13,7 +13,17 @@ import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, Stage, chat_body, completion_body, gateway_stage, started
+from tests.gateway.processes import (
+    MODEL,
+    UNDRAFTED,
+    Behind,
+    Gateway,
+    Stage,
+    chat_body,
+    completion_body,
+    gateway_stage,
+    started,
+)
 
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 
@@ -91,7 +101,9 @@ def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_
     slow_behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     with start_gateway(slow_behind, "--max-running=6") as gateway, ThreadPoolExecutor(1) as pool:
-        body = completion_body(["One", "Two", "Three"], n=4, temperature=1, max_tokens=200, ignore_eos=True)
+        body = completion_body(
+            ["One", "Two", "Three"], n=4, temperature=1, max_tokens=200, ignore_eos=True, **UNDRAFTED
+        )
         asked = pool.submit(httpx.post, gateway.rest + COMPLETIONS, json=body, timeout=60)
         names = ("headwater_num_streams", "headwater_num_requests_running")
         # Both in one look: these six end, and the next begin, a few seconds later.

@@ -15,6 +15,7 @@ from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     MODEL,
+    UNDRAFTED,
     Behind,
     Gateway,
     completion_body,
@@ -87,7 +88,7 @@ def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take
 
 @pytest.mark.slow
 def test_who_would_be_late_does_not_wait_for_a_turn_and_who_waits_leaves_at_the_deadline(slow: Gateway) -> None:
-    asked = completion_body("Once", max_tokens=4000, ignore_eos=True, stream=True)
+    asked = completion_body("Once", max_tokens=4000, ignore_eos=True, stream=True, **UNDRAFTED)
     with slow.client.stream("POST", "/v1/completions", json=asked) as running:
         lines = running.iter_lines()
         next(lines)

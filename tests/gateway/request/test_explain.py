@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import Behind, Gateway, completion_body
+from tests.gateway.processes import UNDRAFTED, Behind, Gateway, completion_body
 
 
 def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
@@ -42,7 +42,7 @@ def test_a_second_turn_tells_how_much_of_it_was_cached(gateway: Gateway) -> None
 
 
 def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
-    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True)
+    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
     with gateway.client.stream("POST", "/v1/completions", json=asked, headers={"x-tenant": "ada"}) as reply:
         lines = reply.iter_lines()
         first = json.loads(next(lines)[6:])
@@ -55,7 +55,7 @@ def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
 
 def begun_before_its_deadline(gateway: Gateway, headers: dict[str, str]) -> httpx.Response:
     """Whatever the machine is busy with, one of these deadlines comes behind the first token and before the last."""
-    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True)
+    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
     for milliseconds in (500, 4000, 16_000):
         more = headers | {"x-headwater-deadline-ms": str(milliseconds)}
         reply = gateway.client.post("/v1/completions", json=asked, headers=more)

@@ -19,6 +19,7 @@ from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.stack.embedded import _free_port
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
+    UNDRAFTED,
     Behind,
     Gateway,
     completion_body,
@@ -29,7 +30,7 @@ from tests.gateway.processes import (
 )
 from tests.gateway.request.test_explain import begun_before_its_deadline
 
-ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True, "temperature": 0}
+ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True, "temperature": 0} | UNDRAFTED
 
 
 def is_idle(gateway: Gateway) -> bool:
@@ -173,7 +174,7 @@ def test_what_waited_runs_when_its_turn_comes(behind: Behind, start_gateway: Gat
     assert len(set(texts)) == 1
 
 
-LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 1, "seed": 5}
+LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 1, "seed": 5} | UNDRAFTED
 
 
 def text_of(lines: Iterator[str]) -> str:

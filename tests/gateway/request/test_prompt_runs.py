@@ -29,7 +29,16 @@ from headwater.services.runtime.member import Kind
 from headwater.services.runtime.prober import SERVICES
 from headwater.services.runtime.served_model import ServedModel
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, completion_body, gateway_stage, started
+from tests.gateway.processes import (
+    MODEL,
+    UNDRAFTED,
+    Behind,
+    Gateway,
+    chat_body,
+    completion_body,
+    gateway_stage,
+    started,
+)
 from tests.gateway.request.test_generation import used_blocks
 
 ABUSER, NEIGHBOUR = {"x-tenant": "abuser"}, {"x-tenant": "neighbour"}
@@ -158,7 +167,7 @@ def test_a_request_of_many_prompts_that_is_left_or_cancelled_leaves_nothing_behi
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     with start_gateway(behind, "--max-running=40", "--drain-limit=0.1") as gateway:
-        endless = completion_body(["x"] * 300, max_tokens=8000, ignore_eos=True)
+        endless = completion_body(["x"] * 300, max_tokens=8000, ignore_eos=True, **UNDRAFTED)
         with contextlib.suppress(httpx.ReadTimeout):
             gateway.client.post(COMPLETIONS, json=endless, timeout=2)
         gateway.wait_until(lambda: _is_idle(gateway))

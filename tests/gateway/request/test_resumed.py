@@ -21,6 +21,7 @@ from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     QUIET,
     THINKER,
+    UNDRAFTED,
     Behind,
     Gateway,
     Stage,
@@ -35,11 +36,17 @@ from tests.small_models import make_thinking_folder
 RESUMABLE = {"stream": True, "stream_options": {"resumable": True, "include_usage": True}}
 PLACE = {"type": "object", "properties": {"place": {"type": "string", "minLength": 300}}, "required": ["place"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": PLACE}}
-THOUGHTFUL = {"model": THINKER, "messages": [{"role": "user", "content": "Is it cold?"}], "seed": 3, "max_tokens": 200}
+THOUGHTFUL = {
+    "model": THINKER,
+    "messages": [{"role": "user", "content": "Is it cold?"}],
+    "seed": 3,
+    "max_tokens": 200,
+    **UNDRAFTED,
+}
 GRPC_CHAT = inference_pb2.ChatRequest(
     model=THINKER,
     conversation=processor_pb2.Conversation(messages=[common_pb2.ChatMessage(role="user", content="Is it cold?")]),
-    sampling=common_pb2.Sampling(max_tokens=200, n=2, seed=3, temperature=1),
+    sampling=common_pb2.Sampling(max_tokens=200, n=2, seed=3, temperature=1, **UNDRAFTED),
     resumable=True,
 )
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -166,11 +173,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "tools": ("/v1/chat/completions", THOUGHTFUL | {"tools": [TOOL], "tool_choice": "required"}),
     "completion": (
         "/v1/completions",
-        {"model": THINKER, "prompt": "Once", "seed": 3, "max_tokens": 200, "logprobs": 1},
+        {"model": THINKER, "prompt": "Once", "seed": 3, "max_tokens": 200, "logprobs": 1, **UNDRAFTED},
     ),
     "response": (
         "/v1/responses",
-        {"model": THINKER, "input": "Is it cold?", "seed": 3, "max_output_tokens": 200, "store": False},
+        {"model": THINKER, "input": "Is it cold?", "seed": 3, "max_output_tokens": 200, "store": False, **UNDRAFTED},
     ),
 }
 

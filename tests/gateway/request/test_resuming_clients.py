@@ -19,6 +19,7 @@ from headwater.services.cli.chat import Chat
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     MODEL,
+    UNDRAFTED,
     Behind,
     Gateway,
     engine_stage,
@@ -27,7 +28,7 @@ from tests.gateway.processes import (
 from tests.gateway.request.test_generation import used_blocks
 
 QUESTION = "Tell me of a river."
-OPTIONS = {"max_tokens": 300, "temperature": 1, "seed": 3, "ignore_eos": True}
+OPTIONS = {"max_tokens": 300, "temperature": 1, "seed": 3, "ignore_eos": True} | UNDRAFTED
 
 
 class Relay(socketserver.ThreadingTCPServer):

@@ -15,11 +15,10 @@ import pytest
 from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, completion_body, engine_stage, started
+from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, completion_body, engine_stage, started
 from tests.gateway.request.test_generation import used_blocks
 
-# What was answered once is drafted the next time: an answer would be over before anybody looks.
-SAMPLING: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "seed": 1, "speculative": {"mode": "off"}}
+SAMPLING: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "seed": 1} | UNDRAFTED
 WITHIN_CREDIT = SAMPLING | {"n": 6, "max_tokens": 1000}
 """Ends without a reader; with log probabilities it is far more than sockets hold."""
 PAST_CREDIT = SAMPLING | {"n": 2, "max_tokens": 1100}

@@ -22,6 +22,7 @@ from headwater.services.runtime.usage_log import LEFT, UsageRecord
 from headwater.services.stack.embedded import EmbeddedServer, start_nats
 from tests.gateway.processes import (
     MODEL,
+    UNDRAFTED,
     Behind,
     Gateway,
     Stage,
@@ -34,7 +35,7 @@ from tests.gateway.processes import (
 from tests.gateway.request.test_resumed import RESUMABLE, id_of, resumed, whole_events
 from tests.gateway.tenancy.test_three_gateways import ADMIN, LONG, Customer
 
-ENDLESS = {"max_tokens": LONG, "ignore_eos": True}
+ENDLESS: dict[str, Any] = {"max_tokens": LONG, "ignore_eos": True} | UNDRAFTED
 
 
 def completion(gateway: Gateway, customer: Customer, prompt: Any, **more: Any) -> int:
@@ -53,7 +54,7 @@ def grpc_completion(gateway: Gateway, customer: Customer, prompt: list[int]) -> 
     request = inference_pb2.CompleteRequest(
         model=MODEL,
         token_ids=processor_pb2.Prompt.TokenIds(ids=prompt),
-        sampling=common_pb2.Sampling(max_tokens=LONG, ignore_eos=True),
+        sampling=common_pb2.Sampling(**ENDLESS),
     )
     key = tuple(customer.headers.items())
     with grpc.insecure_channel(gateway.grpc) as channel:

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from headwater.services.cli.__main__ import app as command_line
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, completion_body
+from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, chat_body, completion_body
 
 ADMIN = "admin-key-of-the-house"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +170,7 @@ def test_one_request_of_many_choices_runs_no_more_of_them_at_once_than_its_tenan
 ) -> None:
     with start_gateway(slow_behind, *administered) as slow:
         ada, bob = Customer(slow, limits={"concurrency": 3}), Customer(slow)
-        body = completion_body(["One", "Two", "Three", "Four"], n=3, temperature=1, max_tokens=8000, ignore_eos=True)
+        body = completion_body(["One", "Two", "Three", "Four"], n=3, temperature=1, **LONG)
         # Far longer than this lasts: none of the three ends and lets a fourth begin.
         with slow.client.stream("POST", COMPLETIONS, json=body | {"stream": True}, headers=ada.headers) as reply:
             assert reply.status_code == 200, reply.read()

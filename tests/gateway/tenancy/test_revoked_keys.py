@@ -25,13 +25,14 @@ from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import KeyRevoked, Unauthenticated, Unavailable
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, completion_body
+from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, completion_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, COMPLETIONS, Customer, admin
 
-LONG = {"max_tokens": 8000, "ignore_eos": True}
 USED_UP_BY_A_BATCH = {"requests_per_minute": 3}
 """A completion, a file and a batch."""
+LONG: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
 """An answer of more than a minute."""
+LONG_RESPONSE = {"model": MODEL, "input": "x", "max_output_tokens": 8000, "ignore_eos": True} | UNDRAFTED
 NOBODY = AdminKeys({})
 Revoke = Callable[[Customer], Any]
 
@@ -209,7 +210,7 @@ def test_an_upload_that_outlasts_its_key_leaves_no_file(slow: Gateway) -> None:
 def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gateway, is_streamed: bool) -> None:
     ada = Customer(slow)
     other = another_key(ada)
-    asked = {"model": MODEL, "input": "x", "max_output_tokens": 8000, "ignore_eos": True, "background": True}
+    asked = LONG_RESPONSE | {"background": True}
     if is_streamed:
         with slow.client.stream("POST", "/v1/responses", json=asked | {"stream": True}, headers=ada.headers) as reply:
             events = (json.loads(line.removeprefix("data: ")) for line in reply.iter_lines() if line[:5] == "data:")
@@ -235,7 +236,7 @@ def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gatewa
 
 def test_who_reads_the_stream_of_a_background_response_is_let_go_with_the_tenant(slow: Gateway) -> None:
     ada = Customer(slow)
-    asked = {"model": MODEL, "input": "x", "max_output_tokens": 8000, "ignore_eos": True, "background": True}
+    asked = LONG_RESPONSE | {"background": True}
     with slow.client.stream("POST", "/v1/responses", json=asked | {"stream": True}, headers=ada.headers) as reply:
         lines = reply.iter_lines()
         next(lines)

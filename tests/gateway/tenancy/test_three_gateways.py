@@ -18,7 +18,7 @@ from headwater.gateway.tenancy.limiter import LEASE_MS
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
-from tests.gateway.processes import Behind, Gateway, completion_body, engine_stage, gateway_stage, started
+from tests.gateway.processes import UNDRAFTED, Behind, Gateway, completion_body, engine_stage, gateway_stage, started
 
 ADMIN = "admin-key-of-the-house"
 COMPLETIONS = "/v1/completions"
@@ -103,7 +103,7 @@ class Customer:
     @contextlib.contextmanager
     def streaming(self, number: int, prompt_len: int, max_tokens: int) -> Iterator[Iterator[str]]:
         """An answer that has begun, as lines."""
-        body = completion_body([7] * prompt_len, max_tokens=max_tokens, ignore_eos=True, stream=True)
+        body = completion_body([7] * prompt_len, max_tokens=max_tokens, ignore_eos=True, stream=True, **UNDRAFTED)
         client = self.gateways[number % len(self.gateways)].client
         with client.stream("POST", COMPLETIONS, json=body | {"return_token_ids": True}, headers=self.headers) as reply:
             assert reply.status_code in (200, 429), reply.read()
@@ -174,7 +174,7 @@ def test_no_more_run_at_once_than_may_and_as_many_as_may_do(gateways: list[Gatew
         assert not any(ada.ask(i, 4, 1) for i in range(3))
 
     def ask_until_answered(i: int) -> int:
-        gateways[0].wait_until(lambda: ada.ask(i, 4, 10) > 0, 30.0 * scale)
+        gateways[0].wait_until(lambda: ada.ask(i, 4, 10) > 0, 60.0 * scale)
         return 1
 
     count = 12 * scale

@@ -12,10 +12,10 @@ import pytest
 
 from headwater.services.stack.embedded import start_nats
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway
+from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway
 
 ASKED: Any = {"model": MODEL, "max_output_tokens": 12, "temperature": 0, "background": True}
-LONG: Any = ASKED | {"max_output_tokens": 4000, "extra_body": {"ignore_eos": True}}
+LONG: Any = ASKED | {"max_output_tokens": 4000, "extra_body": {"ignore_eos": True} | UNDRAFTED}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from headwater.gateway.jobs.background.records import OVER
 from headwater.gateway.jobs.durable import BACKGROUND_LOG
 from headwater.gateway.jobs.storage_bounds import PERCENT
 from tests.gateway.jobs.test_full_storage import small, small_nats, stages_behind
-from tests.gateway.processes import MODEL, Gateway
+from tests.gateway.processes import MODEL, UNDRAFTED, Gateway
 from tests.gateway.tenancy.test_line_of_tenants import Customer, admin
 
 __all__ = ["small", "small_nats", "stages_behind"]
@@ -84,7 +84,7 @@ def test_streams_that_outgrow_what_their_tenant_may_keep_end_and_say_why(small: 
 def test_who_reads_a_stream_that_is_deleted_hears_its_end_and_nothing_else_is_kept_of_it(small: Gateway) -> None:
     ada = Customer(small)
     asked = {"model": MODEL, "input": "x", "max_output_tokens": 6000, "background": True, "stream": True}
-    asked |= {"ignore_eos": True}
+    asked |= {"ignore_eos": True} | UNDRAFTED
     with small.client.stream("POST", RESPONSES, json=asked, headers=ada.headers) as reply:
         lines = (line for line in reply.iter_lines() if line.startswith("data: "))
         response_id = id_of([json.loads(next(lines)[6:])])

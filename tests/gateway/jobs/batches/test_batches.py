@@ -19,7 +19,7 @@ import pytest
 from headwater.gateway.jobs.durable import RESULTS
 from headwater.services.stack.embedded import EmbeddedServer, start_nats
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.processes import MODEL, Behind, Gateway, engine_stage, gateway_stage, started
+from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, engine_stage, gateway_stage, started
 
 KEYS = "ada key-of-ada\neve key-of-eve\n"
 
@@ -204,7 +204,7 @@ def test_a_cancelled_batch_ends_with_what_it_has(
     slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str
 ) -> None:
     # Some lines run and some wait for their turn.
-    lines = [line(f"{i}", max_tokens=7000, ignore_eos=True) for i in range(20)]
+    lines = [line(f"{i}", max_tokens=7000, ignore_eos=True, **UNDRAFTED) for i in range(20)]
     with (
         start_gateway(slow_behind, f"--nats-url={nats_url}", "--batch-concurrency=8") as gateway,
         openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0) as client,
@@ -267,7 +267,7 @@ async def kept_results(nats_url: str) -> list[bytes]:
 def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_dir: Path, kept: dict[str, Any]) -> None:
     """Each line has one result although a gateway, an engine and NATS are killed; a kept result does not change."""
     num_lines = 200
-    lines = [line(f"{i}", max_tokens=40, ignore_eos=True) for i in range(num_lines)]
+    lines = [line(f"{i}", max_tokens=40, ignore_eos=True, **UNDRAFTED) for i in range(num_lines)]
     engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
     with asyncio.Runner() as runner, started(*engines):
         bus: EmbeddedServer = runner.run(start_nats(free_dir, jetstream=free_dir / "js", **kept))
