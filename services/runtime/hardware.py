@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from functools import cache
-from itertools import permutations
+from itertools import permutations, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NATIVE_ATOMICS = 3
 MAX_NAME_BYTES = 96
 FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
+_GPU_ID = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
 def num_cores() -> int:
@@ -40,6 +42,14 @@ def gpu_names(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, ...]:
                 names.append(name.value.decode())
     nvml.nvmlShutdown()
     return tuple(names)
+
+
+def visible_gpus(env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Ids of the GPUs that processes of this one may use: those of CUDA_VISIBLE_DEVICES, which end at the first that is
+    none, as CUDA reads it. Without the variable, the numbers of all that the driver lists."""
+    if (listed := env.get("CUDA_VISIBLE_DEVICES")) is None:
+        return tuple(str(gpu) for gpu in range(len(gpu_names())))
+    return tuple(takewhile(_GPU_ID.fullmatch, (gpu.strip() for gpu in listed.split(","))))
 
 
 def unreached_gpus(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:
@@ -72,13 +82,13 @@ def default_replicas(device: str, num_ranks: int = 1) -> int:
     """Default number of replicas of an engine with so many ranks. On GPUs, one for each GPU or group of GPUs; on a CPU
     two, since one replica shows little of a cluster, or one where their ranks would be more than the cores."""
     if resolve_device(device) == "cuda":
-        return max(1, len(gpu_names()) // num_ranks)
+        return max(1, len(visible_gpus()) // num_ranks)
     return 2 if num_ranks == 1 or 2 * num_ranks <= num_cores() else 1
 
 
 def resolve_device(device: str) -> str:
-    """Device of a setting; `auto` is the GPU where there is one."""
-    return device if device != "auto" else ("cuda" if gpu_names() else "cpu")
+    """Device of a setting; `auto` is the GPU where there is one that CUDA_VISIBLE_DEVICES does not hide."""
+    return device if device != "auto" else ("cuda" if gpu_names() and visible_gpus() else "cpu")
 
 
 def resolve_dtype(dtype: str, device: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runtime.hardware import gpu_names, resolve_device
+from ..runtime.hardware import resolve_device, visible_gpus
 from .access import MASTER_KEY_FILE, ServerAccess
 from .profile import Profile
 from .roles import Role
@@ -88,10 +88,9 @@ class StackPlan:
         servers = self.servers.env(Role.ENGINE)
         if self.device != "cuda":
             return {"OMP_NUM_THREADS": str(self.threads)} | servers
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
-        gpus, num_ranks = visible.split(","), self.settings.num_ranks
+        gpus, num_ranks = visible_gpus(), self.settings.num_ranks
         first = place % max(1, len(gpus) // num_ranks) * num_ranks
-        own = gpus[first : first + num_ranks]
+        own = list(gpus[first : first + num_ranks])
         if self.settings.joins_engines:
             # A GPU copies blocks from those that its process sees; its own ones come first.
             own += [gpu for gpu in gpus if gpu not in own]

@@ -163,6 +163,34 @@ def test_ranks_reach_every_engine_and_divide_gpus_and_cores(monkeypatch: pytest.
     assert [gpus.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == ["4,5", "6,7", "4,5"]
 
 
+@pytest.mark.parametrize(
+    ("listed", "device", "replicas", "engines"),
+    [
+        (None, "cuda", 8, ["0", "1", "2"]),
+        ("6,7", "cuda", 2, ["6", "7", "6"]),
+        ("GPU-8a, MIG-1b,5", "cuda", 3, ["GPU-8a", "MIG-1b", "5"]),
+        ("2,-1,3", "cuda", 1, ["2", "2", "2"]),
+        ("", "cpu", 2, []),
+        ("-1", "cpu", 2, []),
+        ("NoDevFiles", "cpu", 2, []),
+    ],
+)
+def test_engines_take_the_gpus_that_a_variable_leaves_visible(
+    listed: str | None, device: str, replicas: int, engines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.services.runtime.hardware.gpu_names", lambda: ("L4",) * 8)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    stack = plan(device="auto", replicas=None)
+    assert (stack.device, stack.settings.resolved().replicas) == (device, replicas)
+    if device == "cuda":
+        assert [stack.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == engines
+    # A GPU that is asked for by name is not taken in spite of the variable.
+    elif not listed:
+        assert plan(device="cuda").engine_env(0)["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_the_threads_that_a_variable_names_are_those_of_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HEADWATER_THREADS", "7")
     assert not any(flag.startswith("--threads") for flag in plan().engine(0))
