@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from .host_address import parse_address, tune
 from .host_frames import ACCEPT, FULL, OFFER, REFUSE, FrameError, FrameReader, head
@@ -107,12 +108,23 @@ def join(address: str, secret: bytes, waiting: Waiting) -> Joined:
 
 
 def _connected(address: str, waiting: Waiting) -> socket.socket:
+    """A connection to the first of the name's addresses where something listens: an engine listens at one of them."""
     host, port = parse_address(SETTING, address)
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        connection = socket.socket(family, kind, protocol)
+        places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise EngineAway(f"no engine is at {address} ({error.strerror})") from None
+    failed = ""
+    for family, kind, protocol, _, place in places:
+        try:
+            return _connected_to(place, socket.socket(family, kind, protocol), waiting)
+        except OSError as error:
+            failed = error.strerror or str(error)
+    raise EngineAway(f"no engine is at {address} ({failed})")
+
+
+def _connected_to(place: tuple[Any, ...], connection: socket.socket, waiting: Waiting) -> socket.socket:
+    """Raises `OSError`."""
     try:
         connection.setblocking(False)
         tune(connection)
@@ -123,7 +135,7 @@ def _connected(address: str, waiting: Waiting) -> socket.socket:
             else:
                 failed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if failed:
-            raise EngineAway(f"no engine is at {address} ({_text(failed)})")
+            raise OSError(failed, os.strerror(failed))
     except BaseException:
         connection.close()
         raise
@@ -180,7 +192,3 @@ def _offer(receiver: _Receiver) -> tuple[int, str]:
     except (FrameError, ValueError) as error:
         raise JoinRefused(f"the engine at {receiver.address} broke the protocol: {error}") from None
     return int(stage), str(offer)
-
-
-def _text(number: int) -> str:
-    return os.strerror(number)

@@ -243,6 +243,17 @@ def test_a_host_waits_for_an_engine_that_is_not_there_or_does_not_answer() -> No
     os.close(stop)
 
 
+def test_a_host_tries_every_address_of_the_engines_name(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine listens at one of them, and a resolver may name another first."""
+    port = int(engine.address.rsplit(":", 1)[1])
+    tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    places = [(*tcp, ("127.0.0.2", port)), (*tcp, ("127.0.0.1", port))]
+    monkeypatch.setattr("headwater.engine_core.parallel.host_join.socket.getaddrinfo", lambda *_, **__: places)
+    joined = join(f"engine.example:{port}", SECRET, Waiting([]))
+    assert (joined.stage, joined.offer) == (1, "an offer")
+    joined.connection.close()
+
+
 def test_a_host_ends_where_something_else_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
