@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+from ipaddress import ip_address
 
 from ..config import ConfigError
 
 EXAMPLE = "such as 10.0.0.1:7300 or [fd00::1]:7300"
-WILDCARDS = ("0.0.0.0", "::", "*")
 KEEPALIVE_SECONDS = 10
 KEEPALIVE_PROBES = 3
 
@@ -28,11 +28,12 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
 def listen(name: str, text: str) -> socket.socket:
     """A socket that listens at that address alone. Raises `ConfigError`."""
     host, port = parse_address(name, text)
-    if host in WILDCARDS:
-        raise ConfigError(name, text, f"one address of this host, {EXAMPLE}")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family)
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # As it was resolved: all of a host's addresses have many spellings.
+        if ip_address(str(place[0]).partition("%")[0]).is_unspecified:
+            raise ConfigError(name, text, f"one address of this host, {EXAMPLE}")
+        listening = socket.create_server(place, family=family)
     except OSError as error:
         # The system's own words: Python adds the address to them.
         why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

@@ -136,7 +136,7 @@ def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(qwen3: Path, 
     one |= {"stage_secret_file": write_secret(tmp_path, OTHER)}
     for address in ("", "7300", "host:", "host:0", "host:70000", "fd00::1:7300", "host:７３００"):
         assert "allowed: host:port, such as 10.0.0.1:7300" in refused(**one, stage_listen=address)
-    for address in ("0.0.0.0:7300", "[::]:7300"):
+    for address in ("0.0.0.0:7300", "[::]:7300", "[::0]:7300", "0:7300", "0x0:7300"):
         assert "allowed: one address of this host" in refused(**one, stage_listen=address)
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = address_of(server)
