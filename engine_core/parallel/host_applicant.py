@@ -46,7 +46,8 @@ class Applicant:
         self._stage_hello = b""
         self._proof = b""
         self._engine_hello = new_hello()
-        self._is_believed = False
+        self.is_believed = False
+        """It has the secret."""
         self.has_accepted = False
         """Bytes that came behind are in `frames`."""
         self.seconds_left = PROOF_SECONDS
@@ -60,7 +61,7 @@ class Applicant:
             raise ApplicantLeft("has not answered in time")
 
     def on_readable(self) -> None:
-        if self._is_believed:
+        if self.is_believed:
             self.frames.feed(self._receive(RECEIVE_BYTES))
             return self._take_answer()
         # Not a byte more than the proof has, before it is believed.
@@ -82,7 +83,7 @@ class Applicant:
         except ProofError:
             self._send(REFUSED + bytes(PROOF_BYTES))
             raise
-        self._is_believed, self.seconds_left = True, CHECK_SECONDS
+        self.is_believed, self.seconds_left = True, CHECK_SECONDS
         self._send(BELIEVED + proof(self._secret, ENGINE_ROLE, *hellos))
         offer = self._offer(self)
         if offer is None:

@@ -26,7 +26,8 @@ from .host_proof import ProofError
 from .rank_rings import RankRings
 
 MOST_APPLICANTS = 16
-"""Connections that have not joined yet; of more, the oldest is closed."""
+"""Connections that have not joined yet; of more, the oldest is closed that has not proved the secret. No more than one
+a stage has proved it: others are told that no stage is missing."""
 WARN_SECONDS = 60.0
 """Between two words about connections that come to nothing for the same reason."""
 _ALLOWED_SILENCE = struct.Struct("<d")
@@ -143,7 +144,8 @@ class StageHosts:
         with contextlib.suppress(OSError):
             tune(connection)
         if len(self._applicants) == MOST_APPLICANTS:
-            self._drop(self._applicants[0], "was closed, because many others wait")
+            oldest = next(each for each in self._applicants if not each.is_believed)
+            self._drop(oldest, "was closed, because many others wait")
         self._applicants.append(Applicant(connection, str(address[0]), self._secret, self._offer_to))
 
     def _offer_to(self, applicant: Applicant) -> bytes | None:

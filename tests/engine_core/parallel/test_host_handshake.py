@@ -187,6 +187,17 @@ def test_of_many_connections_the_oldest_is_closed(engine: Engine) -> None:
         engine.joined().connection.close()
 
 
+def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engine: Engine) -> None:
+    """It may take a minute to compare its model with the offer."""
+    checking = join(engine.address, SECRET, Waiting([]))
+    with checking.connection, contextlib.ExitStack() as stack:
+        many = [stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)]
+        for each in many[:4]:
+            assert ends(each) == b""
+        checking.accept()
+        assert holds_within(lambda: engine.hosts.missing == [], 5)
+
+
 @pytest.mark.parametrize(
     ("sent", "reason"),
     [
@@ -250,8 +261,8 @@ def test_a_host_tries_every_address_of_the_engines_name(engine: Engine, monkeypa
     places = [(*tcp, ("127.0.0.2", port)), (*tcp, ("127.0.0.1", port))]
     monkeypatch.setattr("headwater.engine_core.parallel.host_join.socket.getaddrinfo", lambda *_, **__: places)
     joined = join(f"engine.example:{port}", SECRET, Waiting([]))
-    assert (joined.stage, joined.offer) == (1, "an offer")
-    joined.connection.close()
+    with joined.connection:
+        assert (joined.stage, joined.offer) == (1, "an offer")
 
 
 def test_a_host_ends_where_something_else_listens() -> None:
