@@ -84,8 +84,9 @@ def _check_environment(theirs: dict[str, Any], environment: Environment) -> None
 def _check_model(theirs: dict[str, str], folder: Path, load_format: str) -> None:
     try:
         own = _model(folder, load_format)
-    except OSError as error:
-        raise OfferRefused(f"model_folder is {str(folder)!r}; allowed: a converted model ({error.strerror})") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise OfferRefused(f"model_folder is {str(folder)!r}; allowed: a converted model ({why})") from None
     for part, digest in theirs.items():
         if own[part] != digest:
             raise OfferRefused(f"model_folder is {str(folder)!r}, whose {part} is not that of the engine's model")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .model_file import WEIGHTS_NAME
+from .safetensors_file import opened
 
 DIGEST_BYTES = 16
 PAGE_BYTES = 4096
@@ -27,10 +28,11 @@ def config_fingerprint(folder: Path) -> str:
 
 def weights_fingerprint(folder: Path) -> str:
     """Hash of names, types, shapes and places of all tensors, and of some of their bytes: of a file of up to
-    `WHOLE_BYTES` of all of them."""
+    `WHOLE_BYTES` of all of them. Raises `ConfigError` for a file that is damaged."""
     path = folder / WEIGHTS_NAME
     size = path.stat().st_size
-    with path.open("rb", buffering=0) as file:
+    # It is read below only if its head is whole: a length there may say anything.
+    with opened(path), path.open("rb", buffering=0) as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         digest = _digest(str(size).encode(), file.read(length))
         if size <= WHOLE_BYTES:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors import stage_offer
 from headwater.engine_core.executors.build import build_executor, checked
 from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.platforms import loading
+from headwater.engine_core.weights.fingerprint import WHOLE_BYTES
 from tests.engine_core.parallel.parallel_models import QWEN3, engine_of, folder_of
 from tests.engine_core.small_models import greedy
 from tests.forked_host import OTHER, address_of, forked_host, free_address, write_secret
@@ -97,6 +101,43 @@ def test_a_host_that_would_compute_something_else_ends_with_one_sentence(
         [last] = [line for line in refusing.log.text().splitlines() if not re.search(AWAY, line)]
         assert sentence in last
     assert f"waiting for other hosts at {address}: stage 1 is missing" in said
+
+
+def empty_config(folder: Path) -> None:
+    (folder / "config.json").write_text("")
+
+
+def zeros(folder: Path) -> None:
+    """As a copy that was cut short leaves them where it has reserved the room."""
+    os.truncate(folder / "weights.safetensors", 0)
+    os.truncate(folder / "weights.safetensors", WHOLE_BYTES + 1)
+
+
+def huge_header(folder: Path) -> None:
+    path = folder / "weights.safetensors"
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (empty_config, r"allowed: a converted model \(Expecting value: line 1 column 1 \(char 0\)\)$"),
+        (zeros, r"allowed: a converted model \(checkpoint file is 'weights.safetensors'; allowed: a whole file"),
+        (huge_header, r"allowed: a converted model \(header of weights.safetensors is '\d+ bytes'; allowed: \d+ bytes"),
+    ],
+)
+def test_a_host_whose_copy_of_the_model_is_damaged_refuses_in_a_sentence(
+    damage: Callable[[Path], None], told: str, qwen3: Path, tmp_path: Path
+) -> None:
+    offer = stage_offer.make_offer(ExecutorOptions(model_folder=qwen3), loading.load("cpu"))
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("config.json", "weights.safetensors"):
+        (copy / name).write_bytes((qwen3 / name).read_bytes())
+    assert stage_offer.accepted_options(offer, copy, 1)[0].model_folder == copy
+    damage(copy)
+    with pytest.raises(stage_offer.OfferRefused, match=told):
+        stage_offer.accepted_options(offer, copy, 1)
 
 
 def awaiting(folder: Path, address: str, secret: Path) -> ExecutorOptions:
