@@ -153,17 +153,13 @@ def build_ranks(request: BuildRequest, loaded: LoadedDevice, progress: Progress)
     ranks = Ranks(options, options.num_threads or torch.get_num_threads(), variables, copies=copies, hosts=hosts)
     try:
         _await_hosts(ranks, options, progress)
-        hellos = [_hello(ranks, rank, progress) for rank in range(ranks.size)]
-    except RankLost as lost:
-        refusal = _refusal_of(ranks, lost.rank)
-        ranks.close()
-        raise refusal or lost from None
+        hellos = _hellos(ranks, progress)
+        assert all(hello == hellos[0] for hello in hellos)
+        config = hellos[0].config
+        slots = map_slots(ranks.slots, config, block_bytes_of(request)) if config.num_swap_slots else None
     except BaseException:
         ranks.close()
         raise
-    assert all(hello == hellos[0] for hello in hellos)
-    config = hellos[0].config
-    slots = map_slots(ranks.slots, config, block_bytes_of(request)) if config.num_swap_slots else None
     return MultiExecutor(ranks, hellos[0], launches=device.capabilities.graphs, slots=slots), config
 
 
@@ -191,29 +187,29 @@ def _await_hosts(ranks: Ranks, options: ExecutorOptions, progress: Progress) -> 
         ranks.await_stages(AWAITING_SECONDS)
 
 
-def _hello(ranks: Ranks, rank: int, progress: Progress) -> Hello:
-    while True:
-        match told := decode_told(ranks.receive(rank)):
+def _hellos(ranks: Ranks, progress: Progress) -> list[Hello]:
+    """The `Hello` of each rank, in their order. A rank may wait for others that load longer, saying nothing meanwhile.
+    So all of them are read: the server takes a start without progress for one that hangs. Raises `ConfigError` where a
+    rank is refused, and `RankLost`."""
+    hellos: dict[int, Hello] = {}
+    loading: dict[int, Loading] = {}
+    while len(hellos) < ranks.size:
+        rank, message = ranks.receive_any([rank for rank in range(ranks.size) if rank not in hellos])
+        match told := decode_told(message):
             case Hello():
-                return told
+                hellos[rank] = told
+                loading.pop(rank, None)
             case Refusal():
-                raise _refusal(told)
+                raise ConfigError(told.name, told.value, told.allowed)
             case Loading():
-                progress(told.phase, told.done, told.total)
+                loading[rank] = told
+                last = min(loading.values(), key=lambda each: each.done / max(each.total, 1))
+                progress(last.phase, last.done, last.total)
             case Warned():
                 log.warning("%s", told.text)
             case WarmedUp() | RankPrepared():
                 raise AssertionError(told)
-
-
-def _refusal_of(ranks: Ranks, rank: int) -> ConfigError | None:
-    """The refusal that a rank sent before it ended, while the executor waited for another rank; None: it sent none."""
-    told = [decode_told(message) for message in ranks.last_words(rank)] if rank >= 0 else []
-    return next((_refusal(each) for each in told if isinstance(each, Refusal)), None)
-
-
-def _refusal(told: Refusal) -> ConfigError:
-    return ConfigError(told.name, told.value, told.allowed)
+    return [hellos[rank] for rank in range(ranks.size)]
 
 
 def _warmed_up(ranks: Ranks, rank: int) -> float:

@@ -7,7 +7,6 @@ that nobody else can reach it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import threading
@@ -106,26 +105,37 @@ class Ranks:
 
     def receive(self, rank: int) -> bytes:
         """Waits for the next message of a rank. Raises `RankLost`."""
-        waiting, reader = self._waiting[rank], self._reports[rank]
-        while not waiting:
-            poll = select.poll()
-            poll.register(reader.fileno(), select.POLLIN)
-            poll.register(self._wake_read, select.POLLIN)
-            poll.poll()
-            try:
-                waiting += reader.read()
-            except PeerGone:
-                raise self._loss() from None
-            if self._lost is not None and not waiting:
-                raise self._lost
-        return waiting.pop(0)
+        return self.receive_any([rank])[1]
 
-    def last_words(self, rank: int) -> list[bytes]:
-        """Messages of a lost rank that were not read."""
-        waiting = self._waiting[rank]
-        with contextlib.suppress(PeerGone):
-            waiting += self._reports[rank].read()
-        return waiting
+    def receive_any(self, ranks: Sequence[int]) -> tuple[int, bytes]:
+        """Waits for the next message of any of these ranks, and says which one's it is. Raises `RankLost` when all that
+        came before the loss is read."""
+        poll = select.poll()
+        for fd in (self._wake_read, *(self._reports[rank].fileno() for rank in ranks)):
+            poll.register(fd, select.POLLIN)
+        lost: RankLost | None = None
+        while True:
+            is_gone = self._read(ranks)
+            for rank in ranks:
+                if self._waiting[rank]:
+                    return rank, self._waiting[rank].pop(0)
+            if lost is not None:
+                raise lost
+            if is_gone:
+                lost = self._loss()
+            else:
+                poll.poll()
+                lost = self._lost
+
+    def _read(self, ranks: Sequence[int]) -> bool:
+        """Takes what these ranks have said. Whether one of them has closed its channel."""
+        is_gone = False
+        for rank in ranks:
+            try:
+                self._waiting[rank] += self._reports[rank].read()
+            except PeerGone:
+                is_gone = True
+        return is_gone
 
     def allow_silence(self, seconds: float) -> None:
         """From now on, while ranks owe an answer, all of them are ended when none of them gets on for so long; 0: they

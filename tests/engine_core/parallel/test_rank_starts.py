@@ -1,0 +1,80 @@
+"""What an engine hears of its ranks while they start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
+
+import pytest
+
+from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.executors import multi
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.parallel import rank_processes
+from headwater.engine_core.parallel.copied_process import CopiedProcess
+from headwater.engine_core.parallel.rank_start import RankStart
+from headwater.engine_core.parallel.ranks import Ranks
+from headwater.engine_core.parallel.result_messages import Hello, Loading, Refusal, encode_told
+from headwater.engine_core.ring import RingReader, RingWriter
+
+HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))
+HALF = Loading(phase="loading weights", done=1, total=2)
+
+
+@contextmanager
+def two_ranks(run: Callable[[RankStart], None]) -> Iterator[Ranks]:
+    """Each does `run` and nothing else."""
+
+    def started(start: RankStart, variables: Mapping[str, str]) -> CopiedProcess:
+        return CopiedProcess(partial(run, start), start.descriptors)
+
+    with mock.patch.object(rank_processes, "_started", started):
+        ranks = Ranks(ExecutorOptions(model_folder=None, tensor_parallel_size=2), 2, [{}, {}])
+    try:
+        yield ranks
+    finally:
+        ranks.close()
+
+
+def wait_for_the_second(start: RankStart) -> None:
+    """As ranks do before they exchange anything. The second one says how far it is, and goes on when it is heard."""
+    reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
+    if start.rank == 0:
+        os.read(start.group.from_peers[0], 1)
+    else:
+        reports.write(encode_told(HALF))
+        plans.wait(60)
+        assert plans.read() == [b"heard"]
+        os.write(start.group.to_peers[0], b"\0")
+    reports.write(encode_told(HELLO))
+    os.read(start.lifeline, 1)
+
+
+def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
+    told = []
+
+    def progress(phase: str, done: int, total: int) -> None:
+        told.append((phase, done, total))
+        ranks.tell(b"heard")
+
+    with two_ranks(wait_for_the_second) as ranks:
+        assert multi._hellos(ranks, progress) == [HELLO, HELLO]
+    assert told == [("loading weights", 1, 2)]
+
+
+def refuse_as_the_second(start: RankStart) -> None:
+    if start.rank == 0:
+        os.read(start.lifeline, 1)
+    RingWriter(start.rings.reports).write(encode_told(Refusal(name="dtype", value="float8", allowed="float32")))
+    raise SystemExit(1)
+
+
+def test_a_refusal_is_heard_of_any_rank() -> None:
+    with (
+        two_ranks(refuse_as_the_second) as ranks,
+        pytest.raises(ConfigError, match="dtype is 'float8'; allowed: float"),
+    ):
+        multi._hellos(ranks, lambda phase, done, total: None)
