@@ -166,8 +166,8 @@ class Ranks:
             os.close(fd)
 
     def _loss(self) -> RankLost:
-        """Why a rank does not answer. The watch says so right after."""
-        self._settled.wait(EXIT_SECONDS)
+        """Why a rank does not answer. The watch says so once it knows how the process ended, for which it waits."""
+        self._settled.wait(10 * EXIT_SECONDS)
         return self._lost or RankLost(-1, "has closed its channel")
 
     def _watch_ranks(self) -> None:

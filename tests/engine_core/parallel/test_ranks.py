@@ -1,8 +1,9 @@
-"""What an engine hears of its ranks while they start."""
+"""Messages that an engine gets from its ranks while they start, and the loss of one."""
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -18,6 +19,7 @@ from headwater.engine_core.parallel.copied_process import CopiedProcess
 from headwater.engine_core.parallel.rank_start import RankStart
 from headwater.engine_core.parallel.ranks import Ranks
 from headwater.engine_core.parallel.result_messages import Hello, Loading, Refusal, encode_told
+from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.ring import RingReader, RingWriter
 
 HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))
@@ -63,6 +65,18 @@ def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
     with two_ranks(wait_for_the_second) as ranks:
         assert multi._hellos(ranks, progress) == [HELLO, HELLO]
     assert told == [("loading weights", 1, 2)]
+
+
+def close_all_as_the_second(start: RankStart) -> None:
+    """As a process does that ends slowly: the system may take seconds to free the memory of a GPU."""
+    if start.rank == 1:
+        os.closerange(3, max(start.descriptors) + 1)
+    threading.Event().wait()
+
+
+def test_a_rank_that_ends_slowly_is_named() -> None:
+    with two_ranks(close_all_as_the_second) as ranks, pytest.raises(RankLost, match="rank 1 has closed its pipes;"):
+        ranks.receive(1)
 
 
 def refuse_as_the_second(start: RankStart) -> None:
