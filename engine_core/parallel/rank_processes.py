@@ -138,4 +138,7 @@ def _end_of(process: Process) -> str:
         status = process.wait(EXIT_SECONDS)
     except subprocess.TimeoutExpired:
         return "has closed its pipes"
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    if status >= 0:
+        return f"ended with status {status}"
+    # Real-time signals have no names.
+    return "was ended by " + next((each.name for each in signal.Signals if each == -status), f"signal {-status}")

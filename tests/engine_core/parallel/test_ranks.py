@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from headwater.engine_core.parallel.ranks import Ranks
 from headwater.engine_core.parallel.result_messages import Hello, Loading, Refusal, encode_told
 from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.ring import RingReader, RingWriter
+from tests.polling import holds_within
 
 HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))
 HALF = Loading(phase="loading weights", done=1, total=2)
@@ -65,6 +67,24 @@ def test_progress_of_a_rank_is_told_while_another_one_waits_for_it() -> None:
     with two_ranks(wait_for_the_second) as ranks:
         assert multi._hellos(ranks, progress) == [HELLO, HELLO]
     assert told == [("loading weights", 1, 2)]
+
+
+def end_as_the_second(number: int, start: RankStart) -> None:
+    if start.rank == 1:
+        os.kill(os.getpid(), number)
+    threading.Event().wait()
+
+
+REAL_TIME = signal.SIGRTMIN + 1
+
+
+@pytest.mark.parametrize(("number", "name"), [(signal.SIGKILL, "SIGKILL"), (REAL_TIME, f"signal {REAL_TIME:d}")])
+def test_the_end_of_a_rank_by_any_signal_is_noticed_while_nothing_is_asked_of_it(number: int, name: str) -> None:
+    with two_ranks(partial(end_as_the_second, number)) as ranks:
+        lost = list[RankLost]()
+        ranks.on_lost(lost.append)
+        assert holds_within(lambda: bool(lost), 20)
+    assert str(lost[0]) == f"rank 1 was ended by {name}; all ranks of the engine end"
 
 
 def close_all_as_the_second(start: RankStart) -> None:
