@@ -20,6 +20,11 @@ def parse_address(name: str, text: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""
+    try:
+        # As it is encoded to be resolved.
+        host.encode("idna")
+    except UnicodeError:
+        host = ""
     if not host or not port.isascii() or not port.isdigit() or not 1 <= int(port) <= 65535:
         raise ConfigError(name, text, f"host:port, {EXAMPLE}")
     return host, int(port)

@@ -175,7 +175,8 @@ def test_what_cannot_be_served_with_other_hosts_is_refused_by_name(qwen3: Path, 
     assert "a file with at least 32 bytes" in refused(**one, stage_secret_file=short)
     assert "(No such file or directory)" in refused(**one, stage_secret_file=tmp_path / "none")
     one |= {"stage_secret_file": write_secret(tmp_path, OTHER)}
-    for address in ("", "7300", "host:", "host:0", "host:70000", "fd00::1:7300", "host:７３００"):
+    no_names = "engine..example:7300", f"{'e' * 64}.example:7300"
+    for address in ("", "7300", "host:", "host:0", "host:70000", "fd00::1:7300", "host:７３００", *no_names):
         assert "allowed: host:port, such as 10.0.0.1:7300" in refused(**one, stage_listen=address)
     for address in ("0.0.0.0:7300", "[::]:7300", "[::0]:7300", "0:7300", "0x0:7300"):
         assert "allowed: one address of this host" in refused(**one, stage_listen=address)
