@@ -94,7 +94,8 @@ class StackPlan:
         if self.settings.joins_engines:
             # A GPU copies blocks from those that its process sees; its own ones come first.
             own += [gpu for gpu in gpus if gpu not in own]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(own)} | servers
+        # Where none is known, engines see what CUDA finds: not every machine with a GPU has the library that lists it.
+        return ({"CUDA_VISIBLE_DEVICES": ",".join(own)} if own else {}) | servers
 
     @property
     def device(self) -> str:

@@ -186,9 +186,16 @@ def test_engines_take_the_gpus_that_a_variable_leaves_visible(
     assert (stack.device, stack.settings.resolved().replicas) == (device, replicas)
     if device == "cuda":
         assert [stack.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == engines
-    # A GPU that is asked for by name is not taken in spite of the variable.
-    elif not listed:
-        assert plan(device="cuda").engine_env(0)["CUDA_VISIBLE_DEVICES"] == ""
+    else:
+        # A GPU that is asked for by name is not taken in spite of the variable, which engines inherit.
+        assert "CUDA_VISIBLE_DEVICES" not in plan(device="cuda").engine_env(0)
+
+
+def test_engines_see_every_gpu_where_none_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems with a GPU have no library by which the driver lists it."""
+    monkeypatch.setattr("headwater.services.runtime.hardware.gpu_names", lambda: ())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "CUDA_VISIBLE_DEVICES" not in plan(device="cuda").engine_env(0)
 
 
 def test_the_threads_that_a_variable_names_are_those_of_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
