@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.models import conversion
+from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
 from headwater.engine_core.weights.model_file import DTYPES
@@ -101,14 +101,16 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
     config = _read_json(settings.folder / "config.json")
     generation = _read_json(settings.folder / "generation_config.json")
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    model = registry.read_config(settings.folder)
     return ModelManifest(
         name=settings.name,
         revision=settings.revision,
         dtype=settings.dtype,
         layout=LAYOUT,
-        architecture=config["architectures"][0],
-        vocab_size=config["vocab_size"],
-        max_model_len=config["max_position_embeddings"],
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        # Fewer than `max_position_embeddings` where all layers have a window. Engines start with this number.
+        max_model_len=model.max_position_embeddings,
         eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
         bos_token_id=config.get("bos_token_id"),
         source=settings.origin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from headwater.engine_core.models import registry
+from headwater.services.engine.convert import ConvertSettings, convert
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import ConversionFailed, OtherQuantization, pull
 from headwater.services.runtime.progress import silent
@@ -81,6 +84,19 @@ def test_a_checkpoint_without_a_fast_tokenizer_is_refused_and_leaves_nothing(che
     with pytest.raises(ConversionFailed, match=r"has no tokenizer\.json; only fast tokenizers are served"):
         pull(str(bare), cache_dir=tmp_path / "cache", progress=silent, dtype="float32")
     assert list((tmp_path / "cache" / "bare").glob("[!.]*")) == []
+
+
+def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(checkpoint: Path, tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(
+        json.dumps(config | {"architectures": ["MistralForCausalLM"], "sliding_window": 40})
+    )
+    folder.mkdir()
+    convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    assert registry.read_config(folder).max_position_embeddings == 40
+    assert ModelManifest.read(folder).max_model_len == 40
 
 
 @pytest.mark.long
