@@ -21,6 +21,8 @@ from .child_folder import ChildFailed, fill_folder
 from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
 
+SOURCE_FILES = ("*.json", "*.safetensors", "chat_template.jinja")
+"""Files of a folder in Hugging Face's layout that a conversion reads."""
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
 
@@ -178,7 +180,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
     if path.suffix == ".gguf" and path.is_file():
         name, files = path.stem, [path]
     elif (path / "config.json").is_file():
-        name, files = path.resolve().name, sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
+        name, files = path.resolve().name, [each for form in SOURCE_FILES for each in sorted(path.glob(form))]
     elif _is_hub_id(model):
         folder = hugging_face.snapshot(model, revision=revision, cache_dir=cache_dir, progress=progress)
         return Source(name=model, revision=folder.name, origin=f"huggingface:{model}", obtain=lambda _: folder)
@@ -189,14 +191,16 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
 
 
 def _digest(files: list[Path]) -> str:
-    """Digest of the contents: every byte of small files, the size and samples of large ones."""
+    """Digest of the contents: every byte of small files; of large ones the size, the beginning of a GGUF file, whose
+    metadata tools change in place, and samples."""
     digest = blake2b(digest_size=8)
     for path in files:
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:
+            if size <= _WHOLE_FILE_BYTES or path.suffix == ".gguf":
+                digest.update(file.read(_WHOLE_FILE_BYTES))
             if size <= _WHOLE_FILE_BYTES:
-                digest.update(file.read())
                 continue
             for sample in range(_NUM_SAMPLES):
                 file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))

@@ -45,6 +45,26 @@ def test_a_gguf_file_is_named_by_its_stem_and_its_revision_by_its_content(tmp_pa
     assert first.revision == same.revision != other.revision
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "chat_template.jinja"])
+def test_a_folder_whose_files_change_is_another_revision(name: str, tmp_path: Path) -> None:
+    for each in ("config.json", "model.safetensors", "chat_template.jinja"):
+        (tmp_path / each).write_bytes(b"one")
+    before = find_source(str(tmp_path), revision=None, cache_dir=tmp_path, progress=silent)
+    (tmp_path / name).write_bytes(b"two")
+    assert find_source(str(tmp_path), revision=None, cache_dir=tmp_path, progress=silent).revision != before.revision
+
+
+def test_metadata_of_a_large_gguf_file_that_change_in_place_make_another_revision(tmp_path: Path) -> None:
+    path = tmp_path / "large.gguf"
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    before = find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent)
+    with path.open("r+b") as file:
+        file.seek(100_000)
+        file.write(b"1")
+    assert find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent).revision != before.revision
+
+
 def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(
         ModelNotFound, match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging Face id"
