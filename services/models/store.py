@@ -96,8 +96,8 @@ def pull(
     asked = read_calibration(calibration, quantization, cache_dir)
     if asked is not None:
         _check_whole(model, asked)
-    if (Path(model) / MANIFEST_NAME).is_file():
-        return _of_quantization(Path(model).resolve(), quantization)
+    if ((path := _path_of(model)) / MANIFEST_NAME).is_file():
+        return _of_quantization(path.resolve(), quantization)
     source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
     device = resolve_device(device)
     dtype = resolve_dtype(dtype, device)

@@ -85,6 +85,17 @@ def test_a_converted_folder_is_served_as_it_is(tmp_path: Path) -> None:
     assert pull(str(tmp_path), cache_dir=tmp_path, progress=silent) == tmp_path
 
 
+def test_a_converted_folder_in_the_home_folder_is_served_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "converted"
+    folder.mkdir()
+    for name in ("model.json", "config.json"):
+        (folder / name).write_text("{}")
+    assert pull("~/converted", cache_dir=tmp_path, progress=silent) == folder
+
+
 def test_a_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "smollm2-135m-instruct" / f"0.1.2-float32-{LAYOUT}"
     folder.mkdir(parents=True)
