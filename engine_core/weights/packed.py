@@ -6,13 +6,12 @@ says what it was packed from and how, so what another version would lay out othe
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import torch
 
@@ -65,17 +64,35 @@ def _mapped(
         return memory
     path = folder / f"packed-{_identity(folder, matrices, part)}.bin"
     if not path.is_file():
-        if not os.access(folder, os.W_OK):
+        try:
+            _write(path, matrices, offsets, num_bytes, progress)
+        except OSError:
             return _mapped(matrices, offsets, num_bytes, None, progress)
-        with NamedTemporaryFile(dir=folder, prefix=path.name) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
-            written = torch.from_file(file.name, shared=True, size=num_bytes, dtype=torch.uint8)
-            _fill(written, matrices, offsets, progress)
-            # Another replica may have been faster, and wrote the same.
-            with suppress(FileExistsError):
-                os.link(file.name, path)
     progress(len(matrices), len(matrices))
     return torch.from_file(str(path), shared=False, size=num_bytes, dtype=torch.uint8)
+
+
+def _write(
+    path: Path, matrices: Mapping[str, Matrix], offsets: Mapping[str, int], num_bytes: int, progress: Progress
+) -> None:
+    """Writes the file, or waits for another process that does. Raises `OSError` where it cannot be written."""
+    # The next process that packs these matrices takes over what a killed one left under this name.
+    partial = path.with_suffix(".partial")
+    with partial.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.is_file():
+            partial.unlink(missing_ok=True)
+            return
+        try:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+            written = torch.from_file(str(partial), shared=True, size=num_bytes, dtype=torch.uint8)
+            _fill(written, matrices, offsets, progress)
+            # A file that has its name before its bytes would hold zeros after a power failure.
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(0)
+            raise
+        partial.rename(path)
 
 
 def _fill(memory: torch.Tensor, matrices: Mapping[str, Matrix], offsets: Mapping[str, int], progress: Progress) -> None:

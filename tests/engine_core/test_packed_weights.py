@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,37 @@ def test_a_matrix_alone_keeps_its_memory(folder: Path) -> None:
     matrix, x = pack_linears(loaded(folder), None, ignore).linears["lm_head"], torch.randn(3, 64)
     expected = loaded(folder).linears["lm_head"].product(x)
     torch.testing.assert_close(matrix.product(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_packed_matrices_are_on_the_disk_before_their_file_has_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: named.append(bool(list(folder.glob("packed-*.bin")))))
+    pack_linears(loaded(folder), folder, ignore)
+    assert named == [False]
+
+
+def test_matrices_are_packed_into_memory_where_the_disk_is_full(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(fd: int, offset: int, num_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", is_full)
+    packed = pack_linears(loaded(folder), folder, ignore)
+    assert packed.linears["lm_head"].kind == "packed"
+    assert sum(path.stat().st_size for path in packed_files(folder)) == 0
+
+
+def test_what_a_killed_process_left_is_written_over(folder: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        pack_linears(loaded(folder), folder, interrupt)
+    (left,) = packed_files(folder)
+    pack_linears(loaded(folder), folder, ignore)
+    assert packed_files(folder) == [left.with_suffix(".bin")]
+
+
+def interrupt(done: int, total: int) -> None:
+    raise KeyboardInterrupt
 
 
 def test_progress_counts_matrices(folder: Path) -> None:
