@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 from ..runtime.kept_child import kept_child
 from ..runtime.progress import Report, word_of
 
+SIGNAL_STATUS = 128
+"""Added to the number of the signal that ended a process."""
+
 
 class ChildFailed(Exception):
-    """The process failed; carries its last output."""
+    """The process failed; carries its last output, or the signal that ended it."""
 
 
 def fill_folder(
@@ -25,7 +29,7 @@ def fill_folder(
         shutil.rmtree(leftover)
     partial = folder.with_name(f".partial-{folder.name}")
     partial.mkdir()
-    last_words = "it said nothing"
+    last_words = ""
     with kept_child([sys.executable, "-m", module, f"--folder={partial}", *flags], env=env) as child:
         for line in child:
             if (word := word_of(line)) is not None:
@@ -34,8 +38,17 @@ def fill_folder(
                 last_words = line
     if child.returncode != 0:
         shutil.rmtree(partial)
-        raise ChildFailed(last_words)
+        raise ChildFailed(_reason(child.returncode, last_words))
     _keep(partial, as_=folder)
+
+
+def _reason(status: int, last_words: str) -> str:
+    """`status`: the exit status, as a shell has it for a child that a signal ended."""
+    try:
+        ended_by = signal.Signals(status - SIGNAL_STATUS)
+    except ValueError:
+        return last_words or "it said nothing"
+    return f"{ended_by.name} ended it" + (", as when memory runs out" if ended_by is signal.SIGKILL else "")
 
 
 def _keep(partial: Path, *, as_: Path) -> None:

@@ -1,0 +1,36 @@
+"""Processes that fill a folder and end otherwise than they should."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headwater.services.models.child_folder import ChildFailed, fill_folder
+from headwater.services.runtime.progress import silent
+
+
+def fill(tmp_path: Path, program: str) -> Path:
+    """The folder that a program fills whose first flag is `--folder=…`."""
+    (tmp_path / "filler.py").write_text(program)
+    folder = tmp_path / "home" / "folder"
+    folder.parent.mkdir()
+    fill_folder(folder, "filler", [], silent, env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("program", "told"),
+    [
+        ("import os; print('words', flush=True); os.kill(os.getpid(), 9)", "SIGKILL ended it, as when memory runs out"),
+        ("import os; os.kill(os.getpid(), 7)", "SIGBUS ended it"),
+        ("print('first'); print('last words'); exit(1)", "last words"),
+        ("exit(1)", "it said nothing"),
+        ("exit(255)", "it said nothing"),
+    ],
+)
+def test_a_process_that_fails_leaves_nothing_but_the_reason(program: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ChildFailed, match=f"^{told}$"):
+        fill(tmp_path, program)
+    assert list((tmp_path / "home").iterdir()) == []
