@@ -11,6 +11,8 @@ from pathlib import Path
 
 from ..runtime.settings import SettingError
 
+REPORT_NAME = "calibration.json"
+"""File that a calibration writes last."""
 LIBRARY, EXTRA = "auto_round", "headwater[calibration]"
 CALIBRATED_KINDS = ("int4", "int8")
 """Kinds of `--quantization` whose rounding a text can decide."""

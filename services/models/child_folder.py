@@ -21,10 +21,17 @@ class ChildFailed(Exception):
 
 
 def fill_folder(
-    folder: Path, module: str, flags: Sequence[str], progress: Report, *, env: Mapping[str, str] = os.environ
+    folder: Path,
+    module: str,
+    flags: Sequence[str],
+    progress: Report,
+    *,
+    last: str,
+    env: Mapping[str, str] = os.environ,
 ) -> None:
-    """Runs `python -m module --folder=… flags` on a folder beside this one, and renames it. The caller holds the lock
-    of the parent folder: what killed processes left there is removed. Raises `ChildFailed`."""
+    """Runs `python -m module --folder=… flags` on a folder beside this one, and renames it. `last` names the file that
+    the module writes last. The caller holds the lock of the parent folder: what killed processes left there is removed.
+    Raises `ChildFailed`."""
     for leftover in folder.parent.glob(".partial-*"):
         shutil.rmtree(leftover)
     partial = folder.with_name(f".partial-{folder.name}")
@@ -36,7 +43,8 @@ def fill_folder(
                 progress(word["what"], word["done"], word["total"])
             elif line:
                 last_words = line
-    if child.returncode != 0:
+    # The keeper's status is 0 where a signal ended the keeper, and with it the module.
+    if child.returncode != 0 or not (partial / last).is_file():
         shutil.rmtree(partial)
         raise ChildFailed(_reason(child.returncode, last_words))
     _keep(partial, as_=folder)

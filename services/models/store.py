@@ -16,7 +16,7 @@ from ..runtime.hardware import resolve_device, resolve_dtype
 from ..runtime.progress import Report
 from ..runtime.settings import SettingError
 from . import hugging_face
-from .calibration import Calibration, read_calibration
+from .calibration import REPORT_NAME, Calibration, read_calibration
 from .child_folder import ChildFailed, fill_folder
 from .manifest import LAYOUT, MANIFEST_NAME, ROUNDED_KINDS, ModelManifest
 from .named_models import NAMED_MODELS
@@ -227,7 +227,7 @@ def _calibrate(source: Source, path: Path, home: Path, calibration: Calibration,
         # Nothing is asked of the Hub, whose files are here.
         env = os.environ | {"HF_HUB_OFFLINE": "1", "AR_WORK_SPACE": str(space)}
         try:
-            fill_folder(folder, "headwater.services.engine.calibrate", flags, progress, env=env)
+            fill_folder(folder, "headwater.services.engine.calibrate", flags, progress, last=REPORT_NAME, env=env)
         except ChildFailed as error:
             raise CalibrationFailed(path, str(error)) from None
     return folder
@@ -247,7 +247,7 @@ def _convert(
     flags += [f"--device={device}", f"--origin={source.origin}", f"--quantization={quantization}"]
     flags += ["--calibrated"] if calibrated else []
     try:
-        fill_folder(folder, "headwater.services.engine.convert", flags, progress)
+        fill_folder(folder, "headwater.services.engine.convert", flags, progress, last=MANIFEST_NAME)
     except ChildFailed as error:
         raise ConversionFailed(path, str(error)) from None
 
