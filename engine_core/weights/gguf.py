@@ -131,7 +131,9 @@ class GgufFile:
         heads = self._meta("attention.head_count")
         if ".attn_k." in name:
             heads = self._meta("attention.head_count_kv", heads)
-        return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+        if len(rows) % (2 * heads):
+            raise ConfigError(f"checkpoint tensor {name}", tuple(rows.shape), f"pairs of rows of {heads} heads")
+        return rows.view(heads, -1, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)
 
     def _hf_name(self, name: str) -> str:
         if name in _MODEL_NAMES:

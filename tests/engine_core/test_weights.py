@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import gguf
@@ -30,8 +32,17 @@ KINDS = {
 }
 
 
-def write_gguf(path: Path, source: Path, kind: gguf.GGMLQuantizationType) -> None:
-    """A checkpoint in Hugging Face's layout as the GGUF file that converters make of it."""
+def write_gguf(
+    path: Path,
+    source: Path,
+    kind: gguf.GGMLQuantizationType,
+    *,
+    numbers: Mapping[str, int] = MappingProxyType({}),
+    others: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
+    without: str = "",
+) -> None:
+    """A checkpoint in Hugging Face's layout as the GGUF file that converters make of it; `numbers` are further metadata
+    and `others` further tensors, `without` is a tensor that is left out."""
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config["num_hidden_layers"])
@@ -42,9 +53,15 @@ def write_gguf(path: Path, source: Path, kind: gguf.GGMLQuantizationType) -> Non
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10_000.0)
+    for key, value in numbers.items():
+        writer.add_uint32(key, value)
+    for name, values in others.items():
+        writer.add_tensor(name, values)
     tensors = HuggingFaceFolder(source).tensors()
     names = {hf: ours for ours, hf in _names(config["num_hidden_layers"]).items()}
     for name, tensor in tensors:
+        if names[name] == without:
+            continue
         data = _interleaved(name, tensor, config).numpy()
         quantised = kind if data.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(names[name], gguf.quants.quantize(data, quantised), raw_dtype=quantised)
@@ -68,14 +85,19 @@ def _names(num_layers: int) -> dict[str, str]:
     }
     names = {f"blk.{i}.{g}.weight": f"model.layers.{i}.{h}.weight" for i in range(num_layers) for g, h in stems.items()}
     whole = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-    return names | {f"{g}.weight": f"{h}.weight" for g, h in whole.items()}
+    stems = {f"attn_{each}": f"self_attn.{each}_proj" for each in "qkv"}
+    biases = {f"blk.{i}.{g}.bias": f"model.layers.{i}.{h}.bias" for i in range(num_layers) for g, h in stems.items()}
+    return names | biases | {f"{g}.weight": f"{h}.weight" for g, h in whole.items()}
 
 
 def _interleaved(name: str, tensor: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     for projection, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
         if projection in name:
             return (
-                tensor.reshape(config[heads], 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape).contiguous()
+                tensor.reshape(config[heads], 2, -1, *tensor.shape[1:])
+                .transpose(1, 2)
+                .reshape(tensor.shape)
+                .contiguous()
             )
     return tensor
 
@@ -93,6 +115,16 @@ def test_a_gguf_file_holds_the_checkpoint_up_to_its_precision(kind: str, tmp_pat
         prompts = [[5, 6, 7], list(range(3, 60))]
         engines = [SmallEngine(folder) for folder in (hf, ours)]
         assert engines[0].tokens(prompts, greedy(8)) == engines[1].tokens(prompts, greedy(8))
+
+
+def test_biases_of_queries_and_keys_are_in_the_order_of_their_rows(tmp_path: Path) -> None:
+    random_checkpoint("qwen2", tmp_path / "hf")
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", gguf.GGMLQuantizationType.F32)
+    found = dict(GgufFile(tmp_path / "model.gguf").tensors())
+    biases = {name: bias for name, bias in HuggingFaceFolder(tmp_path / "hf").tensors() if name.endswith(".bias")}
+    assert len(biases) == 9
+    for name, bias in biases.items():
+        assert torch.equal(found[name], bias), name
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "IQ2_XXS", "TQ1_0"])
