@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,11 +45,13 @@ _GEMMA3_LAYER_NAMES = _LAYER_NAMES | {
 }
 GEMMA3_27B_LAYERS = 62
 """The one Gemma 3 whose scores are scaled by hidden size and heads; a file does not state it."""
+_EMBEDDING = "token_embd.weight"
 _MODEL_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
+    _EMBEDDING: "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
+_LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)\.(?P<kind>weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
 PLAIN_TYPES = ("F32", "F16", "BF16")
 
@@ -65,6 +68,8 @@ class GgufFile:
         self._arch = self._field("general.architecture")
         if self._arch not in ARCHITECTURES:
             raise ConfigError("general.architecture", self._arch, ", ".join(ARCHITECTURES))
+        if (num_files := self._field("split.count", 1)) not in (0, 1):
+            raise ConfigError("split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)")
         served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
         for tensor in self._reader.tensors:
             if tensor.tensor_type.name not in served:
@@ -74,10 +79,13 @@ class GgufFile:
         """Content of the `config.json` that the file's model would have."""
         num_heads = self._meta("attention.head_count")
         hidden_size = self._meta("embedding_length")
+        embedding = self._tensors.get(_EMBEDDING)
+        if embedding is None or len(embedding.shape) != 2:
+            raise ConfigError("checkpoint", f"without the matrix {_EMBEDDING}", "every tensor of the architecture")
         config = {
             "architectures": [ARCHITECTURES[self._arch]],
             "model_type": self._arch,
-            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+            "vocab_size": int(embedding.shape[1]),
             "hidden_size": hidden_size,
             "intermediate_size": self._meta("feed_forward_length"),
             "num_hidden_layers": self._meta("block_count"),
@@ -138,11 +146,11 @@ class GgufFile:
     def _hf_name(self, name: str) -> str:
         if name in _MODEL_NAMES:
             return _MODEL_NAMES[name]
-        _, layer, stem, kind = name.split(".")
         names = _GEMMA3_LAYER_NAMES if self._arch == "gemma3" else _LAYER_NAMES
-        if stem not in names:
+        match = _LAYER_TENSOR.fullmatch(name)
+        if match is None or match["stem"] not in names:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
-        return f"model.layers.{layer}.{names[stem]}.{kind}"
+        return f"model.layers.{match['layer']}.{names[match['stem']]}.{match['kind']}"
 
     def _gemma3_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """Beside what all have."""

@@ -24,7 +24,7 @@ from headwater.engine_core.weights.model_file import DTYPES
 from ..models.gguf_check import GgufFileError, check_gguf
 from ..models.manifest import LAYOUT, ModelManifest
 from ..runtime.settings import SettingError, read_settings, setting
-from ..text.gguf_tokenizer import write_tokenizer
+from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 from .kernel_cache import with_kernel_cache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -126,5 +126,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         convert(read_settings(ConvertSettings, sys.argv[1:]))
-    except (ConfigError, GgufFileError) as error:
+    except (ConfigError, GgufFileError, GgufTokenizerError) as error:
         sys.exit(str(error))

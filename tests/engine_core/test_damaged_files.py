@@ -6,8 +6,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -106,3 +108,29 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
     assert num_bytes > 64 or f"the tensor {last} is" in str(caught.value)
     with pytest.raises(ConfigError, match=r"checkpoint file is 'model.gguf'; allowed: a whole GGUF file"):
         GgufFile(path)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "others", "without", "told"),
+    [
+        ({}, {"rope_factors_long.weight": np.ones(8, np.float32)}, "", "tensor is 'rope_factors_long.weight'; allowed"),
+        (
+            {},
+            {"blk.0.attn_rot_embd": np.ones(8, np.float32)},
+            "",
+            "tensor is 'blk.0.attn_rot_embd'; allowed: tensors of",
+        ),
+        ({}, {"enc.0.attn_q.weight": np.ones(8, np.float32)}, "", "tensor is 'enc.0.attn_q.weight'; allowed: tensors"),
+        ({}, {}, "token_embd.weight", "checkpoint is 'without the matrix token_embd.weight'; allowed: every tensor"),
+        ({"split.count": 3}, {}, "token_embd.weight", "split.count is 3; allowed: 1: parts have to be joined"),
+    ],
+)
+def test_a_gguf_file_of_other_tensors_is_refused_by_name(
+    numbers: dict[str, int], others: dict[str, np.ndarray[Any, Any]], without: str, told: str, tmp_path: Path
+) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    path = tmp_path / "model.gguf"
+    f32 = gguf.GGMLQuantizationType.F32
+    write_gguf(path, tmp_path / "hf", f32, numbers=numbers, others=others, without=without)
+    with pytest.raises(ConfigError, match=told):
+        convert(path, tmp_path / "ours")
