@@ -25,7 +25,14 @@ MAX_SIZES = {
 }
 """Several times those of any model."""
 REQUIRED_SIZES = MAX_SIZES.keys() - {"num_key_value_heads", "head_dim"}
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_FIELDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Types of scaled rotary positions, each with the numbers that it needs."""
+NORM_EPS = 1e-6
+"""`rms_norm_eps` of all architectures where a config does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +86,9 @@ class ModelConfig:
         quantization = read_quantization(config)
         check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
-        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        rope_theta = config.get("rope_theta") or rope.pop("rope_theta", 10_000.0)
+        given = mapping_of(config, "rope_parameters") or mapping_of(config, "rope_scaling")
+        rope = {**given, "rope_theta": config.get("rope_theta") or given.get("rope_theta", 10_000.0)}
+        rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor"))
         return cls(
             architecture=config["architectures"][0],
             vocab_size=config["vocab_size"],
@@ -91,8 +99,8 @@ class ModelConfig:
             num_kv_heads=config.get("num_key_value_heads") or num_heads,
             head_dim=config.get("head_dim") or hidden_size // num_heads,
             max_position_embeddings=_served_positions(config),
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=float(rope_theta),
+            rms_norm_eps=positive_of(config, "rms_norm_eps", NORM_EPS),
+            rope_theta=positive_of(rope, "rope_theta"),
             rope_scaling=checked_rope(rope),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", qkv_bias)),
@@ -107,20 +115,45 @@ def check_sizes(config: Mapping[str, Any]) -> None:
         size = config.get(name)
         if size is None and name not in REQUIRED_SIZES:
             continue
-        if not (isinstance(size, int) and 1 <= size <= most):
+        # True is no size.
+        if not (type(size) is int and 1 <= size <= most):
             raise ConfigError(name, size, f"a whole number, 1…{most}")
+
+
+def mapping_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """The object of a field; empty where there is none. Raises `ConfigError`."""
+    value = config.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(name, value, "an object")
+    return value
+
+
+def positive_of(config: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """The number of a field. Raises `ConfigError`."""
+    value = config.get(name, default)
+    if not (isinstance(value, int | float) and 0 < value < float("inf")):
+        raise ConfigError(name, value, "a positive number")
+    return float(value)
 
 
 def _served_positions(config: Mapping[str, Any]) -> int:
     """With a sliding window, attention over more than the window would differ from the model's: serve no more."""
     positions: int = config["max_position_embeddings"]
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    if window is not None and not (type(window) is int and window >= 1):
+        raise ConfigError("sliding_window", window, "a whole number, at least 1, or none")
     return min(positions, window) if window else positions
 
 
 def checked_rope(rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The scaling of rotary positions; None: there is none. Raises `ConfigError`."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind not in ROPE_TYPES:
-        raise ConfigError("rope_scaling.rope_type", kind, ", ".join(ROPE_TYPES))
-    return None if kind == "default" else {**rope, "rope_type": kind}
+    if str(kind) not in ROPE_FIELDS:
+        raise ConfigError("rope_scaling.rope_type", kind, ", ".join(ROPE_FIELDS))
+    if (factor := rope.get("partial_rotary_factor")) not in (None, 1):
+        raise ConfigError("partial_rotary_factor", factor, "1: all of a head is rotated")
+    try:
+        scaling: dict[str, Any] = {name: positive_of(rope, name) for name in ROPE_FIELDS[kind]}
+    except ConfigError as error:
+        raise error.of("rope_scaling") from None
+    return {"rope_type": kind, **scaling} if scaling else None

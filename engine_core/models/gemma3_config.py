@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import ConfigError
-from ..model_config import ModelConfig, check_sizes, checked_rope
+from ..model_config import NORM_EPS, ModelConfig, check_sizes, checked_rope, mapping_of, positive_of
 from ..quantization import read_quantization
 
 ACTIVATION = "gelu_pytorch_tanh"
@@ -55,14 +55,14 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
         num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
         head_dim=config.get("head_dim") or 256,
         max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["rms_norm_eps"],
-        rope_theta=_positive(rope, "rope_theta", GLOBAL_THETA),
+        rms_norm_eps=positive_of(config, "rms_norm_eps", NORM_EPS),
+        rope_theta=positive_of(rope, "rope_theta", GLOBAL_THETA),
         rope_scaling=checked_rope({key: value for key, value in rope.items() if key != "rope_theta"}),
         tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
         qk_norm=True,
         sliding_window=_whole(config, "sliding_window", 4096),
-        attention_scale=_positive(config, "query_pre_attn_scalar", 256) ** -0.5,
-        local_rope_theta=_positive(local, "rope_theta", LOCAL_THETA),
+        attention_scale=positive_of(config, "query_pre_attn_scalar", 256) ** -0.5,
+        local_rope_theta=positive_of(local, "rope_theta", LOCAL_THETA),
         is_windowed=_is_windowed(config),
         quantization=quantization,
     )
@@ -70,10 +70,10 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
 
 def _rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Parameters of rotary positions in layers that see all keys, and in the others; old configs have them flat."""
-    given = _mapping(config, "rope_parameters")
-    flat = {"rope_theta": _positive(config, "rope_theta", GLOBAL_THETA), **_mapping(config, "rope_scaling")}
-    rope = _mapping(given, FULL) or flat
-    local = _mapping(given, SLIDING) or {"rope_theta": _positive(config, "rope_local_base_freq", LOCAL_THETA)}
+    given = mapping_of(config, "rope_parameters")
+    flat = {"rope_theta": positive_of(config, "rope_theta", GLOBAL_THETA), **mapping_of(config, "rope_scaling")}
+    rope = mapping_of(given, FULL) or flat
+    local = mapping_of(given, SLIDING) or {"rope_theta": positive_of(config, "rope_local_base_freq", LOCAL_THETA)}
     if checked_rope(local) is not None:
         raise ConfigError(f"rope_parameters.{SLIDING}.rope_type", local["rope_type"], "default")
     return rope, local
@@ -89,22 +89,8 @@ def _is_windowed(config: Mapping[str, Any]) -> tuple[bool, ...]:
     return tuple(kind == SLIDING for kind in types)
 
 
-def _mapping(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = config.get(name) or {}
-    if not isinstance(value, Mapping):
-        raise ConfigError(name, value, "an object")
-    return value
-
-
 def _whole(config: Mapping[str, Any], name: str, default: int) -> int:
     value = config.get(name, default)
     if not (isinstance(value, int) and 1 <= value <= MAX_WINDOW):
         raise ConfigError(name, value, f"a whole number, 1…{MAX_WINDOW}")
     return value
-
-
-def _positive(config: Mapping[str, Any], name: str, default: float) -> float:
-    value = config.get(name, default)
-    if not (isinstance(value, int | float) and 0 < value < float("inf")):
-        raise ConfigError(name, value, "a positive number")
-    return float(value)

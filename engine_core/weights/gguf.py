@@ -82,6 +82,9 @@ class GgufFile:
         embedding = self._tensors.get(_EMBEDDING)
         if embedding is None or len(embedding.shape) != 2:
             raise ConfigError("checkpoint", f"without the matrix {_EMBEDDING}", "every tensor of the architecture")
+        head_dim = self._meta("attention.key_length", _ratio(hidden_size, num_heads))
+        if (rotated := self._meta("rope.dimension_count", head_dim)) != head_dim:
+            raise ConfigError("rope.dimension_count", rotated, f"{head_dim}: all of a head is rotated")
         config = {
             "architectures": [ARCHITECTURES[self._arch]],
             "model_type": self._arch,
@@ -91,7 +94,7 @@ class GgufFile:
             "num_hidden_layers": self._meta("block_count"),
             "num_attention_heads": num_heads,
             "num_key_value_heads": self._meta("attention.head_count_kv", num_heads),
-            "head_dim": self._meta("attention.key_length", _ratio(hidden_size, num_heads)),
+            "head_dim": head_dim,
             "max_position_embeddings": self._meta("context_length"),
             "rms_norm_eps": self._meta("attention.layer_norm_rms_epsilon"),
             "rope_theta": self._meta("rope.freq_base", 10_000.0),

@@ -122,6 +122,7 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
         ),
         ({}, {"enc.0.attn_q.weight": np.ones(8, np.float32)}, "", "tensor is 'enc.0.attn_q.weight'; allowed: tensors"),
         ({}, {}, "token_embd.weight", "checkpoint is 'without the matrix token_embd.weight'; allowed: every tensor"),
+        ({"llama.rope.dimension_count": 8}, {}, "", "rope.dimension_count is 8; allowed: 16: all of a head is rotated"),
         ({"split.count": 3}, {}, "token_embd.weight", "split.count is 3; allowed: 1: parts have to be joined"),
     ],
 )

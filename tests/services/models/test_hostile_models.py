@@ -117,6 +117,40 @@ def test_a_config_with_a_billion_of_anything_is_refused_before_anything_is_made_
         registry.config_of(CONFIG | {name: value})
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; allowed: a positive number"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps is -1; allowed: a positive number"),
+        ({"rope_theta": [1]}, r"rope_theta is \[1\]; allowed: a positive number"),
+        ({"rope_scaling": [1]}, r"rope_scaling is \[1\]; allowed: an object"),
+        ({"rope_scaling": {"type": ["linear"]}}, r"rope_scaling.rope_type is \['linear'\]; allowed: default, linear"),
+        ({"rope_scaling": {"type": "linear"}}, "factor of rope_scaling is None; allowed: a positive number"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor of rope_scaling is 0; allowed: a positive number"),
+        (
+            {"rope_scaling": LLAMA3},
+            "original_max_position_embeddings of rope_scaling is None; allowed: a positive number",
+        ),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1: all of a head is rotated"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; allowed: 1"),
+        ({"sliding_window": "all"}, "sliding_window is 'all'; allowed: a whole number"),
+        ({"max_position_embeddings": True}, "max_position_embeddings is True; allowed: a whole number"),
+    ],
+)
+def test_a_field_that_an_engine_could_not_start_with_is_refused_at_conversion(
+    fields: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        registry.config_of(CONFIG | fields)
+
+
+def test_a_config_without_an_epsilon_has_that_of_its_architecture() -> None:
+    assert registry.config_of({name: CONFIG[name] for name in CONFIG if name != "rms_norm_eps"}).rms_norm_eps == 1e-6
+
+
 @pytest.mark.parametrize(
     "entry", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "config.json", 5]
 )
