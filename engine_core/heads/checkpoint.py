@@ -71,17 +71,6 @@ class HeadsFile:
         return {name: tuple(tensor.shape) for name, tensor in self._pickled.items()}
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Contents of `config.json`. Raises `ConfigError`."""
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError("config.json", str(folder), f"a folder with one that can be read ({error})") from None
-    if not isinstance(config, dict):
-        raise ConfigError("config.json", str(folder), "an object")
-    return config
-
-
 def write_heads(folder: Path, hf_config: Mapping[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Writes a new folder of heads under their published names."""
     folder.mkdir(parents=True)

@@ -10,6 +10,7 @@ import torch
 
 from ..executor import Int32Array
 from ..heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
+from ..json_object import read_object
 from ..layers import kinds
 from ..layers.batch import ForwardBatch
 from ..layers.kinds import Weights
@@ -20,7 +21,7 @@ from ..shards import WHOLE, Shard
 from ..weights.layout import Layout
 from ..weights.model_file import Tensors
 from . import eagle3
-from .checkpoint import HeadsFile, Shapes, read_config
+from .checkpoint import HeadsFile, Shapes
 from .eagle import Eagle
 from .eagle3 import Eagle3
 from .medusa import Medusa
@@ -82,7 +83,7 @@ CLASSES: Mapping[str, HeadsClass] = {MEDUSA: Medusa, EAGLE: Eagle, EAGLE3: Eagle
 
 def read_heads(folder: Path, served: ModelConfig) -> HeadsConfig:
     """Reads the config, and names and shapes of tensors. Raises `ConfigError` where they do not fit the model."""
-    config, file = HeadsConfig.from_hf(read_config(folder), served), HeadsFile(folder)
+    config, file = HeadsConfig.from_hf(read_object(folder / "config.json"), served), HeadsFile(folder)
     file.check(*CLASSES[config.kind].published(config, served))
     if config.kind == EAGLE3:
         eagle3.check_map(file, config, served)

@@ -7,7 +7,6 @@ config alone starts without torch.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ConfigError
+from ..json_object import read_object
 from ..model_config import ModelConfig
 from . import gemma3_config
 
@@ -43,12 +43,14 @@ ARCHITECTURES = {
 
 def read_config(folder: Path) -> ModelConfig:
     """Raises `ConfigError` naming what is not served."""
-    return config_of(json.loads((folder / "config.json").read_text()))
+    return config_of(read_object(folder / "config.json"))
 
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     """As `read_config`, from the file's content."""
-    return find((hf_config.get("architectures") or [""])[0]).read_config(hf_config)
+    names = hf_config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
+    return find(name if isinstance(name, str) else "").read_config(hf_config)
 
 
 def find(name: str) -> Architecture:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..json_object import read_object
 from .model_file import WEIGHTS_NAME
 from .safetensors_file import opened
 
@@ -22,7 +23,7 @@ _LENGTH_BYTES = 8
 
 def config_fingerprint(folder: Path) -> str:
     """Hash of the model's shape, whatever the order and the spaces in its file."""
-    config = json.loads((folder / "config.json").read_text())
+    config = read_object(folder / "config.json")
     return _digest(json.dumps(config, sort_keys=True).encode()).hexdigest()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from ..config import ConfigError
+from ..json_object import read_object
 from .safetensors_file import opened
 
 _SHARD = re.compile(r"[^/\\\0]+\.safetensors")
@@ -23,8 +23,7 @@ class HuggingFaceFolder:
         self._path, self._files = path, _files_of(path)
 
     def hf_config(self) -> dict[str, Any]:
-        config: dict[str, Any] = json.loads((self._path / "config.json").read_text())
-        return config
+        return read_object(self._path / "config.json")
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of everything in the files."""
@@ -44,15 +43,15 @@ class HuggingFaceFolder:
 def _files_of(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        return _listed_files(json.loads(index.read_text()))
+        return _listed_files(read_object(index))
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     raise ConfigError("checkpoint", str(folder), "a folder with model.safetensors or its sharded form")
 
 
-def _listed_files(index: Any) -> list[str]:
+def _listed_files(index: dict[str, Any]) -> list[str]:
     """Names in the index's own folder. Raises `ConfigError` for one that leads out of it."""
-    entries = index.get("weight_map") if isinstance(index, dict) else None
+    entries = index.get("weight_map")
     if not isinstance(entries, dict):
         raise ConfigError("weight_map", entries, "names of files by names of tensors")
     for name in entries.values():

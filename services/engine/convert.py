@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.json_object import read_object
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
@@ -93,7 +94,7 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     if (source / "chat_template.jinja").is_file():
         config["chat_template"] = (source / "chat_template.jinja").read_text()
     elif (source / "chat_template.json").is_file():
-        config["chat_template"] = _read_json(source / "chat_template.json")["chat_template"]
+        config["chat_template"] = _read_json(source / "chat_template.json").get("chat_template")
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
 
 
@@ -120,7 +121,7 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return read_object(path) if path.is_file() else {}
 
 
 if __name__ == "__main__":

@@ -147,6 +147,24 @@ def test_a_field_that_an_engine_could_not_start_with_is_refused_at_conversion(
         registry.config_of(CONFIG | fields)
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+@pytest.mark.parametrize("content", [b'{"architectures": [', b"", b"\xff\xfe", b"[1]", b"[" * 100_000])
+def test_a_file_of_json_that_is_cut_off_or_no_object_is_named(name: str, content: bytes, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors").write_bytes(b"")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"{name} is '.*/model'; allowed: a folder with one that "):
+        convert(folder, tmp_path, dtype="float32", progress=lambda done, total: None)
+
+
+@pytest.mark.parametrize("architectures", [None, [], {}, 5, [5], "", [["LlamaForCausalLM"]]])
+def test_architectures_that_are_no_list_of_names_are_refused(architectures: object) -> None:
+    with pytest.raises(ConfigError, match="architectures is ''; allowed: Gemma3ForCausalLM, Llama"):
+        registry.config_of(CONFIG | {"architectures": architectures})
+
+
 def test_a_config_without_an_epsilon_has_that_of_its_architecture() -> None:
     assert registry.config_of({name: CONFIG[name] for name in CONFIG if name != "rms_norm_eps"}).rms_norm_eps == 1e-6
 
