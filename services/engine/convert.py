@@ -101,7 +101,6 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
 def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
     config = _read_json(settings.folder / "config.json")
     generation = _read_json(settings.folder / "generation_config.json")
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
     model = registry.read_config(settings.folder)
     return ModelManifest(
         name=settings.name,
@@ -112,12 +111,20 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         vocab_size=model.vocab_size,
         # Fewer than `max_position_embeddings` where all layers have a window. Engines start with this number.
         max_model_len=model.max_position_embeddings,
-        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
-        bos_token_id=config.get("bos_token_id"),
+        eos_token_ids=_token_ids("eos_token_id", generation.get("eos_token_id", config.get("eos_token_id"))),
+        bos_token_id=next(iter(_token_ids("bos_token_id", config.get("bos_token_id"))), None),
         source=settings.origin,
         quantization=converted.quantization,
         rounding=converted.cost,
     )
+
+
+def _token_ids(name: str, given: object) -> tuple[int, ...]:
+    """Raises `ConfigError`."""
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(type(each) is int for each in ids):
+        raise ConfigError(name, given, "a token id, a list of these, or none")
+    return tuple(ids)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import registry
 from headwater.services.engine.convert import ConvertSettings, convert
 from headwater.services.models.manifest import ModelManifest
@@ -97,6 +98,16 @@ def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(chec
     convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
     assert registry.read_config(folder).max_position_embeddings == 40
     assert ModelManifest.read(folder).max_model_len == 40
+
+
+@pytest.mark.parametrize("eos", ["</s>", [2, "</s>"], {}, True])
+def test_ends_of_answers_that_are_no_token_ids_are_refused(eos: object, checkpoint: Path, tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}))
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"eos_token_id is .*; allowed: a token id, a list of these, or none"):
+        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
 
 
 @pytest.mark.long
