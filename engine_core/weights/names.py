@@ -52,6 +52,8 @@ class CheckpointNames:
                 waiting = parts.setdefault(prefix + ours, {})
                 if isinstance(tensor, Int4Weight) and not prefix:
                     raise ConfigError("checkpoint tensor", name, "embedding and head that are not packed")
+                if isinstance(tensor, torch.Tensor) and not tensor.is_floating_point():
+                    raise ConfigError(f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point")
                 # Tables have no kinds of eight bits.
                 is_dense = isinstance(tensor, torch.Tensor) or (not prefix and not isinstance(tensor, BlockWeight))
                 waiting[place] = _dense(tensor, dtype) if is_dense else tensor
@@ -87,7 +89,10 @@ class CheckpointNames:
 
 def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype) -> Tensors:
     """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype. Raises `ConfigError`
-    where parts of one kind cannot be joined."""
+    where parts cannot be joined."""
+    shapes = [tuple(part.shape) for part in parts]
+    if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
+        raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")
     in_blocks = [part for part in parts if isinstance(part, BlockWeight)]
     if len(in_blocks) == len(parts):
         return blocks.named(in_blocks, name)

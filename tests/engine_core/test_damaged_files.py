@@ -84,6 +84,29 @@ def test_a_shard_in_anothers_place_is_refused_by_a_tensor_that_is_missing(tmp_pa
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+DOWN, QUERIES = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "told"),
+    [
+        (DOWN, torch.ones(64, 128, dtype=torch.int8), f"dtype of tensor {DOWN} is 'torch.int8'; allowed: weights in"),
+        (DOWN, torch.ones(64, 128, dtype=torch.bool), f"dtype of tensor {DOWN} is 'torch.bool'; allowed: weights in"),
+        (QUERIES, torch.ones(64, 32), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
+        (QUERIES, torch.ones(64), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
+        (QUERIES, torch.ones(()), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
+    ],
+)
+def test_a_tensor_that_is_no_weight_of_its_layer_is_named(
+    name: str, tensor: torch.Tensor, told: str, tmp_path: Path
+) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    save_file({**load_file(path), name: tensor}, path)
+    with pytest.raises(ConfigError, match=told):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
 @pytest.mark.parametrize("num_bytes", [4, 40_000])
 def test_a_converted_folder_that_is_cut_off_is_refused_before_an_engine_is_built(
     num_bytes: int, tmp_path: Path
