@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from .config import ConfigError
-from .packing import KEY, Config, Packing, Quantization, Rule, check, group_size_of, one_of
+from .packing import KEY, PATTERN, Config, Packing, Quantization, Rule, check, group_size_of, one_of
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 MIXED = "mixed-precision"
@@ -34,6 +35,11 @@ def _rules(key: str, group: Any, common: str) -> list[Rule]:
     targets = group.get("targets") if isinstance(group, Mapping) else None
     if not isinstance(targets, list) or not all(isinstance(each, str) for each in targets):
         raise ConfigError(f"{key}.targets", targets, "names or patterns of layers")
+    for target in targets:
+        try:
+            re.compile(target.removeprefix(PATTERN) if target.startswith(PATTERN) else "")
+        except re.error as error:
+            raise ConfigError(f"{key}.targets", target, f"patterns that can be read ({error})") from None
     own = common if group.get("format") is None else one_of(group, "format", FORMATS, key=key)
     if own == MIXED:
         raise ConfigError(f"{key}.format", None, " or ".join(FORMATS))

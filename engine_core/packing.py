@@ -18,7 +18,8 @@ TOKEN_GROUP, BLOCK_OUTPUTS = 128, 64
 block divide."""
 EVERY_LAYER = "Linear"
 """A target that all linear layers match."""
-_PATTERN = "re:"
+PATTERN = "re:"
+"""Beginning of a target that is a pattern."""
 Config = Mapping[str, Any]
 
 
@@ -70,14 +71,14 @@ class Rule:
     packing: Packing
 
     def matches(self, layer: str) -> bool:
-        if self.target.startswith(_PATTERN):
-            return re.match(self.target.removeprefix(_PATTERN), layer) is not None
+        if self.target.startswith(PATTERN):
+            return re.match(self.target.removeprefix(PATTERN), layer) is not None
         return self.target in (EVERY_LAYER, layer)
 
     @property
     def specificity(self) -> int:
         """A layer's own name comes before a pattern, and a pattern before what all layers match."""
-        return 2 if self.target == EVERY_LAYER else int(self.target.startswith(_PATTERN))
+        return 2 if self.target == EVERY_LAYER else int(self.target.startswith(PATTERN))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def read_quantization(config: Config) -> Quantization | None:
     method = _method(given)
     if method == ROUNDED and isinstance(given, Mapping):
         return _rounded(given)
-    if method not in METHODS or not isinstance(given, Mapping):
+    if str(method) not in METHODS or not isinstance(given, Mapping):
         raise ConfigError(f"{KEY}.quant_method", method, _allowed_methods())
     return METHODS[str(method)](given)
 
@@ -77,7 +77,10 @@ def _auto_round(given: Config) -> Quantization:
     packing = AUTO_ROUND_PACKINGS[one_of(given, "packing_format", tuple(AUTO_ROUND_PACKINGS), default="")]
     bits = one_of(given, "bits", (4, 8) if packing == "gptq" else (4,))
     check(given, "data_type", "int", default="int")
-    for layer, own in (given.get("extra_config") or {}).items():
+    extra = given.get("extra_config") or {}
+    if not isinstance(extra, Mapping):
+        raise ConfigError(f"{KEY}.extra_config", extra, "packings by layer")
+    for layer, own in extra.items():
         found = own.get("bits", bits) if isinstance(own, Mapping) else own
         if not (isinstance(found, int) and found >= UNPACKED_BITS):
             raise ConfigError(f"{KEY}.extra_config.{layer}.bits", found, f"{UNPACKED_BITS}: all packed layers alike")

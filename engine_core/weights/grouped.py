@@ -124,7 +124,7 @@ def check_scales(name: str, scales: torch.Tensor) -> None:
 def num_groups(name: str, num_inputs: int, group_size: int) -> int:
     """Returns how many groups of this size the inputs make, -1 for all of them at once. Raises `ConfigError`."""
     size = num_inputs if group_size == -1 else group_size
-    if num_inputs % BLOCK or num_inputs % size:
+    if not num_inputs or num_inputs % BLOCK or num_inputs % size:
         raise ConfigError(f"number of inputs of {name}", num_inputs, f"multiples of {max(size, BLOCK)}")
     return num_inputs // size
 

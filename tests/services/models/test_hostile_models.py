@@ -165,6 +165,28 @@ def test_architectures_that_are_no_list_of_names_are_refused(architectures: obje
         registry.config_of(CONFIG | {"architectures": architectures})
 
 
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "config_groups": {"g": {"targets": ["re:("], "weights": {"num_bits": 4, "strategy": "channel"}}},
+}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_gptq"}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "told"),
+    [
+        ([], r"quantization_config.quant_method is \[\]; allowed: gptq"),
+        ({"quant_method": ["gptq"]}, r"quantization_config.quant_method is \['gptq'\]; allowed: gptq"),
+        (COMPRESSED, r"config_groups.g.targets is 're:\('; allowed: patterns that can be read"),
+        (AUTO_ROUND | {"extra_config": [1]}, r"extra_config is \[1\]; allowed: packings by layer"),
+    ],
+)
+def test_a_quantization_of_another_form_is_refused_by_its_field(quantization: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        registry.config_of(CONFIG | {"quantization_config": quantization})
+
+
 def test_a_config_without_an_epsilon_has_that_of_its_architecture() -> None:
     assert registry.config_of({name: CONFIG[name] for name in CONFIG if name != "rms_norm_eps"}).rms_norm_eps == 1e-6
 
