@@ -18,6 +18,8 @@ SERVING_FILES = (
     "chat_template.*",
     "special_tokens_map.json",
 )
+OTHER_FORMS = ("consolidated*.safetensors", "*/*")
+"""Files that serving does not need although they look so: the same weights in another layout, and folders."""
 
 
 class HubError(Exception):
@@ -41,6 +43,7 @@ def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Repo
                 revision=revision,
                 cache_dir=own_cache,
                 allow_patterns=list(SERVING_FILES),
+                ignore_patterns=list(OTHER_FORMS),
                 tqdm_class=_bar_class(repo, progress),
             )
         )

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from headwater.services.models import child_folder
 from headwater.services.models.hugging_face import HubError
@@ -78,6 +79,20 @@ def test_a_hub_id_that_cannot_be_had_offline_says_what_would_help(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(HubError, match=r"give a local folder or a \.gguf file instead"):
         pull("somebody/something", cache_dir=tmp_path, progress=silent)
+
+
+def test_of_the_same_weights_in_two_layouts_one_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "fp8/model.safetensors"]
+    downloaded: list[str] = []
+
+    def snapshot_download(repo: str, *, allow_patterns: list[str], ignore_patterns: list[str], **other: object) -> str:
+        found = filter_repo_objects(there, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        downloaded.extend(found)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    find_source("somebody/something", revision=None, cache_dir=tmp_path, progress=silent)
+    assert downloaded == there[:2]
 
 
 def test_a_converted_folder_is_served_as_it_is(tmp_path: Path) -> None:
