@@ -47,6 +47,8 @@ def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Repo
                 tqdm_class=_bar_class(repo, progress),
             )
         )
+    except errors.HFValidationError as error:
+        raise HubError(f"{repo!r} is no id of the Hub: {error}") from None
     except errors.GatedRepoError:
         hint = "accept its terms on huggingface.co and set HF_TOKEN"
         raise HubError(f"the model {repo!r} is gated: {hint}") from None

@@ -168,6 +168,8 @@ def _path_of(model: str) -> Path:
 
 
 def _is_hub_id(model: str) -> bool:
+    if model.endswith(".gguf"):
+        return False
     return model.count("/") == 1 and not Path(model).exists() and not model.startswith(("/", ".", "~"))
 
 

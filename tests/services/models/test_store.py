@@ -81,6 +81,16 @@ def test_a_hub_id_that_cannot_be_had_offline_says_what_would_help(
         pull("somebody/something", cache_dir=tmp_path, progress=silent)
 
 
+def test_what_is_no_id_of_the_hub_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(HubError, match="'some body/it' is no id of the Hub: Repo id must use alphanumeric chars"):
+        pull("some body/it", cache_dir=tmp_path, progress=silent)
+
+
+def test_a_gguf_file_that_is_not_there_is_not_looked_for_on_the_hub(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"the model is 'models/absent\.gguf'; allowed: "):
+        pull("models/absent.gguf", cache_dir=tmp_path, progress=silent)
+
+
 def test_of_the_same_weights_in_two_layouts_one_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "fp8/model.safetensors"]
     downloaded: list[str] = []
