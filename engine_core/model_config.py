@@ -118,6 +118,9 @@ def check_sizes(config: Mapping[str, Any]) -> None:
         # True is no size.
         if not (type(size) is int and 1 <= size <= most):
             raise ConfigError(name, size, f"a whole number, 1…{most}")
+    num_heads, num_kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
+    if num_kv_heads is not None and num_heads % num_kv_heads:
+        raise ConfigError("num_attention_heads", num_heads, f"multiples of num_key_value_heads ({num_kv_heads})")
 
 
 def mapping_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

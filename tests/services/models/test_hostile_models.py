@@ -137,6 +137,7 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1: all of a head is rotated"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; allowed: 1"),
         ({"sliding_window": "all"}, "sliding_window is 'all'; allowed: a whole number"),
+        ({"num_key_value_heads": 4}, r"num_attention_heads is 2; allowed: multiples of num_key_value_heads \(4\)"),
         ({"max_position_embeddings": True}, "max_position_embeddings is True; allowed: a whole number"),
     ],
 )
