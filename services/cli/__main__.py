@@ -29,7 +29,7 @@ from ..runtime.settings import SettingError
 from ..stack.cluster_record import read_cluster
 from ..stack.embedded import EmbeddedServerError
 from ..stack.plan import gpu_flags
-from ..stack.settings import StackSettings, default_state_dir
+from ..stack.settings import StackSettings, check_device, check_words, default_state_dir
 from ..stack.stack_error import StackError
 from ..stack.stage_process import StageDied
 from ..stack.token_file import key_of_cluster, key_of_environment
@@ -152,6 +152,8 @@ def pull(
     cache_dir: CacheDir,
 ) -> None:
     """Download a model and convert it once into the layout that the engines map; prints its folder."""
+    check_words({"dtype": dtype, "quantization": quantization})
+    check_device(device)
     with ProgressBars(console) as bars:
         folder = model_store.pull(
             model,
@@ -194,6 +196,7 @@ def warmup(
         _become("headwater.services.engine.warmup_cpu", [])
     if device != "cuda":
         raise SettingError("device", device, "cuda or cpu")
+    check_words({"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype})
     with ProgressBars(console) as bars:
         folder = model_store.pull(
             model,

@@ -56,6 +56,19 @@ TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
 
 
+def check_words(given: Mapping[str, str]) -> None:
+    """Raises `SettingError` for the first setting whose word is none of its choices."""
+    for name, word in given.items():
+        if word not in CHOICES[name]:
+            raise SettingError(name, word, ", ".join(CHOICES[name]))
+
+
+def check_device(device: str) -> None:
+    """Raises `SettingError` for a device of no platform."""
+    if not is_registered(device):
+        raise SettingError("device", device, ", ".join(device_names()))
+
+
 def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
     """`$XDG_STATE_HOME/headwater`, else `~/.local/state/headwater`."""
     return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
@@ -165,8 +178,7 @@ class StackSettings:
         for name in PARALLEL_SIZES:
             if (size := getattr(self, name)) > 1 and self.executor == "simulated":
                 raise SettingError(name, size, ONE_IF_SIMULATED)
-        if not is_registered(self.device):
-            raise SettingError("device", self.device, ", ".join(device_names()))
+        check_device(self.device)
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:
@@ -210,9 +222,7 @@ class StackSettings:
         return [f"--role={PREFILL if idx < self.prefill_replicas else DECODE}", *memory]
 
     def _check_words(self) -> None:
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        check_words({name: getattr(self, name) for name in CHOICES})
         if self.calibration is not None and self.quantization not in CALIBRATED_KINDS:
             raise SettingError("calibration", str(self.calibration), BESIDE_KINDS)
         if self.draft_model is not None and self.speculation == "off":

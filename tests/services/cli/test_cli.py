@@ -73,6 +73,14 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--log-level", "loud"), "--log-level is 'loud'; allowed: debug, info, warning or error"),
         (("up", "--gpu-memory-utilization", "2"), "--gpu-memory-utilization is 2.0; allowed: more than 0, at most 1"),
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
+        # Before anything is downloaded: nobody/nothing is a model's id.
+        (("pull", "nobody/nothing", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
+        (
+            ("pull", "nobody/nothing", "--quantization", "int3"),
+            "--quantization is 'int3'; allowed: auto, fp8, int8, in",
+        ),
+        (("pull", "nobody/nothing", "--device", "abacus"), "--device is 'abacus'; allowed: auto, "),
+        (("warmup", "--quantization", "int3"), "--quantization is 'int3'; allowed: auto, fp8, int8, int4"),
         (
             ("up", "--calibration", "/no/file"),
             "--calibration is '/no/file'; allowed: none, or a file together with --quantization int4 or int8",
