@@ -102,6 +102,8 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
     config = _read_json(settings.folder / "config.json")
     generation = _read_json(settings.folder / "generation_config.json")
     model = registry.read_config(settings.folder)
+    eos = _token_ids("eos_token_id", generation.get("eos_token_id", config.get("eos_token_id")), model.vocab_size)
+    bos = _token_ids("bos_token_id", config.get("bos_token_id"), model.vocab_size)
     return ModelManifest(
         name=settings.name,
         revision=settings.revision,
@@ -111,20 +113,21 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         vocab_size=model.vocab_size,
         # Fewer than `max_position_embeddings` where all layers have a window. Engines start with this number.
         max_model_len=model.max_position_embeddings,
-        eos_token_ids=_token_ids("eos_token_id", generation.get("eos_token_id", config.get("eos_token_id"))),
-        bos_token_id=next(iter(_token_ids("bos_token_id", config.get("bos_token_id"))), None),
+        eos_token_ids=eos,
+        bos_token_id=bos[0] if bos else None,
         source=settings.origin,
         quantization=converted.quantization,
         rounding=converted.cost,
     )
 
 
-def _token_ids(name: str, given: object) -> tuple[int, ...]:
-    """Raises `ConfigError`."""
+def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
+    """Those that the model has. Raises `ConfigError`."""
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(each) is int for each in ids):
         raise ConfigError(name, given, "a token id, a list of these, or none")
-    return tuple(ids)
+    # Some configs have -1 for none, or tokens that were never added: an engine refuses a request that names such.
+    return tuple(each for each in ids if 0 <= each < vocab_size)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

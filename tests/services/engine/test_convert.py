@@ -100,6 +100,15 @@ def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(chec
     assert ModelManifest.read(folder).max_model_len == 40
 
 
+def test_ends_of_answers_that_the_model_cannot_produce_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 3, NUM_TOKENS]}))
+    folder.mkdir()
+    convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    assert ModelManifest.read(folder).eos_token_ids == (3,)
+
+
 @pytest.mark.parametrize("eos", ["</s>", [2, "</s>"], {}, True])
 def test_ends_of_answers_that_are_no_token_ids_are_refused(eos: object, checkpoint: Path, tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "folder"
