@@ -52,12 +52,15 @@ def unpacked(
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         layer, _, suffix = name.rpartition(".")
+        # These belong to a layer's attention too, which no rule need name.
+        if quantization is not None and suffix in (*KV_SCALES, *OF_OUTPUTS):
+            continue
         packing = None if quantization is None else quantization.packing_of(layer)
         if packing is None or isinstance(tensor, BlockWeight):
             yield name, tensor
             continue
         format = FORMATS[packing.format]
-        if suffix in (*KV_SCALES, *OF_OUTPUTS) or format.drops(name, suffix, tensor, packing):
+        if format.drops(name, suffix, tensor, packing):
             continue
         if suffix not in format.suffixes(packing) or (suffix == "weight" and tensor.dtype in PLAIN_DTYPES):
             yield name, tensor

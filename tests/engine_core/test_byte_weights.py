@@ -140,8 +140,13 @@ def test_a_packed_head_is_expanded(tmp_path: Path) -> None:
     assert answers(packed) == answers(expanded)
 
 
-def test_scales_of_a_key_value_cache_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["Linear", "re:.*_proj$"])
+def test_scales_of_a_key_value_cache_are_left_out(target: str, tmp_path: Path) -> None:
     write(tmp_path, "float-quantized, a scale a channel")
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        group["targets"] = [target]
+    (tmp_path / "packed" / "config.json").write_text(json.dumps(config))
     plain = answers(convert(tmp_path / "packed", tmp_path / "plain"))
     names = [f"model.layers.{i}.self_attn.{name}" for i in range(3) for name in ("k_scale", "v_scale")]
     names += [f"{ATTENTION}.k_proj.output_scale", f"{ATTENTION}.v_proj.output_scale"]
