@@ -310,6 +310,9 @@ class ModelManager:
             stage.guard(tasks)
         self.serve(model)
         self._remembered.add(model.name, request)
+        if model.rules != self._rules(request):
+            # Other bounds were asked for while it was loaded.
+            self._remembered.rescale(model.name, model.rules.min_replicas, model.rules.max_replicas)
         self._report(f"{model.name}: serving")
 
     def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelStages:

@@ -99,6 +99,33 @@ async def test_every_engine_of_a_model_has_the_numerics_that_it_was_loaded_with(
     pipe.close()
 
 
+async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(nats_url: str, tmp_path: Path) -> None:
+    folder = make_chatting_model(tmp_path / "second")
+    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
+    stages = Stages(tmp_path, pipe, READY + NEVER_READY)
+    stages.may_spawn.set()
+    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None)
+    first = manager.first(stack)
+    await begin_all(first.stages(), silent)
+    manager.serve(first)
+    async with managed(manager, nats_url, stack) as ask:
+
+        async def state() -> str:
+            [found] = [card["state"] for card in (await ask({"do": "list"}))["models"] if card["id"] == "late"]
+            return str(found)
+
+        stages.may_spawn.clear()
+        assert "error" not in await ask({"do": "load", "model": str(folder), "served_model_name": "late"})
+        assert "error" not in await ask({"do": "scale", "model": "late", "min_replicas": 0, "max_replicas": 3})
+        assert await state() == "loading"
+        stages.may_spawn.set()
+        while await state() != "serving":  # noqa: ASYNC110 (asked over the bus)
+            await asyncio.sleep(0.05)
+        assert [(each.min_replicas, each.max_replicas) for each in RememberedModels(tmp_path)] == [(0, 3)]
+    await asyncio.gather(*(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages()))
+    pipe.close()
+
+
 async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_request_answered(
     nats_url: str, tmp_path: Path
 ) -> None:
