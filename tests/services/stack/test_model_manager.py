@@ -105,25 +105,29 @@ async def test_bounds_that_are_asked_for_while_a_model_is_loaded_are_remembered(
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
     manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=lambda _: None)
-    first = manager.first(stack)
-    await begin_all(first.stages(), silent)
-    manager.serve(first)
-    async with managed(manager, nats_url, stack) as ask:
+    try:
+        first = manager.first(stack)
+        await begin_all(first.stages(), silent)
+        manager.serve(first)
+        async with managed(manager, nats_url, stack) as ask:
 
-        async def state() -> str:
-            [found] = [card["state"] for card in (await ask({"do": "list"}))["models"] if card["id"] == "late"]
-            return str(found)
+            async def state() -> str:
+                [found] = [card["state"] for card in (await ask({"do": "list"}))["models"] if card["id"] == "late"]
+                return str(found)
 
-        stages.may_spawn.clear()
-        assert "error" not in await ask({"do": "load", "model": str(folder), "served_model_name": "late"})
-        assert "error" not in await ask({"do": "scale", "model": "late", "min_replicas": 0, "max_replicas": 3})
-        assert await state() == "loading"
-        stages.may_spawn.set()
-        while await state() != "serving":  # noqa: ASYNC110 (asked over the bus)
-            await asyncio.sleep(0.05)
-        assert [(each.min_replicas, each.max_replicas) for each in RememberedModels(tmp_path)] == [(0, 3)]
-    await asyncio.gather(*(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages()))
-    pipe.close()
+            stages.may_spawn.clear()
+            assert "error" not in await ask({"do": "load", "model": str(folder), "served_model_name": "late"})
+            assert "error" not in await ask({"do": "scale", "model": "late", "min_replicas": 0, "max_replicas": 3})
+            assert await state() == "loading"
+            stages.may_spawn.set()
+            while await state() != "serving":  # noqa: ASYNC110 (asked over the bus)
+                await asyncio.sleep(0.05)
+            assert [(each.min_replicas, each.max_replicas) for each in RememberedModels(tmp_path)] == [(0, 3)]
+    finally:
+        await asyncio.gather(
+            *(stage.stop(5, asyncio.Event()) for model in manager.models() for stage in model.stages())
+        )
+        pipe.close()
 
 
 async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_request_answered(
