@@ -12,7 +12,9 @@ ROUNDED_KINDS = ("fp8", "int8", "int4")
 """Kinds that weights which are not packed can be rounded to when a model is converted."""
 MANIFEST_NAME = "model.json"
 LAYOUT = "v3"
-"""Name of the weight layout that this version's kernels read; a change of layout is a new folder."""
+"""Name of the weight layout that this version writes; a change of layout is a new folder."""
+READABLE_LAYOUTS = ("v1", "v2", LAYOUT)
+"""Layouts that this version's kernels read."""
 
 
 class ModelFolderError(Exception):
@@ -54,13 +56,18 @@ class ModelManifest:
 
     @classmethod
     def read(cls, folder: Path) -> ModelManifest:
-        """Manifest of a folder. Raises `ModelFolderError` where there is none or it does not parse."""
+        """Manifest of a folder. Raises `ModelFolderError` where there is none, it does not parse, or its weights are
+        in a layout that this version does not read."""
         try:
-            return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=cls)
+            manifest = msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=cls)
         except FileNotFoundError:
             raise ModelFolderError(folder, f"{MANIFEST_NAME} is missing") from None
         except msgspec.MsgspecError as error:
             raise ModelFolderError(folder, f"{MANIFEST_NAME}: {error}") from None
+        if manifest.layout not in READABLE_LAYOUTS:
+            allowed = ", ".join(READABLE_LAYOUTS)
+            raise ModelFolderError(folder, f"its layout is {manifest.layout!r}; this version reads {allowed}")
+        return manifest
 
     def write(self, folder: Path) -> None:
         (folder / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,12 @@ DEMO = ModelManifest(
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:
     DEMO.write(tmp_path)
     assert ModelManifest.read(tmp_path) == DEMO
+
+
+def test_a_folder_of_a_later_version_is_refused_by_its_layout(tmp_path: Path) -> None:
+    replace(DEMO, layout="v99").write(tmp_path)
+    with pytest.raises(ModelFolderError, match=r"its layout is 'v99'; this version reads v1, v2, v3 \(make one with"):
+        ModelManifest.read(tmp_path)
 
 
 def test_a_folder_without_a_manifest_is_refused_by_name(tmp_path: Path) -> None:
