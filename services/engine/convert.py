@@ -122,8 +122,8 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
 
 
 def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
-    """Those that the model has. Raises `ConfigError`."""
-    ids = given if isinstance(given, list) else [] if given is None else [given]
+    """Token ids of a config's field, of those that the model has. Raises `ConfigError`."""
+    ids: list[Any] = given if isinstance(given, list) else [] if given is None else [given]
     if not all(type(each) is int for each in ids):
         raise ConfigError(name, given, "a token id, a list of these, or none")
     # Some configs have -1 for none, or tokens that were never added: an engine refuses a request that names such.
