@@ -13,6 +13,7 @@ from ..config import ConfigError
 from ..json_object import read_object
 from .safetensors_file import opened
 
+WHOLE = "model.safetensors"
 _SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 
 
@@ -42,10 +43,12 @@ class HuggingFaceFolder:
 
 def _files_of(folder: Path) -> list[str]:
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return _listed_files(read_object(index))
-    if (folder / "model.safetensors").is_file():
-        return ["model.safetensors"]
+    listed = _listed_files(read_object(index)) if index.is_file() else []
+    if (folder / WHOLE).is_file() and WHOLE not in listed:
+        # A model that is saved in one file over its shards leaves their index behind.
+        return [WHOLE]
+    if listed:
+        return listed
     raise ConfigError("checkpoint", str(folder), "a folder with model.safetensors or its sharded form")
 
 

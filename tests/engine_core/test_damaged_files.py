@@ -74,6 +74,19 @@ def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+@pytest.mark.parametrize("has_shards", [True, False])
+def test_a_model_that_was_saved_in_one_file_over_its_shards_is_that_file(has_shards: bool, tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path, max_shard_size="100KB")
+    shards = list(tmp_path.glob("*.safetensors"))
+    tensors = {name: tensor + 1 for path in shards for name, tensor in load_file(path).items()}
+    for path in () if has_shards else shards:
+        path.unlink()
+    save_file(tensors, tmp_path / "model.safetensors")
+    found = dict(HuggingFaceFolder(tmp_path).tensors())
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+
+
 def test_a_shard_in_anothers_place_is_refused_by_a_tensor_that_is_missing(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
     index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
