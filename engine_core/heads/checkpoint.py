@@ -30,7 +30,9 @@ class HeadsFile:
         self._path, self._pickled = folder / found[0], dict[str, torch.Tensor]()
         try:
             self.shapes: Shapes = self._read_shapes(is_pickled=found[0] in PICKLED)
-        except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
+        except ConfigError:
+            raise
+        except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, ValueError, LookupError) as error:
             allowed = f"a file of safetensors, or tensors alone as torch.save writes them ({_first_line(error)})"
             raise ConfigError("checkpoint", str(self._path), allowed) from None
 
@@ -65,7 +67,8 @@ class HeadsFile:
                 return {name: tuple(file.get_slice(name).get_shape()) for name in names}
         # Pages of the file: nothing but names and shapes is read yet.
         stored: Any = torch.load(self._path, map_location="cpu", weights_only=True, mmap=True)
-        if not (isinstance(stored, dict) and all(isinstance(tensor, torch.Tensor) for tensor in stored.values())):
+        is_by_name = isinstance(stored, dict) and all(isinstance(name, str) for name in stored)
+        if not (is_by_name and all(isinstance(tensor, torch.Tensor) for tensor in stored.values())):
             raise ConfigError("checkpoint", str(self._path), "tensors by name")
         self._pickled = {name: tensor for name, tensor in stored.items() if not _is_ignored(name)}
         return {name: tuple(tensor.shape) for name, tensor in self._pickled.items()}

@@ -21,6 +21,7 @@ from headwater.engine_core.executors.kept_positions import CATCH_UP
 from headwater.engine_core.executors.own_guesser import Draw, OwnGuesser
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.heads.checkpoint import HeadsFile
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.heads_twin import HeadsTwin
@@ -278,6 +279,17 @@ def test_heads_that_do_not_fit_are_refused_by_name(folder: Path, tmp_path: Path,
     options = ExecutorOptions(model_folder=folder, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
     with pytest.raises(ConfigError, match=f"draft_heads is '{heads}'; allowed: heads for the served .*{sentence}"):
         checked(options, "cpu", cpu.capabilities)
+
+
+def test_a_damaged_file_of_torch_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    heads = publish(tmp_path / "heads", CONFIGS["eagle"], {"fc.weight": torch.ones(3)}, pickled=True)
+    path = heads / "pytorch_model.bin"
+    path.write_bytes(path.read_bytes().replace(b"fc.weight", b"\xff\xff.weight"))
+    with pytest.raises(ConfigError, match=r"or tensors alone as torch.save writes them \('utf-8' codec can't decode"):
+        HeadsFile(heads)
+    torch.save({1: torch.ones(3)}, path)
+    with pytest.raises(ConfigError, match="allowed: tensors by name"):
+        HeadsFile(heads)
 
 
 def test_a_file_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> None:
