@@ -18,6 +18,9 @@ VERSIONS = (2, 3)
 MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
 MAX_NAME_BYTES = 65_535
+MAX_ITEMS = 1 << 22
+"""Largest number of items of an array, several times that of any vocabulary: a reader takes some hundred bytes for
+each, however small it is in the file."""
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS_PER_BYTE = 8
 """Largest number of a tensor's elements in a byte: no kind of weights takes less than a bit."""
@@ -94,7 +97,7 @@ class _Header:
         if num_dimensions > MAX_DIMENSIONS:
             raise self.fault(f"a tensor has {num_dimensions} dimensions; allowed: at most {MAX_DIMENSIONS}")
         num_elements = math.prod(self.number("Q") for _ in range(num_dimensions))
-        if num_elements > MAX_ELEMENTS_PER_BYTE * self._size:
+        if not 1 <= num_elements <= MAX_ELEMENTS_PER_BYTE * self._size:
             raise self.fault(f"a tensor has {num_elements} elements, which are not in its {self._size} bytes")
         kind, begin = self.number("I"), self.number("Q")
         if begin > self._size:
@@ -112,15 +115,17 @@ class _Header:
             raise self.fault(f"the tensor {name} is cut off: {ends[name] - rest} bytes are missing")
 
     def _skip_values(self, kind: int, count: int) -> None:
-        if kind == STRING:
-            # Each has its length before it.
-            self._within(8 * count)
-            for _ in range(count):
-                self.skip(self.number("Q"))
-        elif kind in SIZES:
-            self.skip(SIZES[kind] * count)
-        else:
+        if kind != STRING and kind not in SIZES:
             raise self.fault(f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these")
+        # A string has its length before it.
+        self._within(SIZES.get(kind, 8) * count)
+        if count > MAX_ITEMS:
+            raise self.fault(f"an array has {count} items; allowed: at most {MAX_ITEMS}")
+        if kind != STRING:
+            self.skip(SIZES[kind] * count)
+            return
+        for _ in range(count):
+            self.skip(self.number("Q"))
 
     def _within(self, num_bytes: int) -> int:
         """Returns the number of bytes, checked against the rest of the file."""

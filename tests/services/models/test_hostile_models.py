@@ -54,6 +54,7 @@ HOSTILE = {
     "2^40 keys": gguf(num_keys=2**40),
     "2^40 tensors": gguf(num_tensors=2**40),
     "a tensor of 2^60 elements": gguf(tensors=(tensor(2**30, 2**30),)),
+    "a tensor of no elements": gguf(tensors=(tensor(0, 4),)),
     "a tensor of a billion dimensions": gguf(tensors=(text("x") + struct.pack("<I", 10**9),)),
     "a tensor behind the file's end": gguf(tensors=(tensor(4, offset=2**40),)),
     "an unknown type": gguf(key("a", 99, b"")),
@@ -68,6 +69,16 @@ def test_a_gguf_file_that_claims_more_than_it_has_is_refused_by_its_header(name:
     path = tmp_path / "evil.gguf"
     path.write_bytes(HOSTILE[name])
     with pytest.raises(GgufFileError, match=r"evil\.gguf cannot be read: "):
+        check_gguf(path)
+
+
+@pytest.mark.parametrize("kind", [0, STRING])
+def test_an_array_of_more_items_than_a_reader_has_memory_for_is_refused(kind: int, tmp_path: Path) -> None:
+    path = tmp_path / "evil.gguf"
+    path.write_bytes(gguf(key("tokenizer.ggml.tokens", ARRAY, array(kind, 2**27))))
+    with path.open("r+b") as file:
+        file.truncate(1 << 31)
+    with pytest.raises(GgufFileError, match="an array has 134217728 items; allowed: at most 4194304"):
         check_gguf(path)
 
 
