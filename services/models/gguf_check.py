@@ -19,7 +19,7 @@ MAX_KEYS = 65_536
 MAX_TENSORS = 65_536
 MAX_NAME_BYTES = 65_535
 MAX_ITEMS = 1 << 22
-"""Largest number of items of an array, several times that of any vocabulary: a reader takes some hundred bytes for
+"""Largest number of items of all arrays, several times that of any vocabulary: a reader takes 700 to 1,600 bytes for
 each, however small it is in the file."""
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS_PER_BYTE = 8
@@ -58,6 +58,7 @@ class _Header:
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
         self._size = path.stat().st_size
+        self._num_items = 0
 
     def fault(self, reason: str) -> GgufFileError:
         return GgufFileError(self._path, reason)
@@ -119,8 +120,9 @@ class _Header:
             raise self.fault(f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these")
         # A string has its length before it.
         self._within(SIZES.get(kind, 8) * count)
-        if count > MAX_ITEMS:
-            raise self.fault(f"an array has {count} items; allowed: at most {MAX_ITEMS}")
+        self._num_items += count
+        if self._num_items > MAX_ITEMS:
+            raise self.fault(f"its arrays have {self._num_items} items; allowed: at most {MAX_ITEMS}")
         if kind != STRING:
             self.skip(SIZES[kind] * count)
             return
