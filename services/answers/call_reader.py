@@ -188,7 +188,14 @@ class CallReader:
 
 
 def _loaded(text: str) -> object:
+    """The value as Python's; None for what cannot be read."""
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return None
+    return with_halves_escaped(value) if isinstance(value, str) else value
+
+
+def with_halves_escaped(text: str) -> str:
+    r"""The text with halves of surrogate pairs as escapes, `\ud800`: no message can carry them as characters."""
+    return text.encode(errors="backslashreplace").decode()

@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection
 from typing import ClassVar
 
+from .call_reader import with_halves_escaped
 from .parts import CallDelta, Parts, PartsParser
 
 _CALL = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(")
@@ -138,7 +139,7 @@ class _PythonValue:
         written = "".join(self._taken).strip()
         for read in (json.loads, ast.literal_eval):
             try:
-                return json.dumps(read(written), ensure_ascii=False, allow_nan=False)
+                return with_halves_escaped(json.dumps(read(written), ensure_ascii=False, allow_nan=False))
             except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
                 continue
         return json.dumps(written, ensure_ascii=False)

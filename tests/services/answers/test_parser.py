@@ -168,6 +168,22 @@ def test_arguments_come_while_they_are_written(parser: str) -> None:
     assert heard.arguments[0].startswith('{"city": "Ulm"')
 
 
+@pytest.mark.parametrize(
+    ("parser", "text", "name", "arguments"),
+    [
+        ("hermes", r'<tool_call>{"name": "\ud800"}</tool_call>', r"\ud800", "{}"),
+        ("hermes", r'<tool_call>{"name": "time", "arguments": "\ud800"}</tool_call>', "time", r"\ud800"),
+        ("hermes", f'<tool_call>{{"name": "time", "arguments": {"[" * 9999}{"]" * 9999}}}', "time", "{}"),
+        ("pythonic", r'[time(zone="\ud800")]', "time", r'{"zone": "\ud800"}'),
+    ],
+    ids=["half a character as a name", "as arguments", "lists in lists", "half a character in Python"],
+)
+def test_what_no_message_can_carry_breaks_no_parser(parser: str, text: str, name: str, arguments: str) -> None:
+    heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), [text])
+    assert (heard.names, heard.arguments) == ([name], [arguments])
+    assert f"{heard.names}{heard.arguments}".encode()
+
+
 @pytest.mark.parametrize("parser", WRITERS)
 def test_a_single_call_ends_the_answer(parser: str) -> None:
     reader, heard = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES, single_call=True)), Heard()

@@ -91,6 +91,19 @@ async def test_long_arguments_go_in_frames_below_the_limit(line: Line) -> None:
     assert "".join(call.arguments for call in line.gateway.heard[1].calls) == arguments
 
 
+@pytest.mark.parametrize("name", [r'"\ud800"', "[" * 2000 + "]" * 2000], ids=["half a character", "lists in lists"])
+async def test_a_call_that_cannot_be_read_ends_no_other_stream(line: Line, name: str) -> None:
+    [other] = await line.open(1)
+    [number] = await line.open(2, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"]))
+    line.engine.say_tokens({number: line.ids(f'<tool_call>{{"name": {name}}}</tool_call>')})
+    line.engine.say_finish(number, FINISH_REASON_STOP)
+    assert (await line.gateway.finish(2)).error == ""
+    line.engine.say_tokens({other: line.ids("still here")})
+    line.engine.say_finish(other, FINISH_REASON_STOP)
+    await line.gateway.finish(1)
+    assert line.gateway.heard[1].text == "still here"
+
+
 async def test_a_parser_that_nobody_knows_is_refused(line: Line) -> None:
     await line.gateway.send(line.gateway.opening(1, answer_format=AnswerFormat(tool_parser="morse")))
     assert (await line.gateway.finish(1)).error == "the parser 'morse' is not known here"
