@@ -21,6 +21,8 @@ from .counted_environment import STEPS, CountedEnvironment, Steps
 
 MAX_RENDERED_LEN = 32 << 20
 """Largest number of characters of a rendered conversation."""
+END_MARK = "\ufdd1\ufdd2"
+"""Mark behind a message that the answer continues; Unicode reserves these characters for such uses."""
 
 
 class ChatTemplateError(Exception):
@@ -73,6 +75,7 @@ class ChatTemplate:
     ) -> str:
         """The prompt's text. Raises `BadRequest` naming `messages` where the template refuses or fails."""
         steps = Steps(self._clock)
+        messages = _with_end_marked(messages) if continue_final_message else messages
         context = {**self._special_tokens, "documents": None, **(variables or {})}
         context |= {"messages": messages, "tools": tools}
         context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message, STEPS: steps}
@@ -80,7 +83,7 @@ class ChatTemplate:
             rendered = _collect(self._template.generate(context), steps)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
             raise BadRequest("messages", f"messages do not fit the model's chat template: {error}") from None
-        return _cut_after_final_message(rendered, messages) if continue_final_message else rendered
+        return _cut_at_mark(rendered) if continue_final_message else rendered
 
 
 def _environment() -> CountedEnvironment:
@@ -118,12 +121,18 @@ def _collect(pieces: Iterable[str], steps: Steps) -> str:
     return "".join(collected)
 
 
-def _cut_after_final_message(rendered: str, messages: list[dict[str, Any]]) -> str:
+def _with_end_marked(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with a mark behind the last one: its text may occur again in what the template writes behind it."""
+    *others, final = messages
+    return [*others, final | {"content": f"{final.get('content', '')}{END_MARK} "}]
+
+
+def _cut_at_mark(rendered: str) -> str:
     """Leaves the last message open, so that the answer goes on with it."""
-    final = str(messages[-1].get("content", ""))
-    for words in (final, final.strip()):
-        if words and (found := rendered.rfind(words)) >= 0:
-            return rendered[: found + len(words)]
-    raise BadRequest(
-        "continue_final_message", "continue_final_message: the chat template does not show the last message"
-    )
+    text, mark, behind = rendered.rpartition(END_MARK)
+    if not mark:
+        raise BadRequest(
+            "continue_final_message", "continue_final_message: the chat template does not show the last message"
+        )
+    # A template that trims messages has taken the space behind the mark.
+    return (text if behind.startswith(" ") else text.rstrip()).replace(END_MARK, "")

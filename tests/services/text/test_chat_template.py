@@ -47,6 +47,25 @@ def test_the_final_message_can_be_left_open(demo_model: TextModel) -> None:
     assert demo_text(demo_model, messages, continue_final_message=True).endswith("<|im_start|>assistant\none, two,")
 
 
+@pytest.mark.parametrize("begun", ["<", "end", "|", "I", "Hello ", "", "\n\n```"])
+def test_a_message_that_is_left_open_ends_where_it_does(demo_model: TextModel, begun: str) -> None:
+    """Also where the template writes the same letters behind it, as those of `<|im_end|>`."""
+    messages = [{"role": "user", "content": "Write"}, {"role": "assistant", "content": begun}]
+    text = demo_text(demo_model, messages, continue_final_message=True)
+    assert text.endswith(f"<|im_end|>\n<|im_start|>assistant\n{begun}")
+
+
+def test_a_message_that_is_left_open_is_trimmed_as_its_template_does() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content | trim }}</s>{% endfor %}", {})
+    begun = [{"role": "assistant", "content": " one, two, "}]
+    assert template.render(begun, continue_final_message=True) == "assistant: one, two,"
+
+
+def test_a_message_that_the_template_does_not_show_cannot_be_left_open() -> None:
+    with pytest.raises(BadRequest, match="does not show the last message"):
+        ChatTemplate("Hello", {}).render(HELLO, continue_final_message=True)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.filterwarnings("ignore")
 def test_a_template_sees_what_transformers_shows_it(name: str) -> None:
