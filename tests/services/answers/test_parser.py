@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,6 +183,14 @@ def test_what_no_message_can_carry_breaks_no_parser(parser: str, text: str, name
     heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), [text])
     assert (heard.names, heard.arguments) == ([name], [arguments])
     assert f"{heard.names}{heard.arguments}".encode()
+
+
+@pytest.mark.parametrize("begun", ["[time(", "[time(zone='UTC',"])
+def test_white_space_in_a_pythonic_call_takes_linear_time(begun: str) -> None:
+    before = time.process_time()
+    heard = heard_of(AnswerFormat(tool_parser="pythonic", tool_names=NAMES), [begun, " " * 50_000, ")]"])
+    assert time.process_time() - before < 2
+    assert heard.names == ["time"]
 
 
 @pytest.mark.parametrize("parser", WRITERS)
