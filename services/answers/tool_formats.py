@@ -183,18 +183,22 @@ def _pythonic_call(tool: OfferedTool) -> Form:
     fixed: list[Form] = []
     for name in required:
         fixed += [*([_const(", ")] if fixed else []), values[name]]
-    tail = _optional_arguments([values[name] for name in optional], is_first=not required)
-    return _sequence(_const(f"{tool.name}("), *fixed, *([tail] if tail else []), _const(")"))
+    comma = [_const(", ")] if fixed else []
+    tail = [_perhaps(*comma, _some([values[name] for name in optional]))] if optional else []
+    return _sequence(_const(f"{tool.name}("), *fixed, *tail, _const(")"))
 
 
-def _optional_arguments(values: list[Form], *, is_first: bool) -> Form | None:
-    """Grammar of any of the values, in order, each behind a comma unless nothing stands before it."""
-    if not values:
-        return None
-    rest = _optional_arguments(values[1:], is_first=False)
-    taken = [*([] if is_first else [_const(", ")]), values[0], *([rest] if rest else [])]
-    left_out = _optional_arguments(values[1:], is_first=is_first)
-    return {"type": "or", "elements": [_sequence(*taken), left_out or {"type": "regex", "pattern": "()"}]}
+def _some(values: list[Form]) -> Form:
+    """Grammar of at least one of the values, in order, with commas between them. Both halves stand in it twice as the
+    same form, which is one rule of the grammar, so that its size grows with the number of values."""
+    if len(values) == 1:
+        return values[0]
+    first, second = (_some(half) for half in (values[: len(values) // 2], values[len(values) // 2 :]))
+    return _one_of([_sequence(first, _perhaps(_const(", "), second)), second])
+
+
+def _perhaps(*elements: Form) -> Form:
+    return _one_of([_sequence(*elements), {"type": "regex", "pattern": "()"}])
 
 
 def _inside(schema: Any, whole: Mapping[str, Any]) -> Any:

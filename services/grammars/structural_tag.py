@@ -55,6 +55,8 @@ class _Writer:
         self._param, self._special, self._whitespaced = param, special_tokens, whitespaced
         self._rules: list[str] = []
         self._others: list[dict[str, Any]] = []
+        self._names: dict[int, str] = {}
+        """Rules of formats that others refer to, by the identity of the format."""
 
     def grammars(self, root: str) -> list[dict[str, Any]]:
         text = "\n".join([f"start: {root}", *self._rules])
@@ -106,7 +108,9 @@ class _Writer:
         return BadRequest(self._param, BadRequest.of(f"{self._param}.{at}", value, allowed).message)
 
     def _named(self, form: object, at: str) -> str:
-        return self._define(self.rule(form, at))
+        if id(form) not in self._names:
+            self._names[id(form)] = self._define(self.rule(form, at))
+        return self._names[id(form)]
 
     def _define(self, body: str, options: str = "") -> str:
         name = f"r{len(self._rules)}"

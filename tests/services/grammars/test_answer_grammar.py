@@ -177,6 +177,24 @@ def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
     assert not accepts(model, grammars, grammar, "[loose(a=')]")
 
 
+@pytest.mark.parametrize("required", [[], ["p7"]])
+def test_a_pythonic_call_has_any_of_many_optional_arguments(
+    thinking: TextModel, grammars: Grammars, required: list[str]
+) -> None:
+    """A rule for each set of them would be a grammar of megabytes."""
+    model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "boolean"} for i in range(14)}, "required": required}
+    tool = Tool(name="f", parameters_json=json.dumps(schema), strict=True)
+    _, grammar = prepared(model, request(tool, choice="f"))
+    assert len(grammar) < 5_000
+    before = [f"{name}=true" for name in required]
+    for chosen in ([], [0], [13], [0, 1], [3, 5, 8, 12], [i for i in range(14) if f"p{i}" not in required]):
+        values = [*before, *(f"p{i}=false" for i in chosen)]
+        assert accepts(model, grammars, grammar, f"[f({', '.join(values)})]"), chosen
+    for values in (["p2=true", "p1=true"], ["p1=true", "p1=true"], ["p1=3"], ["p1=true", ""]):
+        assert not accepts(model, grammars, grammar, f"[f({', '.join([*before, *values])})]")
+
+
 def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
     loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
     for asked in (
