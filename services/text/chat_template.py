@@ -21,6 +21,11 @@ from .counted_environment import STEPS, CountedEnvironment, Steps
 
 MAX_RENDERED_LEN = 32 << 20
 """Largest number of characters of a rendered conversation."""
+TEMPLATE_FAULTS = (
+    *(jinja2.TemplateError, RecursionError),
+    *(AttributeError, TypeError, ValueError, LookupError, ArithmeticError),
+)
+"""Errors of templates and of the filters that they apply to values of other types."""
 END_MARK = "\ufdd1\ufdd2"
 """Mark behind a message that the answer continues; Unicode reserves these characters for such uses."""
 
@@ -81,7 +86,7 @@ class ChatTemplate:
         context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message, STEPS: steps}
         try:
             rendered = _collect(self._template.generate(context), steps)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+        except TEMPLATE_FAULTS as error:
             raise BadRequest("messages", f"messages do not fit the model's chat template: {error}") from None
         return _cut_at_mark(rendered) if continue_final_message else rendered
 

@@ -85,8 +85,11 @@ def test_a_template_may_refuse_and_its_words_reach_the_client() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ messages[0].content + 1 }}", "{{ messages[9].content.x }}", "{{ 1 // 0 }}", "{{ nothing.at.all }}"],
-    ids=["type", "index", "division", "undefined"],
+    [
+        *("{{ messages[0].content + 1 }}", "{{ messages[9].content.x }}", "{{ 1 // 0 }}", "{{ nothing.at.all }}"),
+        *("{{ messages | dictsort }}", "{{ '{} {}'.format(1) }}"),
+    ],
+    ids=["type", "index", "division", "undefined", "attribute", "position"],
 )
 def test_a_template_that_fails_is_the_messages_fault(source: str) -> None:
     with pytest.raises(BadRequest, match="messages do not fit"):
