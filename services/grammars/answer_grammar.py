@@ -133,7 +133,7 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     # A function without parameters takes none.
     parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else NO_ARGUMENTS
     check_schema(param, parameters)
-    if not isinstance(parameters, dict):
+    if not isinstance(parameters.get("properties", {}), dict) or not isinstance(parameters.get("required", []), list):
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")
     # Arguments are an object whether or not the schema says so, or names other types besides, and have no names but
     # those that the function gives.

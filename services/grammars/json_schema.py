@@ -55,8 +55,10 @@ def check_schema(param: str, schema: object) -> None:
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")
             del part[keyword]
         # Keys that are not listed may come twice, and twice the same key is one property.
-        least = part.get("minProperties", 0)
-        if isinstance(least, int) and least > 1 + len(part.get("required") or ()):
+        least, required = part.get("minProperties", 0), part.get("required")
+        # Older schemas say `"required": true` of a property.
+        num_required = len(required) if isinstance(required, list) else 0
+        if isinstance(least, int) and least > 1 + num_required:
             raise _not_enforced(param, path, "minProperties", "at most one more than `required` can be held to")
     turn_into_any_of(schema, [part for _, part in subschemas])
 

@@ -126,6 +126,8 @@ def _read(param: str, literal: str) -> str:
     """Text of a Lark string, which is a JSON string with \\x besides."""
     try:
         text: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", literal.replace("\t", "\\t")))
+        # Raises UnicodeEncodeError, a ValueError, for half a surrogate pair.
+        text.encode()
     except ValueError:
         raise _refusal(
             param, f"has the string {literal[:40]}, which cannot be read; allowed: JSON's escapes and \\x"

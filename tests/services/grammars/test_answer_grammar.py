@@ -330,6 +330,17 @@ def test_arguments_are_an_object_whatever_other_types_their_schema_has(thinking:
         assert accepts(thinking, grammars, grammar, call) == is_taken, arguments
 
 
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+@pytest.mark.parametrize("keywords", ['"properties": "#/"', '"properties": [1]', '"required": true', '"required": 1'])
+def test_parameters_whose_keywords_are_of_other_types_are_refused(
+    thinking: TextModel, form: str, keywords: str
+) -> None:
+    model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
+    tool = Tool(name="f", parameters_json=f'{{"type": "object", {keywords}}}')
+    with pytest.raises(BadRequest, match="a JSON Schema of an object"):
+        prepared(model, request(tool, choice="required"))
+
+
 def test_objects_of_an_answer_are_closed_where_the_deployment_or_the_request_says_so(thinking: TextModel) -> None:
     schema = json.dumps({"type": "object", "properties": {"city": {"type": "object", "properties": {}}}})
     for closes, strict in ((True, None), (True, False), (False, True), (False, None)):

@@ -78,7 +78,7 @@ def test_an_expression_takes_the_same_texts_as_json_writes_them(pieces: list[tup
 
 
 @pytest.mark.parametrize(
-    "grammar", ["start: <|im_end|>", "start: <[5]>", "start: @other", 'start: %json {"type": "object"}', "start: %regex { \"substring_chars\": \"a\" }", "start: /[a/", 'start: "\\q"', "start: /a b/x", f"start: /[{'ab' * 2000}\n]/"]
+    "grammar", ["start: <|im_end|>", "start: <[5]>", "start: @other", 'start: %json {"type": "object"}', "start: %regex { \"substring_chars\": \"a\" }", "start: /[a/", 'start: "\\q"', 'start: "\\ud800"', "start: /a b/x", f"start: /[{'ab' * 2000}\n]/"]
 )  # fmt: skip
 def test_what_is_no_text_is_refused(grammar: str) -> None:
     with pytest.raises(BadRequest) as refused:

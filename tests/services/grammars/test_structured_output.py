@@ -197,6 +197,12 @@ def test_a_keyword_that_says_nothing_is_taken_as_such(grammars: Grammars, demo_m
             grammar_of(StructuredOutput(json_schema=json.dumps({keyword: value})), SPECIAL)
 
 
+def test_a_property_may_be_required_as_older_schemas_say_it(grammars: Grammars, demo_model: TextModel) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "required": True}}}
+    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
+    assert accepts(grammars, demo_model, grammar, '{"a":"b"}')
+
+
 def test_a_special_token_in_a_tag_is_that_token_and_not_its_letters(grammars: Grammars, demo_model: TextModel) -> None:
     form = tag(type="tag", begin="<|im_start|>call", content={"type": "any_text"}, end="<|im_start|>")
     matcher = grammars.compile(grammar_of(StructuredOutput(**form), SPECIAL))
