@@ -11,9 +11,9 @@ from typing import ClassVar
 from .call_reader import with_halves_escaped
 from .parts import CallDelta, Parts, PartsParser
 
-_CALL = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(")
+_CALL = re.compile(r"\s*([\w.-]+)\s*\(")
 # Possessive: white space that could be on either side of the comma takes quadratic time otherwise.
-_ARGUMENT = re.compile(r"\s*+,?\s*+([A-Za-z_]\w*)\s*=\s*")
+_ARGUMENT = re.compile(r"""\s*+,?\s*+([^\s,=()\[\]{}"']+)\s*=\s*""")
 _END = re.compile(r"\s*+,?\s*+\)")
 _SEPARATOR = re.compile(r"\s*,\s*")
 _LAST = re.compile(r"\s*\]")

@@ -81,9 +81,11 @@ class HermesParser(PartsParser):
     def _in_call(self, text: str, parts: Parts) -> str:
         rest = self._calls.read(text, parts)
         if self._calls.reader.is_no_call:
-            parts.content += self._margin.push(self.markers[0] + self._calls.reader.raw)
-            self._read = self._in_text
-        elif self._calls.reader.is_done:
+            # The last character, which shows that it is no call, may begin another tag.
+            raw, self._read = self._calls.reader.raw, self._in_text
+            parts.content += self._margin.push(self.markers[0] + raw[:-1])
+            return raw[-1] + rest
+        if self._calls.reader.is_done:
             self._read = self._behind_call
         if self._calls.reader.name:
             self._margin.cut()

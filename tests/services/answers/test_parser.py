@@ -17,7 +17,7 @@ from headwater.proto.common_pb2 import AnswerFormat
 from headwater.services.answers.parser import TOOL_PARSERS, AnswerParser, call_id
 from headwater.services.answers.parts import Parts
 
-NAMES = ["weather", "time", "get_user"]
+NAMES = ["weather", "time", "get_user", "2fa-code"]
 ULM = {"city": "Ulm", "note": 'a "quoted" } brace, </tool_call> and \\ in a string', "days": [1, 2.5, True, None]}
 ULM_JSON = json.dumps(ULM)
 
@@ -73,6 +73,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", '<tool_call>{"name": "time", "arguments": null}\n<tool_call>{"name": "time"}', "", [("time", {}), ("time", {})]),
     ("hermes", "2 < 3 <tool_call>is a tag</tool_call>", "2 < 3 <tool_call>is a tag</tool_call>", []),
     ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
+    ("hermes", '<tool_call>\n<tool_call>{"name": "time"}</tool_call>', "<tool_call>", [("time", {})]),
     ("hermes", "a <tool_ca", "a <tool_ca", []),
     ("llama3_json", '{"name": "weather", "parameters": ' + ULM_JSON + "}", "", [("weather", ULM)]),
     ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; {"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
@@ -87,6 +88,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("pythonic", "[weather(city='Ulm', note=\"a ) and ' b\", days=[1, 2.5, True, None], deep={'a': (1, 2)}), time()]", "", [("weather", {"city": "Ulm", "note": "a ) and ' b", "days": [1, 2.5, True, None], "deep": {"a": [1, 2]}}), ("time", {})]),
     ("pythonic", "<|python_start|>[get_user(id=-7, active=true)]<|python_end|>", "", [("get_user", {"id": -7, "active": True})]),
     ("pythonic", "[1, 2] is a list.", "[1, 2] is a list.", []),
+    ("pythonic", "[2fa-code(user-id=7, $top=1)]", "", [("2fa-code", {"user-id": 7, "$top": 1})]),
     ("pythonic", "[weathering(the storm)]", "[weathering(the storm)]", []),
     ("pythonic", "[time", "[time", []),
 ]  # fmt: skip
