@@ -186,7 +186,9 @@ def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, g
     if grammars:
         grammars[0]["name"] = grammars[0].get("name", _ANSWER)
         answer = f"{_SPACE} @{grammars[0]['name']}"
-    rules = _thoughts(model, form, sampling.thinking_token_budget if has_budget else _UNLIMITED)
+    # Larger counts than those of any context are none that llguidance reads.
+    budget = min(sampling.thinking_token_budget, model.limits.max_model_len) if has_budget else _UNLIMITED
+    rules = _thoughts(model, form, budget)
     start = f"start: thoughts {answer}" if form.starts_in_reasoning else f"start: (opened thoughts)? {answer}"
     return [{"lark_grammar": "\n".join((start, *rules))}, *grammars]
 

@@ -235,6 +235,12 @@ def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(thinking: TextMod
     assert not accepts(thinking, grammars, calls[1], "so</think>" + CALLS["hermes"][1])
 
 
+@pytest.mark.parametrize("budget", [2**31, 2**32 - 1])
+def test_a_budget_may_be_larger_than_any_context(thinking: TextModel, grammars: Grammars, budget: int) -> None:
+    _, grammar = prepared(thinking, request(sampling=Sampling(thinking_token_budget=budget)))
+    assert accepts(thinking, grammars, grammar, "<think>hm</think>Hello")
+
+
 def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
     demo_model: TextModel, demo_folder: Path
 ) -> None:
