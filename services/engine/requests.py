@@ -18,7 +18,7 @@ from headwater.proto.engine_pb2 import Add, AddPart
 from headwater.proto.engine_pb2 import Holder as WireHolder
 
 from ..runtime.errors import BadRequest, ContextTooLong, UnsupportedField
-from ..runtime.request_limits import MAX_BIASES, check_count
+from ..runtime.request_limits import MAX_BIASES, MAX_GRAMMAR_BYTES, check_count
 from ..runtime.speculation import DRAFTERS
 
 POOLINGS = {
@@ -31,10 +31,6 @@ SAME_FIELDS = {field.name for field in fields(SamplingParams)} & {
     field.name for field in Sampling.DESCRIPTOR.fields if field.has_presence
 }
 """Fields of sampling that mean the same on the wire and in the core; the core's default stands for an absent one."""
-
-
-MAX_GRAMMAR_BYTES = 1 << 20
-"""Far more than the processor makes of the largest grammar that a client may send."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

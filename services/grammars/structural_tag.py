@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..runtime.errors import BadRequest
+from ..runtime.request_limits import MAX_GRAMMAR_BYTES
 from . import lark
 from .json_schema import check_schema
 from .lark import ANY_TEXT, expression, literal, quoted
@@ -54,6 +55,8 @@ class _Writer:
     def __init__(self, param: str, special_tokens: Mapping[str, int], whitespaced: Whitespaced) -> None:
         self._param, self._special, self._whitespaced = param, special_tokens, whitespaced
         self._rules: list[str] = []
+        self._num_bytes = 0
+        """Size of the rules. A short tag makes many where each argument of a call gets the definitions of all."""
         self._others: list[dict[str, Any]] = []
         self._names: dict[int, str] = {}
         """Rules of formats that others refer to, by the identity of the format."""
@@ -114,6 +117,12 @@ class _Writer:
 
     def _define(self, body: str, options: str = "") -> str:
         name = f"r{len(self._rules)}"
+        self._num_bytes += len(json.dumps(body, ensure_ascii=False).encode())
+        if self._num_bytes > MAX_GRAMMAR_BYTES:
+            most = MAX_GRAMMAR_BYTES
+            raise BadRequest(
+                self._param, f"the grammar of {self._param} has more than {most} bytes; allowed: at most {most}"
+            )
         self._rules.append(f"{name}{options}: {body}")
         return name
 

@@ -14,6 +14,8 @@ MAX_MESSAGE_PARTS = 16_384
 MAX_TOOLS = 1024
 MAX_TOOLS_BYTES = 1 << 20
 """Largest number of bytes of names, descriptions, schemas and grammars of all tools."""
+MAX_GRAMMAR_BYTES = 1 << 20
+"""Largest number of bytes of the grammar that is made of a request."""
 MAX_BIASES = 1024
 MAX_TEXTS = 1024
 """Largest length of a list of strings or token ids in the sampling fields."""

@@ -195,6 +195,16 @@ def test_a_pythonic_call_has_any_of_many_optional_arguments(
         assert not accepts(model, grammars, grammar, f"[f({', '.join([*before, *values])})]")
 
 
+def test_tools_whose_grammar_no_engine_takes_are_refused(thinking: TextModel) -> None:
+    """Each argument of a pythonic call has a schema of its own, with all definitions."""
+    model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
+    names = {"$defs": {"name": {"enum": ["x" * 8_000]}}}
+    schema = {"type": "object", "properties": {f"p{i}": {"$ref": "#/$defs/name"} for i in range(150)}, **names}
+    with pytest.raises(BadRequest, match="the grammar of tools has more than 1048576 bytes") as refused:
+        prepared(model, request(Tool(name="f", parameters_json=json.dumps(schema)), choice="f"))
+    assert refused.value.param == "tools"
+
+
 def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
     loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
     for asked in (
