@@ -136,23 +136,6 @@ def _mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
     return _or_text(_mistral_calls(tools, single), r"\[")
 
 
-def _named_mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
-    tags = [
-        {
-            "type": "tag",
-            "begin": f"[TOOL_CALLS]{tool.name}[ARGS]",
-            "content": tool.arguments,
-            "end": "",
-        }
-        for tool in tools
-    ]
-    return _list(tags, "", single)
-
-
-def _named_mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
-    return _or_text(_named_mistral_calls(tools, single), r"\[")
-
-
 def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     one = _one_of([_pythonic_call(tool) for tool in tools])
     more = {"type": "tag", "begin": ", ", "content": one, "end": ""}
