@@ -29,8 +29,10 @@ class TokenTable:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.bytes_of = [b""] * max(vocab_size, max(tokenizer.get_vocab().values()) + 1)
         spell = _speller(tokenizer)
+        # Added tokens of SentencePiece are pieces too, as Gemma's runs of spaces are; byte-level ones are plain text.
+        verbatim = self.special_ids if isinstance(spell, _SentencePiece) else added
         for token, token_id in tokenizer.get_vocab().items():
-            self.bytes_of[token_id] = token.encode() if token_id in added else spell(token)
+            self.bytes_of[token_id] = token.encode() if token_id in verbatim else spell(token)
         self.text_of = [_whole(spelled) for spelled in self.bytes_of]
         self.visible_bytes_of, self.visible_text_of = list(self.bytes_of), list(self.text_of)
         """The same, with special tokens empty."""

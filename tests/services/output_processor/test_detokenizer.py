@@ -53,6 +53,14 @@ def test_byte_fallback_spells_what_no_piece_does(text: str) -> None:
     assert "".join(pieces) == (" " + text if text else "")
 
 
+def test_user_defined_pieces_are_spelled_as_others_are() -> None:
+    """As in Gemma's files, which have a piece for each length of an indentation."""
+    tokenizer = sentencepiece(user_defined=["  ", "    ", "\n\n", "<b>"], add_space_prefix=False)
+    token_ids = tokenizer.encode("a:\n\n    the  <b>of", add_special_tokens=False).ids
+    table = TokenTable(tokenizer, tokenizer.get_vocab_size())
+    assert "".join(pieces_of(table, token_ids)) == tokenizer.decode(token_ids) == "a:\n\n    the  <b>of"
+
+
 def test_an_unfinished_character_is_replaced_only_at_the_end() -> None:
     first_of_euro = BYTE_LEVEL.encode("€", add_special_tokens=False).ids[:2]
     assert pieces_of(BYTE_TABLE, first_of_euro) == ["", "", "\ufffd"]
