@@ -13,7 +13,7 @@ from ..runtime.errors import BadRequest
 from .ascii_escapes import ascii_grammar, ascii_regex
 
 ANY_TEXT = r"/(?s:.*)/"
-_GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
+_GBNF = re.compile(r"^[^\S\n]*+[A-Za-z][\w-]*\s*::=", re.MULTILINE)
 """Pattern of a rule of GBNF. Lark may have the sign in its strings."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -195,6 +196,13 @@ def test_a_keyword_that_says_nothing_is_taken_as_such(grammars: Grammars, demo_m
     for keyword, value in (("uniqueItems", 0), ("unevaluatedProperties", False), ("propertyNames", False)):
         with pytest.raises(BadRequest, match=keyword):
             grammar_of(StructuredOutput(json_schema=json.dumps({keyword: value})), SPECIAL)
+
+
+def test_empty_lines_of_a_grammar_take_linear_time(grammars: Grammars, demo_model: TextModel) -> None:
+    before = time.process_time()
+    grammar = grammar_of(StructuredOutput(grammar="\n" * 100_000 + 'start: "a"'), SPECIAL)
+    assert time.process_time() - before < 5
+    assert accepts(grammars, demo_model, grammar, "a")
 
 
 def test_a_property_may_be_required_as_older_schemas_say_it(grammars: Grammars, demo_model: TextModel) -> None:
