@@ -62,11 +62,11 @@ def quoted_regex(param: str, regex: str, flags: str = "") -> str:
 
 def _within_strings(param: str, tokens: Iterator[str]) -> Iterator[str]:
     """Restricts `~` to the characters of JSON strings."""
-    depth, ends = 0, list[int]()
+    depth, ends, other = 0, list[int](), f"(/{quoted_regex(param, '(?s:.)*')}/ & ~"
     for token in tokens:
         if token == "~":
             ends.append(depth)
-            yield f"(/{quoted_regex(param, '(?s:.)*')}/ & ~"
+            yield other
             continue
         yield token
         depth += (token == "(") - (token == ")")

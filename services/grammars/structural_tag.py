@@ -56,7 +56,7 @@ class _Writer:
         self._param, self._special, self._whitespaced = param, special_tokens, whitespaced
         self._rules: list[str] = []
         self._num_bytes = 0
-        """Size of the rules. A short tag makes many where each argument of a call gets the definitions of all."""
+        """Size of all rules. Few tools make many where each argument of a call gets all definitions."""
         self._others: list[dict[str, Any]] = []
         self._names: dict[int, str] = {}
         """Rules of formats that others refer to, by the identity of the format."""
@@ -117,19 +117,24 @@ class _Writer:
 
     def _define(self, body: str, options: str = "") -> str:
         name = f"r{len(self._rules)}"
-        self._num_bytes += len(json.dumps(body, ensure_ascii=False).encode())
-        if self._num_bytes > MAX_GRAMMAR_BYTES:
-            most = MAX_GRAMMAR_BYTES
-            raise BadRequest(
-                self._param, f"the grammar of {self._param} has more than {most} bytes; allowed: at most {most}"
-            )
+        self._count(body)
         self._rules.append(f"{name}{options}: {body}")
         return name
 
     def _other(self, grammar: str) -> str:
         name = f"g{len(self._others)}"
+        self._count(grammar)
         self._others.append({"name": name, "lark_grammar": grammar})
         return f"@{name}"
+
+    def _count(self, text: str) -> None:
+        """Counts the bytes of a rule or grammar. Raises `BadRequest` where all together are more than engines take."""
+        self._num_bytes += len(json.dumps(text, ensure_ascii=False).encode())
+        if self._num_bytes > MAX_GRAMMAR_BYTES:
+            most = MAX_GRAMMAR_BYTES
+            raise BadRequest(
+                self._param, f"the grammar of {self._param} has more than {most} bytes; allowed: at most {most}"
+            )
 
     def _literal(self, text: str) -> str:
         return literal(text, self._special)

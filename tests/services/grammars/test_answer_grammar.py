@@ -205,6 +205,13 @@ def test_tools_whose_grammar_no_engine_takes_are_refused(thinking: TextModel) ->
     assert refused.value.param == "tools"
 
 
+def test_a_custom_tool_whose_grammar_no_engine_takes_is_refused(thinking: TextModel) -> None:
+    model = dataclasses.replace(thinking, tool_format="hermes", reasoning_format="")
+    tool = Tool(name="f", custom_input=CustomInput(lark="start: " + "~" * 10_000 + '"a"'))
+    with pytest.raises(BadRequest, match="the grammar of tools has more than 1048576 bytes"):
+        answer_grammar(model, request(tool, choice="f"), PrepareReply(answer_format={"tool_parser": "hermes"}))
+
+
 def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
     loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
     for asked in (
