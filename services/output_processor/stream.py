@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Concatenate, ParamSpec, Protocol
+
+import structlog
 
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Embedding, FinishReason, LossCause, TokenLogprob, ToolCallDelta
@@ -45,6 +48,24 @@ class Sink(Protocol):
     def add_prompt_part(self, part: OutputPromptLogprobs, /) -> None: ...
 
     def add_finish(self, finish: OutputFinish, /) -> None: ...
+
+
+P = ParamSpec("P")
+Step = Callable[Concatenate["OutputStream", P], None]
+
+
+def _contained(step: Step[P]) -> Step[P]:
+    """Makes a fault that nobody foresaw end the stream alone, not the session that it shares with others: its request
+    would go to the next engine and end that session too."""
+
+    @functools.wraps(step)
+    def contained(stream: OutputStream, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            step(stream, *args, **kwargs)
+        except Exception:
+            stream.fail_unforeseen()
+
+    return contained
 
 
 class OutputStream:
@@ -90,16 +111,20 @@ class OutputStream:
         self, first: int, token_ids: list[int], entries: Mapping[int, Entry] | None = None, position: int = 0
     ) -> None:
         """Takes tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
-        if first != self._next_index:
-            error = f"tokens from {first} on came where {self._next_index} was next"
-            self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
-        elif len(token_ids) <= self._most_row_tokens:
-            self._push_row(token_ids, entries, position)
-        else:
-            for start in range(0, len(token_ids), self._most_row_tokens):
-                if not self.ended:
-                    row = token_ids[start : start + self._most_row_tokens]
-                    self._push_row(row, entries, position + start)
+        # Contained as the others are, without the call that a decorator costs on the way of every token.
+        try:
+            if first != self._next_index:
+                error = f"tokens from {first} on came where {self._next_index} was next"
+                self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
+            elif len(token_ids) <= self._most_row_tokens:
+                self._push_row(token_ids, entries, position)
+            else:
+                for start in range(0, len(token_ids), self._most_row_tokens):
+                    if not self.ended:
+                        row = token_ids[start : start + self._most_row_tokens]
+                        self._push_row(row, entries, position + start)
+        except Exception:
+            self.fail_unforeseen()
 
     @property
     def _most_row_tokens(self) -> int:
@@ -193,6 +218,7 @@ class OutputStream:
             ]
         )
 
+    @_contained
     def replay(self, token_ids: list[int]) -> None:
         """Takes tokens that an earlier attempt has delivered: they make text, but nothing is sent."""
         if self.is_stopped:
@@ -208,6 +234,7 @@ class OutputStream:
         except IndexError:
             self.fail(f"an id of {token_ids} is outside the vocabulary")
 
+    @_contained
     def resume(self, delivered_bytes: int) -> None:
         """Goes on after the replay, with the text that the gateway does not have yet."""
         num_spelled = sum(len(text) for _, text in self._replayed)
@@ -267,6 +294,7 @@ class OutputStream:
         embedding.stream_id = self._sink_id
         self._sink.add_embedding(embedding)
 
+    @_contained
     def finish(self, finish: Finish) -> None:
         """Ends the stream because the engine did: text of a whole answer that was held back is certain now. An answer
         that broke may go on at another engine."""
@@ -293,6 +321,11 @@ class OutputStream:
         ending.error, ending.cause = error[:MAX_ERROR_CHARS], cause
         ending.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED
         self._end(ending)
+
+    def fail_unforeseen(self) -> None:
+        """Ends it because of the error that is being handled."""
+        structlog.get_logger().exception("a stream's text cannot be made", choice=self.choice_index)
+        self.fail("an internal fault; the log has it")
 
     @property
     def is_stopped(self) -> bool:

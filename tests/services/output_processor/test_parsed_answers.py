@@ -10,7 +10,7 @@ from headwater.proto.common_pb2 import (
     FINISH_REASON_TOOL_CALLS,
     AnswerFormat,
 )
-from headwater.services.answers.parser import call_id
+from headwater.services.answers.parser import AnswerParser, call_id
 from tests.services.output_processor.conftest import Line
 
 THINKING_CALLER = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think")
@@ -98,6 +98,30 @@ async def test_a_call_that_cannot_be_read_ends_no_other_stream(line: Line, name:
     line.engine.say_tokens({number: line.ids(f'<tool_call>{{"name": {name}}}</tool_call>')})
     line.engine.say_finish(number, FINISH_REASON_STOP)
     assert (await line.gateway.finish(2)).error == ""
+    line.engine.say_tokens({other: line.ids("still here")})
+    line.engine.say_finish(other, FINISH_REASON_STOP)
+    await line.gateway.finish(1)
+    assert line.gateway.heard[1].text == "still here"
+
+
+@pytest.mark.parametrize("method", ["push", "flush"])
+async def test_a_fault_that_nobody_foresaw_ends_its_stream_alone(
+    line: Line, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(AnswerParser, method, fail)
+    [other], [number] = await line.open(1), await line.open(2, answer_format=THINKING_CALLER)
+    line.engine.say_tokens({number: line.ids("hello")})
+    line.engine.say_finish(number, FINISH_REASON_STOP)
+    finish = await line.gateway.finish(2)
+    assert (finish.error, finish.retriable) == ("an internal fault; the log has it", False)
+    if method == "push":
+        # As soon as it is resumed, before its engine hears of it.
+        resumed = {"output_ids": line.ids("hello"), "num_output_tokens": len(line.ids("hello")), "delivered": [0]}
+        await line.gateway.send(line.gateway.opening(3, answer_format=THINKING_CALLER, **resumed))
+        assert (await line.gateway.finish(3)).error == finish.error
     line.engine.say_tokens({other: line.ids("still here")})
     line.engine.say_finish(other, FINISH_REASON_STOP)
     await line.gateway.finish(1)
