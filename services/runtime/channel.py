@@ -22,7 +22,7 @@ _WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024
 of it; with a reader that is behind it learns that megabytes fit, which are seconds of small frames ahead of any new
 one."""
 MAX_TEXT_BYTES = 64 << 20
-"""Largest answer of a processor in bytes: a prompt in a body within its limit has fewer tokens than that."""
+"""Largest request and answer of a processor in bytes: more than a body, and the tokens of a prompt in one, may have."""
 
 Options = tuple[tuple[str, int], ...]
 
@@ -44,7 +44,8 @@ def _plain_channel(address: str, options: Options) -> grpc.aio.Channel:
 
 def server_options() -> Options:
     """Options of a stage's server. NOTE: without the last one it would take the pings of idle clients for an attack."""
-    return (("grpc.so_reuseport", 0), *_keepalive(), ("grpc.http2.max_ping_strikes", 0))
+    longest = ("grpc.max_receive_message_length", MAX_TEXT_BYTES)
+    return (("grpc.so_reuseport", 0), longest, *_keepalive(), ("grpc.http2.max_ping_strikes", 0))
 
 
 def _keepalive() -> Options:

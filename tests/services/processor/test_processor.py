@@ -90,6 +90,14 @@ async def test_a_long_text_has_the_tokens_of_its_parts(
     assert list(reply.prompt_ids) == demo_model.tokenizer.encode(" hello world", add_special_tokens=False) * 3000
 
 
+async def test_a_prompt_may_be_longer_than_messages_of_grpc_are_by_default(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
+    """As long as the bodies that an operator lets a gateway take."""
+    reply = await processor.Prepare(request(chat("hello " * 900_000), truncate_prompt_tokens=10))
+    assert len(reply.prompt_ids) == 10
+
+
 async def test_tokens_are_taken_as_they_are(processor: processor_pb2_grpc.ProcessorAsyncStub) -> None:
     reply = await processor.Prepare(request(Prompt(token_ids=Prompt.TokenIds(ids=[5, 49151]))))
     assert list(reply.prompt_ids) == [5, 49151]
