@@ -90,9 +90,11 @@ def check_sampling(
     check_sampling_sizes(asked, limits.vocab_size)
     checked = common_pb2.Sampling()
     checked.CopyFrom(asked)
+    # Beams are ranked by the model's own log probabilities, whatever it would draw from.
+    defaults = {} if asked.use_beam_search else limits.defaults
     for name, neutral in NEUTRAL.items():
         if not _has(checked, name):
-            setattr(checked, name, limits.defaults.get(name, neutral))
+            setattr(checked, name, defaults.get(name, neutral))
     for name, allowed in RANGES.items():
         if _has(checked, name) and not allowed.accepts(value := getattr(checked, name)):
             raise BadRequest.of(name, value, allowed.allowed)

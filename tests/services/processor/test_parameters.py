@@ -198,6 +198,13 @@ def test_silence_means_sampling_at_temperature_one_up_to_the_end_of_the_context(
     assert not checked.HasField("seed")
 
 
+def test_a_models_own_defaults_do_not_stand_beside_beams() -> None:
+    limits = ModelLimits(vocab_size=1000, max_model_len=100, defaults={"repetition_penalty": 1.5, "max_tokens": 7})
+    assert check(limits=limits).repetition_penalty == 1.5
+    checked = check(limits=limits, use_beam_search=True, n=2)
+    assert (checked.repetition_penalty, checked.max_tokens) == (1.0, 7)
+
+
 def test_a_models_own_defaults_fill_what_a_client_leaves_out() -> None:
     defaults = model_defaults({"temperature": 0.6, "top_k": 20, "max_new_tokens": 7, "do_sample": True, "min_p": None})
     limits = ModelLimits(vocab_size=1000, max_model_len=100, defaults=defaults)
