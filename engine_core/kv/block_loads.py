@@ -79,6 +79,8 @@ class BlockLoads:
         self._keepers = tuple(source for source in sources if source.keeps_blocks)
         self._is_asked = False
         """Whether a source was asked for something since the last launch."""
+        self._are_saves_due = False
+        """Whether a source was offered blocks since the last launch."""
         self._open: dict[Ticket, _Load] = {}
         self._loading: dict[bytes, Ticket] = {}
         """By hash of each block on its way that requests can wait for."""
@@ -115,7 +117,7 @@ class BlockLoads:
             return
         kept, unused = list(compress(hashes, are_unheld)), list(compress(blocks, are_unheld))
         parents = list(compress([parent, *hashes], are_unheld))
-        self._is_asked = True
+        self._is_asked = self._are_saves_due = True
         for source in self._keepers:
             source.save(kept, unused, parents, owner)
 
@@ -160,6 +162,10 @@ class BlockLoads:
 
     def _begin(self, offer: Offer, chain: HashChain, start: int, held: list[int]) -> Ticket:
         hashes = chain.hashes[start : start + offer.num_blocks]
+        if self._are_saves_due:
+            # Several sources may have been asked to copy what these blocks contain. Each launches its copies and its
+            # loads together, so that one would load into a block which the next has yet to copy.
+            self.launch()
         blocks = self._pool.allocate(len(hashes))
         ticket = offer.source.load(hashes, blocks)
         self._is_asked = True
@@ -183,7 +189,7 @@ class BlockLoads:
     def launch(self) -> None:
         """Begins what sources were asked for, and goes on with open loads."""
         if self._is_asked or self._open:
-            self._is_asked = False
+            self._is_asked = self._are_saves_due = False
             for source in self._sources:
                 source.launch()
 

@@ -96,6 +96,32 @@ class CountedSource(ScriptedSource):
         self.num_launches += 1
 
 
+class PromptSource(ScriptedSource):
+    """Loads at once what it was asked for, as a copy within host memory does."""
+
+    def launch(self) -> None:
+        super().launch()
+        for ticket in list(self.open):
+            self.end(ticket)
+
+
+def test_a_load_does_not_overwrite_what_another_source_has_yet_to_copy() -> None:
+    """The blocks of a sequence that left are the only free ones, and what is loaded takes all of them."""
+    kv_blocks = np.zeros((NUM_BLOCKS, 1), np.uint64)
+    first, second = PromptSource(kv_blocks), ScriptedSource(kv_blocks)
+    blocks, left, wanted = Blocks(first, second), chain_of(0, 16), chain_of(1000, 16)
+    kv_blocks[1:] = 7
+    first.save(wanted.hashes, range(1, NUM_BLOCKS), [b"", *wanted.hashes[:-1]], wanted.owner)
+    first.launch()
+    kv_blocks[1:] = 5
+    cache_and_release(blocks, left)
+    blocks.load(wanted)
+    blocks.loads.launch()
+    assert kv_blocks[1:].tolist() == [[7]] * 16
+    for source in (first, second):
+        assert [int(source._contents[each][0]) for each in left.hashes] == [5] * 16
+
+
 def cache_and_release(blocks: Blocks, chain: HashChain) -> None:
     taken = blocks.pool.allocate(len(chain.hashes))
     blocks.cache.adopt(b"", chain.hashes, taken)
