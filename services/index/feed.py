@@ -75,7 +75,7 @@ class IndexFeed:
             finally:
                 self._members.forget_listener(self._on_change)
                 for replica_id in list(self._followers):
-                    self._unfollow(replica_id)
+                    self._stop_following(replica_id)
                 await asyncio.gather(*self._ended, return_exceptions=True)
 
     def index(self, model_key: str) -> KvIndex:
@@ -133,7 +133,7 @@ class IndexFeed:
 
     def doubt(self, member: Member) -> None:
         """Compares the index with the engine's cache, soon and not too often: hits of the replica do not come true."""
-        if not self._cpu_share.is_resting and (followed := self._followers.get(member.replica_id)) is not None:
+        if (followed := self._followers.get(member.replica_id)) is not None:
             followed[0].doubt()
 
     async def _read(self, batches: Subscription) -> None:
@@ -158,19 +158,20 @@ class IndexFeed:
                 self._read_through()
 
     def _read_through(self) -> None:
-        """Ignores events, which take too much of this core, and reads Redis for each prompt for a while."""
+        """Ignores events, which take too much of this core, and reads Redis for each prompt for a while. Nobody is
+        followed meanwhile: a column that a snapshot fills now would miss all events from then on."""
         structlog.get_logger().warning(
             "events are passed over, the index is read through", replicas=len(self._followers)
         )
         self._cpu_share.rest(self._clock())
         for member in self._members.of(Kind.ENGINE):
-            self.index(member.model_key).forget(member.replica_id)
+            self._unfollow(member)
 
     def _follows_again(self) -> bool:
         if not self._cpu_share.try_again(self._clock()):
             return False
-        for follower, _ in self._followers.values():
-            follower.catch_up()
+        for member in self._members.of(Kind.ENGINE):
+            self._follow(member)
         return True
 
     def _on_connected(self) -> None:
@@ -182,23 +183,29 @@ class IndexFeed:
         member = change.member
         if member.kind is not Kind.ENGINE:
             return
-        if change.kind is ChangeKind.UPDATED:
-            if self._cpu_share.is_resting:
-                return
+        if change.kind is ChangeKind.LEFT:
+            self._unfollow(member)
+        elif change.kind is ChangeKind.JOINED and not self._cpu_share.is_resting:
+            self._follow(member)
+        elif change.kind is ChangeKind.UPDATED:
+            # While the bus is away no message of an engine ends a rest.
+            self._follows_again()
             if member.load is not None and (followed := self._followers.get(member.replica_id)) is not None:
                 followed[0].compare(member.load.kv_seq)
-            return
-        if change.kind is ChangeKind.LEFT:
-            self._unfollow(member.replica_id)
-            self.index(member.model_key).forget(member.replica_id)
-            return
+
+    def _follow(self, member: Member) -> None:
         index = self.index(member.model_key)
         follower = Follower(self._bus, index, member, self._snapshots, dial=self._dial, clock=self._clock)
         task = asyncio.create_task(follower.run())
         task.add_done_callback(log_failure)
         self._followers[member.replica_id] = follower, task
 
-    def _unfollow(self, replica_id: str) -> None:
+    def _unfollow(self, member: Member) -> None:
+        """Ends the following of an engine; what it caches is not known any more."""
+        self._stop_following(member.replica_id)
+        self.index(member.model_key).forget(member.replica_id)
+
+    def _stop_following(self, replica_id: str) -> None:
         if (followed := self._followers.pop(replica_id, None)) is not None:
             _, task = followed
             task.cancel()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -274,6 +275,29 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
             await engine.publish(bus)
             await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(2000, 5)) == {"a": 5})
             assert index.lookup(chain(0, 10)) == {"a": 10}
+
+
+async def test_an_engine_that_comes_while_events_are_passed_over_is_followed_once_they_are_heard_again(
+    nats_url: str, engine: Engine
+) -> None:
+    now, work = 0.0, itertools.count()
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, Engine(engine.model, "b").serving() as late:
+        members = Members(bus, (Kind.ENGINE,))
+        feed = IndexFeed(bus, members, nowhere, clock=lambda: now, work_clock=lambda: float(next(work)))
+        async with members.running(), feed.running():
+            members.on_member(engine.member, from_bus=True)
+            index = feed.index(engine.model.key)
+            await eventually(lambda: feed.is_synced(engine.member))
+            feed._read_through()
+            late.stores(chain(0, 10))
+            members.on_member(late.member, from_bus=True)
+            await asyncio.sleep(0.3)
+            # Its next events are passed over.
+            assert not feed.is_synced(late.member)
+            assert late.calls == []
+            now += 31
+            members.on_member(dataclasses.replace(late.member, load=ReplicaLoad()), from_bus=True)
+            await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(0, 10)) == {"b": 10})
 
 
 async def test_of_a_model_whose_last_replica_has_left_nothing_is_kept(nats_url: str, engine: Engine) -> None:
