@@ -30,7 +30,7 @@ TENANTS = "tenants"
 LOCK = "lock"
 PAGE_BYTES = 4096
 STALE_SECONDS = 7 * 86400.0
-"""After which the blocks of engines that did not start again are deleted."""
+"""After which blocks that no engine used are deleted."""
 NUM_PROBES = 8
 
 
@@ -115,9 +115,10 @@ class BlockFiles:
             yield each
 
     def touch(self, namespace: bytes, block_hash: bytes) -> None:
-        """Marks a block as used, for the order of a later `scan`."""
+        """Marks a block as used, for the order of a later `scan`, and the folder with it."""
         with contextlib.suppress(FileNotFoundError):
-            os.utime(self._path(namespace, block_hash))
+            os.utime(path := self._path(namespace, block_hash))
+            os.utime(path.parent)
 
     def measure(self, block_bytes: int) -> float:
         """Seconds to read and check a block, by files that are written for it and deleted."""
@@ -235,8 +236,14 @@ def _lock(folder: Path) -> int | None:
 
 
 def _delete_stale(root: Path) -> None:
-    """Deletes what engines left that have not started for long: of models that are not served, of older versions."""
+    """Deletes what no engine has used for long: of models that are not served, of older versions."""
     for lock_path in root.glob(f"*/*/{LOCK}"):
-        if time.time() - lock_path.stat().st_mtime > STALE_SECONDS and (lock := _lock(lock_path.parent)) is not None:
-            shutil.rmtree(lock_path.parent, ignore_errors=True)
+        folder = lock_path.parent
+        if time.time() - _last_use(folder) > STALE_SECONDS and (lock := _lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
+
+
+def _last_use(folder: Path) -> float:
+    """When an engine last took the folder, or wrote or used a block of any namespace."""
+    return max(path.stat().st_mtime for path in (folder / LOCK, *folder.iterdir()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -121,6 +122,20 @@ def test_what_no_engine_has_used_for_long_is_deleted(tmp_path: Path) -> None:
     opened(tmp_path, kv_key("another", 16, 100))
     assert used.folder.exists()
     assert not left.folder.exists()
+
+
+@pytest.mark.parametrize("use", ["write", "touch"])
+def test_blocks_of_an_engine_that_ran_for_long_are_found_when_it_starts_again(tmp_path: Path, use: str) -> None:
+    files, long_ago = opened(tmp_path), time.time() - 2 * STALE_SECONDS
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    for path in (files.folder / "lock", files.folder / NAMESPACE.hex(), path_of(files)):
+        os.utime(path, (long_ago, long_ago))
+    if use == "write":
+        files.write(OWNER, SECOND, FIRST, PAYLOAD)
+    else:
+        files.touch(NAMESPACE, FIRST)
+    files.close()
+    assert FIRST in [found.block.block_hash for found in opened(tmp_path).scan()]
 
 
 def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: Path) -> None:
