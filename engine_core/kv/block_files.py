@@ -238,10 +238,12 @@ def _lock(folder: Path) -> int | None:
 def _delete_stale(root: Path) -> None:
     """Deletes what no engine has used for long: of models that are not served, of older versions."""
     for lock_path in root.glob(f"*/*/{LOCK}"):
-        folder = lock_path.parent
-        if time.time() - _last_use(folder) > STALE_SECONDS and (lock := _lock(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
+        # Engines that start together find the same folders.
+        with contextlib.suppress(FileNotFoundError):
+            folder = lock_path.parent
+            if time.time() - _last_use(folder) > STALE_SECONDS and (lock := _lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
 
 
 def _last_use(folder: Path) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -136,6 +138,21 @@ def test_blocks_of_an_engine_that_ran_for_long_are_found_when_it_starts_again(tm
         files.touch(NAMESPACE, FIRST)
     files.close()
     assert FIRST in [found.block.block_hash for found in opened(tmp_path).scan()]
+
+
+def test_a_folder_that_another_engine_deletes_at_the_same_time_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path, OTHER_KEY).close()
+    glob = Path.glob
+
+    def deleted_behind_it(self: Path, pattern: str) -> Iterator[Path]:
+        for path in list(glob(self, pattern)):
+            shutil.rmtree(path.parent)
+            yield path
+
+    monkeypatch.setattr(Path, "glob", deleted_behind_it)
+    assert opened(tmp_path).write(OWNER, FIRST, b"", PAYLOAD)
 
 
 def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: Path) -> None:
