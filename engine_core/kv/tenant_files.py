@@ -32,8 +32,12 @@ def delete_tenants(root: Path, tenants: Collection[str]) -> int:
 
 
 def _delete(folder: Path) -> None:
+    """Deletes the names last: by them the next sweep finds what one that is killed leaves."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
+            for path in folder.iterdir():
+                if path.name != TENANTS:
+                    path.unlink(missing_ok=True)
             shutil.rmtree(folder)
         except FileNotFoundError:
             return

@@ -172,6 +172,23 @@ def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: 
     assert (read(first, FIRST, bob.namespace), read(second, FIRST, bob.namespace)) == (None, bytes(PAYLOAD))
 
 
+def test_a_sweep_that_is_killed_leaves_no_block_without_its_tenants_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = opened(tmp_path)
+    for block_hash in (FIRST, SECOND):
+        files.write(OWNER, block_hash, b"", PAYLOAD)
+
+    def killed_behind_the_names(folder: Path) -> None:
+        (folder / TENANTS).unlink(missing_ok=True)
+        raise OSError("killed")
+
+    monkeypatch.setattr(shutil, "rmtree", killed_behind_the_names)
+    with pytest.raises(OSError, match="killed"):
+        delete_tenants(tmp_path, {OWNER.tenant})
+    assert [read(files, block_hash) for block_hash in (FIRST, SECOND)] == [None, None]
+
+
 def test_a_block_that_was_on_its_way_when_its_tenant_went_is_not_written_and_the_next_one_is_known_as_its(
     tmp_path: Path,
 ) -> None:
