@@ -157,11 +157,12 @@ class BlockFiles:
 
     def _scan(self, folder: Path) -> list[tuple[float, FoundBlock]]:
         """Raises `FileNotFoundError` where a file or the folder is deleted meanwhile."""
-        blocks = list[tuple[float, FoundBlock]]()
+        blocks, has_owners = list[tuple[float, FoundBlock]](), bool(tenants_of(folder))
         for path in folder.iterdir():
             if path.name == TENANTS:
                 continue
-            if (found := self._look(folder, path)) is None:
+            # Nobody could delete blocks whose names were torn, when their tenant is removed.
+            if (found := self._look(folder, path) if has_owners else None) is None:
                 path.unlink(missing_ok=True)
             else:
                 blocks.append(found)
@@ -173,7 +174,7 @@ class BlockFiles:
         """Goes by the header: the bytes behind it are checked when they are read."""
         with _opened(path, os.O_RDONLY) as file:
             found, stat = read_header(file.read(HEADER_LEN)), os.fstat(file.fileno())
-        if found is None or stat.st_size != HEADER_LEN + found[1] or not (folder / TENANTS).exists():
+        if found is None or stat.st_size != HEADER_LEN + found[1]:
             return None
         block = found[0]
         if (block.key, block.namespace.hex(), block.block_hash.hex()) != (self.key, folder.name, path.name):
@@ -182,10 +183,10 @@ class BlockFiles:
 
 
 def tenants_of(folder: Path) -> set[str]:
-    """Tenants whose blocks a namespace's folder has."""
+    """Tenants whose blocks a namespace's folder has; none where that is torn."""
     try:
         return set(json.loads((folder / TENANTS).read_bytes()))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, TypeError, ValueError):
         return set()
 
 

@@ -99,10 +99,13 @@ def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_
     assert [each.block.block_hash for each in again.scan()] == [FIRST, SECOND]
 
 
-def test_blocks_whose_tenant_is_not_known_are_deleted(tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [None, b"", bytes(9), b'["t:al', b"null", b"[]"])
+def test_blocks_whose_tenant_is_not_known_are_deleted(tmp_path: Path, names: bytes | None) -> None:
     files = opened(tmp_path)
     files.write(OWNER, FIRST, b"", PAYLOAD)
-    (files.folder / NAMESPACE.hex() / TENANTS).unlink()
+    path = files.folder / NAMESPACE.hex() / TENANTS
+    path.unlink() if names is None else path.write_bytes(names)
+    assert tenants_below(tmp_path) == set()
     assert list(files.scan()) == []
     assert not (files.folder / NAMESPACE.hex()).exists()
 
