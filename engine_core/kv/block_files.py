@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
 
 from ..config import ConfigError
 from . import block_record
@@ -32,14 +31,6 @@ PAGE_BYTES = 4096
 STALE_SECONDS = 7 * 86400.0
 """After which blocks that no engine used are deleted."""
 NUM_PROBES = 8
-
-
-class FoundBlock(NamedTuple):
-    """A file of an earlier life of the engine."""
-
-    block: BlockId
-    num_bytes: int
-    """Size of the file."""
 
 
 class BlockFiles:
@@ -103,10 +94,10 @@ class BlockFiles:
     def drop(self, namespace: bytes, block_hash: bytes) -> None:
         self._path(namespace, block_hash).unlink(missing_ok=True)
 
-    def scan(self) -> Iterator[FoundBlock]:
+    def scan(self) -> Iterator[BlockId]:
         """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted. A
         removed tenant's files may be deleted meanwhile: they are not there."""
-        found = list[tuple[float, FoundBlock]]()
+        found = list[tuple[float, BlockId]]()
         for folder in self.folder.iterdir():
             if folder.is_dir():
                 with contextlib.suppress(FileNotFoundError):
@@ -155,9 +146,9 @@ class BlockFiles:
         partial.replace(folder / TENANTS)
         self._tenants[owner.namespace] = known
 
-    def _scan(self, folder: Path) -> list[tuple[float, FoundBlock]]:
+    def _scan(self, folder: Path) -> list[tuple[float, BlockId]]:
         """Raises `FileNotFoundError` where a file or the folder is deleted meanwhile."""
-        blocks, has_owners = list[tuple[float, FoundBlock]](), bool(tenants_of(folder))
+        blocks, has_owners = list[tuple[float, BlockId]](), bool(tenants_of(folder))
         for path in folder.iterdir():
             if path.name == TENANTS:
                 continue
@@ -170,7 +161,7 @@ class BlockFiles:
             shutil.rmtree(folder, ignore_errors=True)
         return blocks
 
-    def _look(self, folder: Path, path: Path) -> tuple[float, FoundBlock] | None:
+    def _look(self, folder: Path, path: Path) -> tuple[float, BlockId] | None:
         """Goes by the header: the bytes behind it are checked when they are read."""
         with _opened(path, os.O_RDONLY) as file:
             found, stat = read_header(file.read(HEADER_LEN)), os.fstat(file.fileno())
@@ -179,7 +170,7 @@ class BlockFiles:
         block = found[0]
         if (block.key, block.namespace.hex(), block.block_hash.hex()) != (self.key, folder.name, path.name):
             return None
-        return stat.st_mtime, FoundBlock(block, self.file_bytes(found[1]))
+        return stat.st_mtime, block
 
 
 def tenants_of(folder: Path) -> set[str]:

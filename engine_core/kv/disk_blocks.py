@@ -20,7 +20,8 @@ import numpy as np
 from ..executor import Swapper, SwapPlan
 from ..lanes import Lane, ThreadLane
 from ..step_output import DiskUse
-from .block_files import BlockFiles, FoundBlock, is_disk_full
+from .block_files import BlockFiles, is_disk_full
+from .block_record import BlockId
 from .block_source import LoadEnd, OnGained, OnLost, Owner, Ticket
 from .lending import Read
 from .prefix_hash import num_leading
@@ -81,7 +82,7 @@ class DiskBlocks:
         """Loads and leases that read a hash, whose file stays."""
         self._results: deque[Callable[[], None]] = deque()
         """Results of jobs, which the step loop applies."""
-        self._found: deque[FoundBlock] = deque()
+        self._found: deque[BlockId] = deque()
         self._is_scanning = True
         self._num_written = self._num_read = self._num_damaged = 0
         self._failure = ""
@@ -208,7 +209,7 @@ class DiskBlocks:
     def _take_found(self) -> None:
         """Blocks of an earlier life join as the least recently used, the oldest of them first of all."""
         for _ in range(min(MOST_FOUND, len(self._found))):
-            block, _ = self._found.pop()
+            block = self._found.pop()
             is_known = block.block_hash in self._namespace_of or block.block_hash in self._saving
             if is_known or self._num_used_bytes + self._file_bytes > self._files.max_bytes:
                 if not is_known:

@@ -91,12 +91,12 @@ def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_
     files.close()
     again = opened(tmp_path)
     assert again.folder == files.folder
-    found = [each.block for each in again.scan()]
+    found = list(again.scan())
     assert found == [BlockId(KEY, NAMESPACE, SECOND, FIRST), BlockId(KEY, NAMESPACE, FIRST, b"")]
     names = {path.name for path in (again.folder / NAMESPACE.hex()).iterdir()}
     assert names == {TENANTS, FIRST.hex(), SECOND.hex()}
     again.touch(NAMESPACE, SECOND)
-    assert [each.block.block_hash for each in again.scan()] == [FIRST, SECOND]
+    assert [each.block_hash for each in again.scan()] == [FIRST, SECOND]
 
 
 @pytest.mark.parametrize("names", [None, b"", bytes(9), b'["t:al', b"null", b"[]"])
@@ -140,7 +140,7 @@ def test_blocks_of_an_engine_that_ran_for_long_are_found_when_it_starts_again(tm
     else:
         files.touch(NAMESPACE, FIRST)
     files.close()
-    assert FIRST in [found.block.block_hash for found in opened(tmp_path).scan()]
+    assert FIRST in [found.block_hash for found in opened(tmp_path).scan()]
 
 
 def test_a_folder_that_another_engine_deletes_at_the_same_time_stops_no_start(
@@ -235,5 +235,5 @@ def test_a_tenant_that_is_removed_during_a_scan_takes_nothing_else_with_it(
         return look(folder, path)
 
     monkeypatch.setattr(files, "_look", removed_behind_the_first)
-    assert [found.block.namespace for found in files.scan()] == [other.namespace] * 2
+    assert [found.namespace for found in files.scan()] == [other.namespace] * 2
     assert looked.count(NAMESPACE.hex()) == 2

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headwater.engine_core.kv import block_record
-from headwater.engine_core.kv.block_files import BlockFiles, FoundBlock
+from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_record import HEADER_LEN, BlockId, header_of, read_header
 from headwater.engine_core.kv.block_source import Owner
 
@@ -57,10 +57,10 @@ class FilesTwin(BlockFiles):
 
     def touch(self, namespace: bytes, block_hash: bytes) -> None: ...
 
-    def scan(self) -> Iterator[FoundBlock]:
+    def scan(self) -> Iterator[BlockId]:
         for data in self._files.values():
             if (found := read_header(data[:HEADER_LEN])) is not None and found[0].key == KEY:
-                yield FoundBlock(found[0], 1)
+                yield found[0]
 
     def measure(self, block_bytes: int) -> float:
         return 0.0
