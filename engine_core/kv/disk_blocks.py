@@ -197,7 +197,7 @@ class DiskBlocks:
         if used:
             namespace_of = {block_hash: self._namespace_of[block_hash] for block_hash in reversed(used)}
             self._writes.submit(partial(self._touch_files, namespace_of))
-        self._costs.end(end.ticket, end.num_usable)
+        self._costs.end(end)
 
     def _write_copied(self) -> None:
         num_copied = self._swapper.num_saved

@@ -212,11 +212,11 @@ class PeerBlocks:
         costs = self._costs_of.pop(end.ticket)
         if end.ticket in self._early:
             self._early.remove(end.ticket)
-            costs.end(end.ticket, 0)
+            costs.forget(end.ticket)
             return
         for block_hash in end.ticket.hashes:
             self._hints.pop(block_hash, None)
-        costs.end(end.ticket, end.num_usable)
+        costs.end(end)
 
     def _start(self, ticket: Ticket, hint: _Hint) -> None:
         self._first_hints[ticket] = hint
@@ -244,7 +244,7 @@ class PeerBlocks:
             hashes, is_early = end.ticket.hashes[: end.num_usable], end.ticket in self._early
             # An engine that has not computed blocks yet has no records of them either.
             if end.goes_by_records and not is_early:
-                self._costs_of.pop(end.ticket).end(end.ticket, 0)
+                self._costs_of.pop(end.ticket).forget(end.ticket)
                 self._load_records(end.ticket)
             elif end.is_cancelled:
                 ends.append(LoadEnd(end.ticket, Outcome.CANCELLED))

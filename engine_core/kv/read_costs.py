@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .block_source import Ticket
+from .block_source import LoadEnd, Outcome, Ticket
 
 WEIGHT = 0.25
 """Weight of the newest load in the mean."""
@@ -36,11 +36,20 @@ class ReadCosts:
     def begin(self, ticket: Ticket) -> None:
         self._begins[ticket] = self._clock()
 
-    def end(self, ticket: Ticket, num_blocks: int) -> None:
-        """A load of so many blocks ended; one that brought none tells nothing."""
-        now, begun = self._clock(), self._begins.pop(ticket)
-        if num_blocks:
-            seconds = (now - max(begun, self._last_end)) / num_blocks
-            self._mean = self.seconds_per_block + WEIGHT * (seconds - self.seconds_per_block)
-            self._noted_at = now
-        self._last_end = now
+    def end(self, end: LoadEnd) -> None:
+        """A load ended. One that was given up took longer than that; one that failed tells nothing."""
+        begun, last_end = self._begins[end.ticket], self._last_end
+        self.forget(end.ticket)
+        if end.outcome is Outcome.CANCELLED:
+            self._note(self._last_end - begun, len(end.ticket.hashes))
+        elif end.num_usable:
+            self._note(self._last_end - max(begun, last_end), end.num_usable)
+
+    def forget(self, ticket: Ticket) -> None:
+        """A load ended whose time tells nothing."""
+        del self._begins[ticket]
+        self._last_end = self._clock()
+
+    def _note(self, seconds: float, num_blocks: int) -> None:
+        self._mean = self.seconds_per_block + WEIGHT * (seconds / num_blocks - self.seconds_per_block)
+        self._noted_at = self._last_end

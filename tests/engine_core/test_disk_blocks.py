@@ -42,7 +42,9 @@ class FailingFiles(BlockFiles):
 class Blocks:
     """A pool with a disk beside it. A block contains the first eight bytes of its hash."""
 
-    def __init__(self, root: Path, *, max_files: int = 100, num_slots: int = NUM_SLOTS) -> None:
+    def __init__(
+        self, root: Path, *, max_files: int = 100, num_slots: int = NUM_SLOTS, compute_seconds: float = 0.0
+    ) -> None:
         self.now = 0.0
         self.kv: UInt64Array = np.zeros((NUM_BLOCKS, BLOCK_SIZE), np.uint64)
         self.pool = BlockPool(NUM_BLOCKS)
@@ -60,7 +62,7 @@ class Blocks:
             writes=self.writes,
             reads=self.reads,
         )
-        self.loads = BlockLoads(self.pool, self.cache, [self.disk], lambda: self.now)
+        self.loads = BlockLoads(self.pool, self.cache, [self.disk], lambda: self.now, lambda: compute_seconds)
         self.told = set[bytes]()
 
     def compute(self, chain: HashChain) -> None:
@@ -326,6 +328,27 @@ def test_a_slow_disk_costs_more_and_is_tried_again_later(tmp_path: Path, monkeyp
     assert blocks.disk.cost(2) == 2 * blocks.disk.cost(1)
     blocks.now += 300.0
     assert blocks.disk.cost(1) == pytest.approx(measured, abs=0.01)
+
+
+def test_a_disk_that_hangs_keeps_only_the_requests_that_wait_already(tmp_path: Path) -> None:
+    blocks, chain, others = (
+        Blocks(tmp_path, compute_seconds=1.0),
+        chain_of(0, 3),
+        [chain_of(1000, 1), chain_of(2000, 1)],
+    )
+    for each in (chain, *others):
+        blocks.compute(each)
+        blocks.settle()
+    blocks.flood()
+    for each in (*others, chain):
+        blocks.load(each)
+    blocks.step()
+    blocks.now += 30.0
+    blocks.step()
+    blocks.step()
+    assert blocks.loads.find(chain, 0, 3) is None, "it is computed at once"
+    blocks.now += 300.0
+    assert blocks.loads.find(chain, 0, 3) is not None, "and the disk is tried again"
 
 
 def test_no_step_waits_for_the_disk(tmp_path: Path) -> None:
