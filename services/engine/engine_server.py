@@ -92,8 +92,8 @@ class EngineServer:
         self.role = role
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
-        """From now on new requests are taken; `publish` gets every batch of KV events."""
-        self.events.publish = publish
+        """From now on new requests are taken; `publish` gets every batch of KV events, those so far included."""
+        self.events.open(publish)
         self._is_open = True
 
     @contextlib.contextmanager

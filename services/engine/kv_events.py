@@ -56,6 +56,14 @@ class KvEventLog:
         self._kept: deque[KvEventBatch] = deque()
         self._num_kept_hashes = 0
 
+    def open(self, publish: Callable[[KvEventBatch], None]) -> None:
+        """From now on `publish` gets every batch, and at once those so far: what an engine finds on its disk while it
+        joins the cluster is told nowhere else."""
+        self.flush()
+        self.publish = publish
+        for batch in self._kept:
+            publish(batch)
+
     def note(self, events: CacheEvents) -> None:
         """Events join the open batch where its order (cleared, removed, stored) says the same as theirs did."""
         if events.cleared or not self._open_stored.isdisjoint(events.removed):
@@ -106,9 +114,10 @@ class KvEventLog:
         return [batch for batch in self._kept if batch.seq > seq]
 
     def _keep(self, batch: KvEventBatch) -> None:
+        """Keeps all batches until `open`, then the recent ones."""
         self._kept.append(batch)
         self._num_kept_hashes += num_hashes(batch)
-        while self._num_kept_hashes > _MAX_KEPT_HASHES and len(self._kept) > 1:
+        while self._num_kept_hashes > _MAX_KEPT_HASHES and len(self._kept) > 1 and self.publish is not _unheard:
             self._num_kept_hashes -= num_hashes(self._kept.popleft())
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
-from headwater.services.engine.kv_events import KvEventLog, checksum_of
+from headwater.services.engine.kv_events import _MAX_KEPT_HASHES, KvEventLog, checksum_of
 
 BLOCKS = [bytes([i]) * 16 for i in range(12)]
 events = st.builds(
@@ -55,6 +55,20 @@ def test_batches_snapshot_and_replay_all_say_what_the_steps_said(
     asyncio.run(tell())
 
 
+async def test_what_was_cached_before_anybody_listened_is_published_whole_and_once() -> None:
+    log, batches = KvEventLog(Incarnation(replica_id="r", epoch=5)), list[KvEventBatch]()
+    stored = [number.to_bytes(16, "little") for number in range(_MAX_KEPT_HASHES + 20000)]
+    for start in range(0, len(stored), 4000):
+        log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=stored[start : start + 4000])]))
+    log.open(batches.append)
+    assert [block for batch in batches for chain in batch.stored for block in chain.block_hashes] == stored
+    assert [batch.seq for batch in batches] == list(range(1, log.seq + 1))
+    log.note(CacheEvents(removed=stored[:1]))
+    log.flush()
+    assert list(batches[-1].removed) == stored[:1]
+    assert log.since(0) is None, "from then on only recent ones are kept"
+
+
 async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
     log, told = KvEventLog(Incarnation(replica_id="r", epoch=5)), asyncio.Queue[KvEventBatch]()
     log.publish = told.put_nowait
@@ -68,6 +82,7 @@ async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
 
 async def test_old_batches_are_not_kept_for_ever() -> None:
     log = KvEventLog(Incarnation(replica_id="r", epoch=5))
+    log.open(lambda _: None)
     for i in range(40):
         chain = [(i * 8192 + j).to_bytes(16, "little") for j in range(8192)]
         log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=chain)]))
