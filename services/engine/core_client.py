@@ -111,6 +111,8 @@ class CoreClient:
         self._mask_reports: RingReader | None = RingReader(mask_report_reader)
         self._start_result: Ready | CoreFailed | None = None
         self._on_report: Callable[[Step | Idle], None] | None = None
+        self._early_steps: list[Step] = []
+        """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
         self._on_peer_report: Callable[[ToPeers], None] | None = None
         # Held by whoever sends, looks after what waits, compares what was sent, or ends it all.
@@ -156,8 +158,12 @@ class CoreClient:
         return self._start_result
 
     def connect(self, on_report: Callable[[Step | Idle], None], on_end: Callable[[], None]) -> None:
-        """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the core dies."""
+        """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the core dies. Steps so
+        far come at once."""
         self._on_report, self._on_end = on_report, on_end
+        early, self._early_steps = self._early_steps, []
+        for step in early:
+            on_report(step)
 
     def connect_peers(self, on_report: Callable[[ToPeers], None]) -> None:
         """From now on `on_report` gets what the core has to say to other engines, on the event loop."""
@@ -271,9 +277,10 @@ class CoreClient:
                     is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
                     self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
                 self.load = report.load if isinstance(report, Idle) else report.output.load
-                # A core that has just started is idle before anybody listens.
                 if self._on_report is not None:
                     self._on_report(report)
+                elif isinstance(report, Step):
+                    self._early_steps.append(report)
             case Progress():
                 self._watch.heard(is_idle=False)
                 facts = {"phase": report.phase, "done": report.done, "total": report.total, "at": report.at}

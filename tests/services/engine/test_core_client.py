@@ -3,13 +3,13 @@ request."""
 
 from __future__ import annotations
 
-from headwater.engine_core.step_output import EngineLoad, PeerUse
-from headwater.proto.events_pb2 import Incarnation
+from headwater.engine_core.step_output import CacheEvents, EngineLoad, PeerUse, StepOutput, StoredChain
+from headwater.proto.events_pb2 import Incarnation, KvEventBatch
 from headwater.services.engine.core_client import CoreClient
 from headwater.services.engine.engine_server import EngineServer
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.kv_events import KvEventLog
-from headwater.services.engine.messages import Idle, Ready
+from headwater.services.engine.messages import Idle, Ready, Step
 from headwater.services.runtime.member import ReplicaLoad
 from tests.services.engine.engine_process import client_of, engine_process
 
@@ -36,6 +36,27 @@ async def test_an_engine_publishes_that_it_can_pull_from_its_first_load_message_
 async def test_a_load_that_came_before_the_server_listened_counts() -> None:
     load = await load_after(Idle(EngineLoad(num_total_blocks=7, peers=PEER_USE), 0), first=EngineLoad())
     assert (load.num_total_blocks, load.seconds_per_pulled_token) == (7, 0.002)
+
+
+async def test_blocks_that_were_found_on_a_disk_before_the_server_listened_are_published() -> None:
+    found, batches, core = [bytes([number]) * 16 for number in range(3)], list[KvEventBatch](), CoreClient()
+    try:
+        core._take(Ready("", "", 32, "", 16, EngineLoad(), 64, 4, 4, 0.0))
+        for block_hash in found[:2]:
+            core._take(step_that_stored(block_hash))
+        events = KvEventLog(Incarnation())
+        server = EngineServer(core, await core.ready(), events, "m", GrammarCompiler(None))
+        core._take(step_that_stored(found[2]))
+        server.open(batches.append)
+        assert set(events.snapshot()[1]) == set(found)
+        assert [block for batch in batches for chain in batch.stored for block in chain.block_hashes] == found
+    finally:
+        await core._stop()
+
+
+def step_that_stored(block_hash: bytes) -> Step:
+    events = CacheEvents(stored=[StoredChain(parent=b"", hashes=[block_hash])])
+    return Step(StepOutput(step=0, cache_events=events), 0, 0, 0.0)
 
 
 async def test_an_engine_that_never_computed_anything_says_that_it_can_pull() -> None:
