@@ -92,7 +92,13 @@ class BlockFiles:
         return is_read and block_record.is_block(header, into, self.key, namespace, block_hash)
 
     def drop(self, namespace: bytes, block_hash: bytes) -> None:
-        self._path(namespace, block_hash).unlink(missing_ok=True)
+        """Deletes a block, and with the last one of a namespace its folder: a client may make up one a request."""
+        path = self._path(namespace, block_hash)
+        path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), os.scandir(path.parent) as others:
+            if all(each.name == TENANTS for each in others):
+                self._tenants.pop(namespace, None)
+                shutil.rmtree(path.parent)
 
     def scan(self) -> Iterator[BlockId]:
         """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted. A

@@ -110,6 +110,19 @@ def test_blocks_whose_tenant_is_not_known_are_deleted(tmp_path: Path, names: byt
     assert not (files.folder / NAMESPACE.hex()).exists()
 
 
+def test_a_namespaces_folder_goes_with_its_last_block_and_comes_back_with_the_next(tmp_path: Path) -> None:
+    files = opened(tmp_path)
+    for block_hash in (FIRST, SECOND):
+        files.write(OWNER, block_hash, b"", PAYLOAD)
+    files.drop(NAMESPACE, FIRST)
+    assert read(files, SECOND) == bytes(PAYLOAD)
+    files.drop(NAMESPACE, SECOND)
+    assert [path.name for path in files.folder.iterdir()] == ["lock"]
+    files.drop(NAMESPACE, SECOND)
+    assert files.write(OWNER, FIRST, b"", PAYLOAD)
+    assert (read(files), tenants_below(tmp_path)) == (bytes(PAYLOAD), {OWNER.tenant})
+
+
 def test_two_engines_of_a_folder_have_parts_of_their_own(tmp_path: Path) -> None:
     first, second = opened(tmp_path), opened(tmp_path)
     assert first.folder != second.folder
