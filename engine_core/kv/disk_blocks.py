@@ -270,9 +270,14 @@ class DiskBlocks:
 
     def _scan_files(self) -> None:
         with self._ends_use("read"):
+            found = list(self._files.scan())
+            num_too_many = max(len(found) - self._files.max_bytes // self._file_bytes, 0)
+            # Before anything is written: the disk may be full, which is why fewer are allowed now.
+            for block in found[:num_too_many]:
+                self._files.drop(block.namespace, block.block_hash)
             self._costs.assume(self._files.measure(self._block_bytes))
             # At once: the newest, at the end, are taken first.
-            self._found.extend(list(self._files.scan()))
+            self._found.extend(found[num_too_many:])
         self._results.append(self._note_scanned)
 
     def _note_scanned(self) -> None:

@@ -229,6 +229,26 @@ def test_after_a_restart_with_less_room_the_newest_stay(tmp_path: Path) -> None:
     assert len(list((again.files.folder / old.namespace.hex()).iterdir())) == 2 + 1
 
 
+def test_a_full_disk_is_used_again_after_a_restart_with_less_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks, chain = Blocks(tmp_path), chain_of(0, 8)
+    blocks.compute(chain)
+    blocks.settle()
+    blocks.loads.close()
+    num_before, measure = blocks.disk.use.num_blocks, FailingFiles.measure
+
+    def measured(files: FailingFiles, block_bytes: int) -> float:
+        if len(list(files.folder.glob("*/*"))) > num_before:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return measure(files, block_bytes)
+
+    monkeypatch.setattr(FailingFiles, "measure", measured)
+    again = Blocks(tmp_path, max_files=2)
+    again.settle()
+    assert (again.disk.use.failure, again.disk.use.num_blocks) == ("", 2)
+
+
 @pytest.mark.parametrize("damage", ["truncated", "changed", "gone"])
 def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_used(tmp_path: Path, damage: str) -> None:
     blocks, chain = Blocks(tmp_path), chain_of(0, 3)
