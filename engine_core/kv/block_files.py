@@ -71,6 +71,7 @@ class BlockFiles:
             with _opened(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
                 _write_whole(file, header)
                 _write_whole(file, payload)
+            _mark_used(partial)
             partial.replace(path)
         except FileNotFoundError:
             self._tenants.pop(owner.namespace, None)
@@ -114,7 +115,7 @@ class BlockFiles:
     def touch(self, namespace: bytes, block_hash: bytes) -> None:
         """Marks a block as used, for the order of a later `scan`, and the folder with it."""
         with contextlib.suppress(FileNotFoundError):
-            os.utime(path := self._path(namespace, block_hash))
+            _mark_used(path := self._path(namespace, block_hash))
             os.utime(path.parent)
 
     def measure(self, block_bytes: int) -> float:
@@ -210,6 +211,13 @@ def _write_whole(file: FileIO, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]
+
+
+def _mark_used(path: Path) -> None:
+    """Notes the time. That of the file system stands still for milliseconds, in which many blocks are written: of a
+    sequence the last would be kept, and the first would go."""
+    now = time.time_ns()
+    os.utime(path, ns=(now, now))
 
 
 def _own_folder(path: Path) -> None:

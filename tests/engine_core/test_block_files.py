@@ -99,6 +99,16 @@ def test_an_earlier_lifes_blocks_are_found_in_the_order_of_use_and_what_is_torn_
     assert [each.block_hash for each in again.scan()] == [FIRST, SECOND]
 
 
+@pytest.mark.parametrize("is_touched", [False, True], ids=["written", "touched"])
+def test_blocks_are_found_in_the_order_of_use_also_within_a_tick_of_the_clock(tmp_path: Path, is_touched: bool) -> None:
+    files, hashes = opened(tmp_path), [bytes([number]) * 16 for number in range(40)]
+    for block_hash in reversed(hashes) if is_touched else hashes:
+        files.write(OWNER, block_hash, b"", PAYLOAD)
+    for block_hash in hashes if is_touched else ():
+        files.touch(NAMESPACE, block_hash)
+    assert [each.block_hash for each in files.scan()] == hashes
+
+
 @pytest.mark.parametrize("names", [None, b"", bytes(9), b'["t:al', b"null", b"[]"])
 def test_blocks_whose_tenant_is_not_known_are_deleted(tmp_path: Path, names: bytes | None) -> None:
     files = opened(tmp_path)
