@@ -43,8 +43,9 @@ class PrefixHits:
 
     def note_seated(self, request: RequestState) -> None:
         """Notes that a request gets a row, with its first `num_computed` tokens cached."""
+        request.seated_at = self._clock()
         if request.scheduled_at is None:
-            request.scheduled_at = self._clock()
+            request.scheduled_at = request.seated_at
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             request.num_loaded_tokens[PeerBlocks.tier] += self._prefetched.take(
                 request.chain.hashes[: request.chain.num_cached]

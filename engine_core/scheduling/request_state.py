@@ -47,7 +47,9 @@ class RequestState:
     """Tenant that shares seats with others; empty where order is by arrival alone."""
     weight: float = 1.0
     risen_at: float = 0.0
-    """When it last moved up a tier."""
+    """When it last moved up a tier, later by the time for which it has held a row since."""
+    seated_at: float = 0.0
+    """When it last took a row."""
     row: int = NO_ROW
     num_computed: int = 0
     num_cached_tokens: int = 0

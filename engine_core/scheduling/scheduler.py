@@ -74,8 +74,7 @@ class Scheduler:
         self.prefetched = PrefetchedBlocks(self.pool, config.block_size)
         self.hits = PrefixHits(self.cache, self.prefetched, clock)
         self._waits = BlockWaits(self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size)
-        self._config = config
-        self._clock = clock
+        self._config, self._clock = config, clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self.prefill_budget = PrefillBudget(self.shares, self._max_chunk, prefill_seconds)
         self._planned_step = self._retired_step = 0
@@ -397,4 +396,5 @@ class Scheduler:
             self._yielding.note_released()
             if not request.has_finished:
                 request.token_ids, request.credit, request.num_computed = known_ids, credit, 0
+                request.risen_at = max(request.added_at, request.risen_at) + self._clock() - request.seated_at
                 self._wait(request)

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated_model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.recorded_engine import CONFIG, MODEL, Bench, prompt, request
+from tests.engine_core.recorded_engine import CONFIG, MODEL, Bench, RecordingExecutor, prompt, request
 
 
 def stalled_bench(config: EngineConfig) -> Bench:
@@ -52,6 +53,36 @@ def test_who_stands_still_keeps_seat_and_blocks_while_nobody_waits() -> None:
     bench.add(3, prompt(20, first=3), max_tokens=9)
     bench.run()
     assert (bench.engine.load().num_preemptions, bench.engine.load().num_running) == (0, 2)
+
+
+def test_of_a_request_that_was_preempted_only_its_waiting_counts_for_its_rise() -> None:
+    now, config = 100.0, replace(CONFIG, max_num_seqs=1, policy="priority")
+    engine = Engine(config, RecordingExecutor(config), clock=lambda: now)
+
+    def run() -> int:
+        """Until nothing goes on; the tier of request 1 then."""
+        for _ in range(50):
+            engine.step()
+        return engine._requests[1].rank[0]
+
+    def preempt(by: int, max_tokens: int) -> None:
+        engine.stall(1)
+        engine.add(request(by, prompt(20, first=by), max_tokens=max_tokens))
+
+    engine.add(replace(request(1, prompt(20, first=1), max_tokens=9), credit=3, tier=1))
+    tiers = [run()]
+    now += 1000.0
+    preempt(by=2, max_tokens=5)
+    tiers.append(run())
+    now += 20.0
+    engine.add_credit(1, 2)
+    tiers.append(run())
+    now += 1000.0
+    preempt(by=3, max_tokens=400)
+    for seconds in (1, 8, 2):
+        now += seconds
+        tiers.append(run())
+    assert (engine.load().num_preemptions, tiers) == (2, [1, 1, 1, 1, 1, 0])
 
 
 def test_who_has_credit_again_makes_no_room() -> None:
