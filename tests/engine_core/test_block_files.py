@@ -215,6 +215,22 @@ def test_a_sweep_that_is_killed_leaves_no_block_without_its_tenants_name(
     assert [read(files, block_hash) for block_hash in (FIRST, SECOND)] == [None, None]
 
 
+def test_a_file_that_its_engine_deletes_during_a_sweep_does_not_end_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, rmtree = opened(tmp_path), shutil.rmtree
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+
+    def written_meanwhile(folder: Path) -> None:
+        monkeypatch.setattr(shutil, "rmtree", rmtree)
+        files.write(OWNER, SECOND, FIRST, PAYLOAD)
+        raise FileNotFoundError
+
+    monkeypatch.setattr(shutil, "rmtree", written_meanwhile)
+    assert delete_tenants(tmp_path, {OWNER.tenant}) == 1
+    assert not (files.folder / NAMESPACE.hex()).exists()
+
+
 def test_a_block_that_was_on_its_way_when_its_tenant_went_is_not_written_and_the_next_one_is_known_as_its(
     tmp_path: Path,
 ) -> None:
