@@ -8,6 +8,7 @@ one's KV cache instead: see `DirectPulls`. Knows hashes and slots; knows nothing
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import OrderedDict, deque
@@ -30,6 +31,8 @@ from .staged_loads import Part, StagedLoads
 
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""
+HINT_SECONDS = 60.0
+"""After which a hint counts no more: what it was given for has come or was computed, and its holder may be gone."""
 ASSUMED_BYTES_PER_SECOND = 200e6
 """Speed of a pull before the first one was measured. Two processes on two busy cores reached 250 to 300 MB/s, without
 the copies at either end (2026-11-23)."""
@@ -41,6 +44,8 @@ class _Hint(NamedTuple):
     holder: Holder
     owner: Owner
     parent: bytes
+    until: float = math.inf
+    """When it counts no more."""
 
 
 class PeerBlocks:
@@ -61,7 +66,7 @@ class PeerBlocks:
         lane: Lane | None = None,
     ) -> None:
         """`swapper` has a slot for each of the link's rows from `first_row` on."""
-        self._swapper, self._link, self._first_row = swapper, link, first_row
+        self._swapper, self._link, self._first_row, self._clock = swapper, link, first_row, clock
         self._lane = lane or ThreadLane("kv-pull")
         self._hints: OrderedDict[bytes, _Hint] = OrderedDict()
         self._free_slots = deque(range(len(swapper.slots)))
@@ -105,8 +110,9 @@ class PeerBlocks:
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
         """Notes that another engine is thought to hold these blocks, the first of a chain."""
+        until = self._clock() + HINT_SECONDS
         for parent, block_hash in zip([b"", *hashes], hashes, strict=False):
-            self._hints[block_hash] = _Hint(holder, owner, parent)
+            self._hints[block_hash] = _Hint(holder, owner, parent, until)
             self._hints.move_to_end(block_hash)
         while len(self._hints) > MOST_HINTS:
             self._hints.popitem(last=False)
@@ -115,7 +121,7 @@ class PeerBlocks:
         """Does nothing: no block here counts as this engine's."""
 
     def find(self, hashes: Sequence[bytes]) -> int:
-        if not self._hints or (first := self._hints.get(hashes[0])) is None:
+        if not self._hints or (first := self._hints.get(hashes[0])) is None or first.until <= self._clock():
             return 0
         self._is_direct = self._reaches(first.holder)
         for num_found, block_hash in enumerate(hashes):

@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
+from headwater.engine_core.kv.block_record import HEADER_LEN
+from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.peer_blocks import HINT_SECONDS, PeerBlocks
+from headwater.engine_core.kv.peer_link import PeerLink
 from headwater.engine_core.request import Holder
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.direct_link import DirectLink
@@ -91,6 +96,20 @@ def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
     assert answer.cached_tokens == 0
     for engine in (first, second):
         engine.close()
+
+
+def test_advice_of_which_no_request_made_use_is_forgotten() -> None:
+    """The engine had these blocks itself. When it has evicted them, the other one may be gone for long."""
+    now, hashes, owner = 0.0, [b"1" * 16, b"2" * 16], Owner(b"n" * 16)
+    swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
+    link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=lambda _: None)
+    peers = PeerBlocks(swapper, link, 4, clock=lambda: now)
+    peers.expect(hashes, owner, at("a"))
+    assert peers.find(hashes) == 2
+    now += HINT_SECONDS
+    assert peers.find(hashes) == 0
+    peers.expect(hashes, owner, at("a"))
+    assert peers.find(hashes) == 2
 
 
 def test_less_than_two_blocks_are_refused(folder: Path) -> None:
