@@ -57,7 +57,8 @@ class BlockFiles:
             raise ConfigError("kv_disk_dir", str(root), f"a folder that the engine may write to ({error})") from None
         raise AssertionError("unreachable")
 
-    def file_bytes(self, block_bytes: int) -> int:
+    @staticmethod
+    def file_bytes(block_bytes: int) -> int:
         """Bytes of the disk that a block takes."""
         return -(-(HEADER_LEN + block_bytes) // PAGE_BYTES) * PAGE_BYTES
 

@@ -95,10 +95,10 @@ def open_disk(
     """Where this engine's blocks on a disk are; None where it has none. Raises `ConfigError`."""
     if options.kv_disk_dir is None:
         return None
-    block_bytes = block_bytes_of(executor)
+    file_bytes = BlockFiles.file_bytes(block_bytes_of(executor))
     key = key_of(options, config, facts, executor)
-    if options.kv_disk_memory < block_bytes:
-        allowed = f"{block_bytes} bytes (a block) and more"
+    if options.kv_disk_memory < file_bytes:
+        allowed = f"{file_bytes} bytes (a block) and more"
         raise ConfigError("kv_disk_memory", options.kv_disk_memory, allowed)
     return BlockFiles.open(options.kv_disk_dir, key, options.kv_disk_memory)
 

@@ -27,7 +27,8 @@ class FilesTwin(BlockFiles):
         self._rng, self._fault_chance = rng, fault_chance
         self._files: dict[tuple[bytes, bytes], bytes] = {}
 
-    def file_bytes(self, block_bytes: int) -> int:
+    @staticmethod
+    def file_bytes(block_bytes: int) -> int:
         return 1
 
     def write(self, owner: Owner, block_hash: bytes, parent: bytes, payload: memoryview) -> bool:

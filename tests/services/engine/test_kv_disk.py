@@ -113,7 +113,7 @@ async def test_an_engine_whose_disk_fails_goes_on_without_it_and_says_so(tmp_pat
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--kv-disk-memory=100",), "kv_disk_memory is 100; allowed: 128 bytes (a block) and more"),
+        (("--kv-disk-memory=4000",), "kv_disk_memory is 4000; allowed: 4096 bytes (a block) and more"),
         ((), "allowed: a folder that the engine may write to"),
     ],
 )
