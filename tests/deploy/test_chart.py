@@ -168,6 +168,22 @@ def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Obje
         assert models["readOnly"]
 
 
+OTHER_PODS: list[dict[str, Any]] = [
+    {"images": {"engineCpu": {"tag": "0.2.0"}}},
+    {"models": {"huggingFaceSecret": "hub"}},
+    {"models": {"resources": {"limits": {"memory": "16Gi"}}}},
+]
+"""Values that change the pods of jobs. Kubernetes refuses another pod for a job that is there."""
+
+
+def test_a_job_whose_pod_changes_is_another_job(installs: dict[str, list[Object]]) -> None:
+    made = [installs["as it comes"], *(objects for (objects,) in applied([[values] for values in OTHER_PODS]))]
+    names = [name for objects in made for name in of_kind(objects, "Job")]
+    assert len(set(names)) == len(made)
+    assert list(of_kind(installs["long drains"], "Job")) == names[:1]
+    assert all(len(name) <= 63 for name in names)
+
+
 def test_blocks_have_one_size_on_the_stages_that_hash_and_that_cache_them(objects: list[Object]) -> None:
     sizes = [each for _, container, _ in stages(objects) for each in container["args"] if "--block-size=" in each]
     assert len(sizes) >= 2

@@ -29,11 +29,13 @@ imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- .Values.access.existingSecrets | default (include "headwater.name" .) -}}
 {{- end -}}
 
-{{- /* Engines with their defaults, as JSON. */ -}}
+{{- /* Engines with their defaults and the image of their device, as JSON. */ -}}
 {{- define "headwater.engines" -}}
 {{- $engines := list -}}
 {{- range .Values.engines -}}
-{{- $engines = append $engines (mergeOverwrite (deepCopy $.Values.engineDefaults) .) -}}
+{{- $engine := mergeOverwrite (deepCopy $.Values.engineDefaults) . -}}
+{{- $image := eq $engine.device "cpu" | ternary $.Values.images.engineCpu $.Values.images.engine -}}
+{{- $engines = append $engines (set $engine "image" (merge (dict) $engine.image $image)) -}}
 {{- end -}}
 {{- toJson $engines -}}
 {{- end -}}
