@@ -168,6 +168,24 @@ def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Obje
         assert models["readOnly"]
 
 
+OTHER_MODELS: list[dict[str, Any]] = [
+    {"engines": [{"name": "demo", "model": "gemma3-270m"}]},
+    {"engineDefaults": {"revision": "v2"}},
+    {"engineDefaults": {"dtype": "float32"}},
+    {"images": {"engineCpu": {"tag": "0.2.0"}}},
+]
+
+
+def test_pods_of_another_model_never_start_with_the_one_that_was_there(installs: dict[str, list[Object]]) -> None:
+    made = [installs["as it comes"], *(objects for (objects,) in applied([[values] for values in OTHER_MODELS]))]
+    awaited = [
+        {tuple(pod["initContainers"][0]["args"]) for stage, _, pod in stages(objects) if stage != "gateway"}
+        for objects in made
+    ]
+    assert [len(folders) for folders in awaited] == [1] * len(made)
+    assert len(set.union(*awaited)) == len(made)
+
+
 OTHER_PODS: list[dict[str, Any]] = [
     {"images": {"engineCpu": {"tag": "0.2.0"}}},
     {"models": {"huggingFaceSecret": "hub"}},

@@ -29,23 +29,23 @@ imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- .Values.access.existingSecrets | default (include "headwater.name" .) -}}
 {{- end -}}
 
-{{- /* Engines with their defaults and the image of their device, as JSON. */ -}}
+{{- /* Engines with their defaults, the image of their device and the folder of their model, as JSON. Another model, or one
+converted by another version, has another folder: its pods wait for its job and never start with what was there before. */ -}}
 {{- define "headwater.engines" -}}
 {{- $engines := list -}}
 {{- range .Values.engines -}}
 {{- $engine := mergeOverwrite (deepCopy $.Values.engineDefaults) . -}}
 {{- $image := eq $engine.device "cpu" | ternary $.Values.images.engineCpu $.Values.images.engine -}}
-{{- $engines = append $engines (set $engine "image" (merge (dict) $engine.image $image)) -}}
+{{- $_ := set $engine "image" (merge (dict) $engine.image $image) -}}
+{{- $made := list $engine.model $engine.revision $engine.device $engine.dtype (include "headwater.image" (dict "root" $ "image" $engine.image)) -}}
+{{- $_ := set $engine "folder" (printf "/models/served-%s-%s" $engine.name (toJson $made | sha256sum | trunc 8)) -}}
+{{- $engines = append $engines $engine -}}
 {{- end -}}
 {{- toJson $engines -}}
 {{- end -}}
 
 {{- define "headwater.servedName" -}}
 {{- .servedModelName | default .model -}}
-{{- end -}}
-
-{{- define "headwater.modelFolder" -}}
-/models/served-{{ .name }}
 {{- end -}}
 
 {{- /* Tokens a KV block: stages that hash prompts and those that cache them want the same. */ -}}

@@ -118,7 +118,7 @@ envFrom:
   command: [sh, -c, 'for folder in "$@"; do until [ -e "$folder" ]; do sleep 0.5; done; done', await-models]
   args:
     {{- range .engines }}
-    - {{ include "headwater.modelFolder" . }}
+    - {{ .folder }}
     {{- end }}
   {{- include "headwater.containerSecurity" . | nindent 2 }}
   resources:
