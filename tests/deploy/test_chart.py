@@ -168,40 +168,6 @@ def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Obje
         assert models["readOnly"]
 
 
-OTHER_MODELS: list[dict[str, Any]] = [
-    {"engines": [{"name": "demo", "model": "gemma3-270m"}]},
-    {"engineDefaults": {"revision": "v2"}},
-    {"engineDefaults": {"dtype": "float32"}},
-    {"images": {"engineCpu": {"tag": "0.2.0"}}},
-]
-
-
-def test_pods_of_another_model_never_start_with_the_one_that_was_there(installs: dict[str, list[Object]]) -> None:
-    made = [installs["as it comes"], *(objects for (objects,) in applied([[values] for values in OTHER_MODELS]))]
-    awaited = [
-        {tuple(pod["initContainers"][0]["args"]) for stage, _, pod in stages(objects) if stage != "gateway"}
-        for objects in made
-    ]
-    assert [len(folders) for folders in awaited] == [1] * len(made)
-    assert len(set.union(*awaited)) == len(made)
-
-
-OTHER_PODS: list[dict[str, Any]] = [
-    {"images": {"engineCpu": {"tag": "0.2.0"}}},
-    {"models": {"huggingFaceSecret": "hub"}},
-    {"models": {"resources": {"limits": {"memory": "16Gi"}}}},
-]
-"""Values that change the pods of jobs. Kubernetes refuses another pod for a job that is there."""
-
-
-def test_a_job_whose_pod_changes_is_another_job(installs: dict[str, list[Object]]) -> None:
-    made = [installs["as it comes"], *(objects for (objects,) in applied([[values] for values in OTHER_PODS]))]
-    names = [name for objects in made for name in of_kind(objects, "Job")]
-    assert len(set(names)) == len(made)
-    assert list(of_kind(installs["long drains"], "Job")) == names[:1]
-    assert all(len(name) <= 63 for name in names)
-
-
 def test_blocks_have_one_size_on_the_stages_that_hash_and_that_cache_them(objects: list[Object]) -> None:
     sizes = [each for _, container, _ in stages(objects) for each in container["args"] if "--block-size=" in each]
     assert len(sizes) >= 2
@@ -304,6 +270,16 @@ def test_the_rights_in_nats_and_valkey_are_those_of_the_roles() -> None:
     }
 
 
+def test_metrics_are_scraped_under_the_job_that_alerts_name(installs: dict[str, list[Object]]) -> None:
+    objects = installs["certificates and routes"]
+    (monitor,) = of_kind(objects, "PodMonitor").values()
+    jobs = {
+        each["spec"]["template"]["metadata"]["labels"][monitor["spec"]["jobLabel"]]
+        for each in of_kind(objects, "Deployment").values()
+    }
+    assert jobs == set(re.findall(r'job="([^"]*)"', (ROOT / "deploy/monitoring/rules.yaml").read_text()))
+
+
 def test_the_servers_know_the_passwords_that_stages_have(installs: dict[str, list[Object]]) -> None:
     secrets = {name: decoded(each) for name, each in of_kind(installs["as it comes"], "Secret").items()}
     # NATS reads JSON, but none of its escapes of characters by number.
@@ -352,24 +328,6 @@ def peers(rules: list[Object], end: str) -> set[str]:
         each["podSelector"]["matchLabels"] for rule in rules for each in rule.get(end, []) if "podSelector" in each
     ]
     return {each.get("headwater/stage") or each["app.kubernetes.io/component"] for each in labels}
-
-
-@pytest.mark.long
-def test_an_upgrade_keeps_what_was_drawn_and_a_rotation_draws_passwords() -> None:
-    def secrets(objects: list[Object]) -> dict[str, dict[str, str]]:
-        return {name: decoded(each) for name, each in of_kind(objects, "Secret").items()}
-
-    (made,) = applied([[{}, {}, {"access": {"rotation": 2}}]])
-    first, upgraded, rotated = map(secrets, made)
-    (annotation,) = {
-        each["spec"]["template"]["metadata"]["annotations"]["headwater/rotation"]
-        for each in of_kind(made[-1], "Deployment").values()
-    }
-    assert upgraded == first
-    assert annotation == "2"
-    changed = {key for key, value in rotated["hw-access"].items() if value != first["hw-access"][key]}
-    assert changed == {f"password-{role}" for role in [*SETTINGS, "operator"]}
-    assert rotated["hw-keys"] == first["hw-keys"]
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
