@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from typing import Any
 
 import pytest
 
-from tests.deploy.chart import applied, of_kind
+from tests.deploy.chart import CHART, applied, of_kind
 from tests.deploy.kube_api import Object
 from tests.deploy.test_chart import SETTINGS, decoded, stages
 
@@ -59,6 +60,15 @@ def test_a_job_whose_pod_changes_is_another_job(first: list[Object]) -> None:
     names = [name for objects in made for name in of_kind(objects, "Job")]
     assert len(set(names)) == len(made)
     assert all(len(name) <= 63 for name in names)
+
+
+def test_other_rights_restart_the_servers(first: list[Object]) -> None:
+    """They read theirs when they start."""
+    digest = hashlib.sha256((CHART / "files/rights.json").read_bytes()).hexdigest()[:8]
+    servers = of_kind(first, "StatefulSet")
+    assert servers.keys() == {"hw-nats", "hw-valkey"}
+    for each in servers.values():
+        assert each["spec"]["template"]["metadata"]["annotations"]["headwater/rights"] == digest
 
 
 @pytest.mark.long

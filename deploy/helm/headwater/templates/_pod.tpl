@@ -55,6 +55,12 @@ headwater/rotation: {{ .root.Values.access.rotation | quote }}
 {{- end }}
 {{- end -}}
 
+{{- /* (dict "root" $): NATS and Valkey read who may do what when they start: other rights restart them. */ -}}
+{{- define "headwater.serverAnnotations" -}}
+{{ include "headwater.podAnnotations" . }}
+headwater/rights: {{ .root.Files.Get "files/rights.json" | sha256sum | trunc 8 | quote }}
+{{- end -}}
+
 {{- /* Variables of every stage. (dict "root" $ "stage" NAME "drain" SECONDS "env" MAP) */ -}}
 {{- define "headwater.env" -}}
 - name: HEADWATER_HOST
