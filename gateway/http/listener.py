@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headwater.services.runtime.advertise import advertised, joined
+from headwater.services.runtime.advertise import advertised, joined, listened
 from headwater.services.runtime.settings import SettingError
 
 from ..settings import GatewaySettings
@@ -218,7 +218,8 @@ class RestListener:
 
 def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
     """Raises `OSError`."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    found = socket.getaddrinfo(listened(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, _, _, _, address = found[0]
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:

@@ -1,4 +1,4 @@
-"""Address under which others reach a server that listens on an address."""
+"""Addresses on which servers listen, and under which others reach them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def advertised(host: str, port: int) -> str:
     """Advertised `host:port`; for a server that listens everywhere, with the address of this machine's (or pod's) own
     name."""
     return joined(_own_address(host) if host in WILDCARDS else host, port)
+
+
+def listened(host: str) -> str:
+    """Address for a server to listen on: for IPv6's wildcard that of IPv4 where the system has no IPv6."""
+    return "0.0.0.0" if host == "::" and not socket.has_dualstack_ipv6() else host
 
 
 def _own_address(wildcard: str) -> str:

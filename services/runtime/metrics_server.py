@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import prometheus_client
 
-from .advertise import joined
+from .advertise import joined, listened
 
 
 @contextlib.contextmanager
@@ -16,7 +16,7 @@ def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
     if port < 0:
         yield {}
         return
-    server, thread = prometheus_client.start_http_server(port, host)
+    server, thread = prometheus_client.start_http_server(port, listened(host))
     try:
         yield {"metrics": joined(host, server.server_port)}
     finally:

@@ -199,6 +199,9 @@ class LocalPod:
             env |= _texts(self.secrets[source["secretRef"]["name"]])
         for each in container.get("env", []):
             env[each["name"]] = each["value"] if "value" in each else facts[each["valueFrom"]["fieldRef"]["fieldPath"]]
+        if env.get("HEADWATER_HOST") == "::":
+            # Pods share this machine's network: everywhere is the pod's own address.
+            env["HEADWATER_HOST"] = self.address
         return env
 
     def _mounts(self, container: Object) -> dict[str, Path]:

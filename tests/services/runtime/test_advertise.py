@@ -1,4 +1,4 @@
-"""Addresses under which other processes reach a server."""
+"""Addresses on which a server listens, and under which other processes reach it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
-from headwater.services.runtime.advertise import advertised
+from headwater.services.runtime.advertise import advertised, listened
 from headwater.services.runtime.settings import SettingError
 from headwater.services.stack.settings import StackSettings
 from headwater.services.text.stage import TextStageSettings
@@ -34,6 +34,15 @@ def test_a_server_that_listens_everywhere_is_reached_by_the_machines_own_address
 
     monkeypatch.setattr(socket, "getaddrinfo", known)
     assert advertised(host, 9000) == address
+
+
+@pytest.mark.parametrize(("has_ipv6", "address"), [(True, "::"), (False, "0.0.0.0")])
+def test_a_server_listens_everywhere_also_without_ipv6(
+    has_ipv6: bool, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: has_ipv6)
+    assert listened("::") == address
+    assert listened("127.0.0.1") == "127.0.0.1"
 
 
 @pytest.mark.parametrize("settings", [GatewaySettings, EngineSettings, TextStageSettings, StackSettings])

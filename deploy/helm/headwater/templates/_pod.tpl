@@ -63,8 +63,13 @@ headwater/rights: {{ .root.Files.Get "files/rights.json" | sha256sum | trunc 8 |
 
 {{- /* Variables of every stage. (dict "root" $ "stage" NAME "drain" SECONDS "env" MAP) */ -}}
 {{- define "headwater.env" -}}
+{{- if eq .stage "gateway" }}
+# `kubectl port-forward` comes in by the pod's loopback.
+- {name: HEADWATER_HOST, value: "::"}
+{{- else }}
 - name: HEADWATER_HOST
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+{{- end }}
 - name: {{ eq .stage "gateway" | ternary "HEADWATER_GATEWAY_ID" "HEADWATER_REPLICA_ID" }}
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - {name: HEADWATER_DRAIN_LIMIT, value: {{ .drain | quote }}}
