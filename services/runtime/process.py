@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any
+from typing import Any, TextIO, cast
 
 import structlog
 
@@ -73,6 +73,22 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
             loop.remove_signal_handler(number)
 
 
+class _LogFile:
+    """A file that loses what it cannot write: no request fails for a full disk or a reader of the log that is gone."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.flush()
+
+
 def configure_logging(stage: str, level: str = "info") -> None:
     """Configures JSON lines on standard error, each with the stage's name. Raises `SettingError` for an unknown
     level."""
@@ -86,7 +102,7 @@ def configure_logging(stage: str, level: str = "info") -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _LogFile(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(stage=stage)
 
