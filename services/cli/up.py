@@ -66,7 +66,7 @@ async def _run(settings: StackSettings, folder: Path, console: Console, began: f
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
     stack = LocalStack(
-        settings, folder, served_name, report=lambda what: console.print(f"[yellow]{shown(what)}"), forks=forks
+        settings, folder, served_name, report=lambda what: _say(console, f"[yellow]{shown(what)}"), forks=forks
     )
     _on_signals(stopping, stack.hurry)
     try:
@@ -76,10 +76,17 @@ async def _run(settings: StackSettings, folder: Path, console: Console, began: f
         assert stack.record is not None
         _tell(console, stack.record, settings, time.monotonic() - began)
         await _unless(stopping, stack.run())
-        console.print("stopping: running answers may end (Ctrl-C again: at once)")
+        _say(console, "stopping: running answers may end (Ctrl-C again: at once)")
         return 0
     finally:
         await stack.stop()
+
+
+def _say(console: Console, what: str, **style: Any) -> None:
+    """Prints something; the cluster goes on where nobody reads it any more, or the disk below it is full."""
+    # Rich ends the program where the reader of a pipe is gone.
+    with contextlib.suppress(OSError, SystemExit):
+        console.print(what, **style)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -93,7 +100,9 @@ def _on_signals(stopping: asyncio.Event, hurry: asyncio.Event) -> None:
         (hurry if stopping.is_set() else stopping).set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        # nohup: the cluster stays when its terminal goes.
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -129,7 +138,7 @@ def _tell(console: Console, line: ClusterRecord, settings: StackSettings, second
         else f"{rules.min_replicas} to {rules.max_replicas}"
     )
     replicas = f"{number} replica{'s' if rules.max_replicas > 1 else ''}"
-    console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
+    _say(console, f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
     body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
     has_admins = settings.has_admins
@@ -146,5 +155,5 @@ def _tell(console: Console, line: ClusterRecord, settings: StackSettings, second
     if has_admins:
         rows["keys"] = f"{command} tenant add NAME"
     for name, value in rows.items():
-        console.print(f"  [cyan]{name}[/]  {shown(value)}", soft_wrap=True, highlight=False)
-    console.print("\nCtrl-C stops everything.\n")
+        _say(console, f"  [cyan]{name}[/]  {shown(value)}", soft_wrap=True, highlight=False)
+    _say(console, "\nCtrl-C stops everything.\n")

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.line.conftest import Line
+from tests.line.conftest import Line, LineStarter
 from tests.line.test_line_access import env_of
 from tests.machine_stalls import MachineStalls
 from tests.shared_memory import shared_memory_of
@@ -119,6 +119,29 @@ def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(d
         *("engine-1", "gateway-0", "output-processor-0")
     }
     wait_until_it_knows_all(line)
+
+
+@pytest.mark.slow
+def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_output_go(
+    start_line: LineStarter,
+) -> None:
+    reading, writing = os.pipe()
+
+    def start(*arguments: str, environment: dict[str, str], output: int) -> subprocess.Popen[bytes]:
+        command = ["nohup", sys.executable, "-m", "headwater.services.cli", *arguments]
+        return subprocess.Popen(command, stdout=writing, stderr=output, env=environment, start_new_session=True)
+
+    try:
+        line = start_line("--executor=simulated", "--replicas=1", start=start)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    line.process.send_signal(signal.SIGHUP)
+    before = line.pid_of("processor-0")
+    # Its death is told to the terminal.
+    os.kill(before, signal.SIGKILL)
+    line.wait_for(lambda: line.pid_of("processor-0") != before, 60, "processor-0 is not back")
+    assert line.stop() == 0
 
 
 @pytest.mark.slow
