@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 import sys
@@ -151,6 +152,13 @@ def test_a_stage_has_longer_to_end_than_its_drain_takes() -> None:
     }
     assert limits == {30.0}
     assert {SERVICES[name]["stop_grace_period"] for name in STAGES} == {"40s"}
+
+
+def test_an_upgrade_restarts_the_servers_which_read_the_rights_of_roles_when_they_start() -> None:
+    (upgrade,) = re.findall(r"^\| containers \| (.*) \|$", (ROOT / "docs/server.md").read_text(), re.M)
+    files = {name: SERVICES[name]["command"] for name in ("nats", "redis")}
+    assert all(any(each.startswith("/access/") for each in command) for command in files.values())
+    assert "--force-recreate" in upgrade
 
 
 def test_no_service_leaves_a_volume_without_a_name() -> None:
