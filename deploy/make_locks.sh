@@ -57,7 +57,8 @@ resolve pyproject.toml "$work/build.in" --extra dev --extra clients --extra cali
 names "$work/all.txt" | grep -E '^(torch|nvidia-.*|cuda-.*)$' >"$work/of-torch"
 cp "$work/of-torch" "$work/done"
 written=
-layer front - pyproject.toml "$work/build.in"
+# Spans are a setting of stages that run in images, which nobody can install anything in.
+layer front - pyproject.toml "$work/build.in" --extra tracing
 layer engine front pyproject.toml --extra engine
 layer up engine pyproject.toml --extra engine --extra embedded
 layer dev up pyproject.toml --extra dev

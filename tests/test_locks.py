@@ -22,10 +22,10 @@ LOCKS = ROOT / "deploy" / "locks"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PYPROJECT["project"]["optional-dependencies"]
 REQUIRED = {
-    "front": [*PYPROJECT["build-system"]["requires"], *PYPROJECT["project"]["dependencies"]],
+    "front": [*PYPROJECT["build-system"]["requires"], *PYPROJECT["project"]["dependencies"], *EXTRAS["tracing"]],
     "engine": EXTRAS["engine"],
     "up": EXTRAS["embedded"],
-    "dev": [*EXTRAS["tracing"], *EXTRAS["plots"], *EXTRAS["simulation"], *EXTRAS["dev"]],
+    "dev": [*EXTRAS["plots"], *EXTRAS["simulation"], *EXTRAS["dev"]],
     "helm": EXTRAS["helm"],
     "clients": [*EXTRAS["clients"], *EXTRAS["calibration"]],
     "docs": EXTRAS["docs"],
