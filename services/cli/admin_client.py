@@ -13,6 +13,7 @@ import typer
 
 from ..runtime.owner_file import read_secrets
 from ..stack.cluster_record import read_cluster
+from .cluster_unreachable import unreached
 
 CALL_SECONDS = 30.0
 
@@ -46,14 +47,18 @@ def open_gateway(
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=CALL_SECONDS) as client:
             yield client
-    except httpx.ConnectError:
-        raise AdminError(f"nobody answers at {url}; start a cluster with `headwater up`, or give --base-url") from None
+    except httpx.ConnectError as failure:
+        raise AdminError(unreached(url, failure)) from None
 
 
 def call(client: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Raises `AdminError` with what the gateway says of an error."""
     reply = client.request(method, f"/admin{path}", json=body)
-    answer: dict[str, Any] = reply.json()
+    try:
+        answer: dict[str, Any] = reply.json()
+    except ValueError:
+        # A proxy before the gateway, say.
+        raise AdminError(f"{reply.url} answered {reply.status_code}, and not as a gateway does") from None
     if reply.is_error:
         raise AdminError(answer.get("error", {}).get("message", f"the gateway answered {reply.status_code}"))
     return answer

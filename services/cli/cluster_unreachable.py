@@ -1,6 +1,8 @@
-"""Errors of a cluster whose bus does not answer, or on which nothing is said."""
+"""Errors of a cluster whose gateway or bus does not answer, or on whose bus nothing is said."""
 
 from __future__ import annotations
+
+import httpx
 
 
 class BusUnreachable(Exception):
@@ -19,3 +21,13 @@ class NoStageHeard(Exception):
             f"no stage is heard at {address}; where stages have a token of the cluster, "
             "HEADWATER_CLUSTER_TOKEN_FILE has to name it"
         )
+
+
+def unreached(url: object, failure: httpx.ConnectError) -> str:
+    """Sentence on a gateway to which there was no connection."""
+    if "CERTIFICATE_VERIFY_FAILED" in str(failure):
+        return (
+            f"the certificate of {url} is not believed ({failure}); give --base-url with the name that it is made out "
+            "to, and SSL_CERT_FILE where its authority is your own"
+        )
+    return f"nobody answers at {url}; start a cluster with `headwater up`, or give --base-url"

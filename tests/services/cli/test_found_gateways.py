@@ -1,0 +1,82 @@
+"""What commands say of a gateway that they do not reach, or behind whose address something else answers."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.services.cli import chat
+from headwater.services.cli.admin_client import AdminError, call, open_gateway
+from headwater.services.cli.answer_stream import ChatError
+
+NOT_BELIEVED = r"^the certificate of https://127\.0\.0\.1:\d+\S* is not believed \(.*SSL_CERT_FILE"
+
+
+class BadGateway(BaseHTTPRequestHandler):
+    """A proxy whose gateway is away."""
+
+    def do_GET(self) -> None:
+        body = b"<html>502 Bad Gateway</html>"
+        self.send_response(502)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@contextlib.contextmanager
+def proxy(tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Its address."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BadGateway) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign,assignment] # a client that hangs up
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http{'s' * (tls is not None)}://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def own_certificate(tmp_path: Path) -> ssl.SSLContext:
+    names = ("-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=llm.example")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *names]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    return context
+
+
+def asked(url: str, folder: Path) -> None:
+    with open_gateway(lambda: folder, url, None, needs_key=False) as client:
+        call(client, "GET", "/models")
+
+
+def test_a_certificate_that_is_not_believed_is_no_gateway_that_is_away(
+    own_certificate: ssl.SSLContext, tmp_path: Path
+) -> None:
+    with proxy(own_certificate) as url, httpx.Client(base_url=url) as client:
+        with pytest.raises(AdminError, match=NOT_BELIEVED):
+            asked(url, tmp_path)
+        with pytest.raises(ChatError, match=NOT_BELIEVED):
+            chat.first_model(client)
+
+
+def test_what_no_gateway_answers_is_told_with_its_status(tmp_path: Path) -> None:
+    with (
+        proxy() as url,
+        pytest.raises(AdminError, match=f"^{url}/admin/models answered 502, and not as a gateway does$"),
+    ):
+        asked(url, tmp_path)
