@@ -34,7 +34,12 @@ def with_flags(run: Callable[[StackSettings], None]) -> Callable[..., None]:
     hints = typing.get_type_hints(StackSettings)
 
     def command(**given: Any) -> None:
-        lists = {name: tuple(value or ()) for name, value in given.items() if _is_tuple(hints[name])}
+        # A variable has commas, as those of stages do, where typer splits it at spaces.
+        lists = {
+            name: tuple(part for each in value or () for part in each.split(",") if part)
+            for name, value in given.items()
+            if _is_tuple(hints[name])
+        }
         run(StackSettings(**given | lists))
 
     annotations = {

@@ -120,6 +120,16 @@ def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1(
     assert "Not a directory: '/dev/null/folder'" in said
 
 
+def test_a_list_in_a_variable_of_up_has_commas_as_in_those_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[StackSettings] = []
+    monkeypatch.setattr(cli, "run_line", lambda settings, console: given.append(settings) or 0)
+    monkeypatch.setattr(sys, "argv", ["headwater", "up"])
+    monkeypatch.setenv("HEADWATER_ALLOWED_ORIGINS", "https://a.example,https://b.example")
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert given[0].allowed_origins == ("https://a.example", "https://b.example")
+
+
 def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
