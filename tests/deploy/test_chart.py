@@ -155,6 +155,13 @@ def test_every_flag_and_variable_of_a_stage_is_one_of_its_settings(objects: list
     assert seen == SETTINGS.keys()
 
 
+def test_a_variable_of_an_engine_wins_over_what_the_chart_sets_on_gpus(installs: dict[str, list[Object]]) -> None:
+    (on_gpu,) = [each for stage, each, _ in stages(installs["two models"]) if "--device=cuda" in each["args"]]
+    env = {each["name"]: each.get("value", "10.0.0.1") for each in on_gpu["env"]}
+    settings = read_settings(EngineSettings, on_gpu["args"], env)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 2048)
+
+
 def test_a_model_is_served_from_the_folder_that_its_job_links(objects: list[Object]) -> None:
     jobs = [pod["containers"][0] for workload, pod in pods(objects) if workload["kind"] == "Job"]
     links = {next(each[7:] for each in job["args"] if each.startswith("--link=")) for job in jobs}
