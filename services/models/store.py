@@ -258,5 +258,6 @@ def point(link: Path, folder: Path) -> None:
     """Makes `link` a symbolic link to the folder in one step, whether or not there was one."""
     partial = link.with_name(f".{link.name}.partial")
     partial.unlink(missing_ok=True)
-    partial.symlink_to(folder)
+    # A relative path would be read from where the link is.
+    partial.symlink_to(folder.absolute())
     partial.replace(link)

@@ -9,7 +9,7 @@ from huggingface_hub.utils import filter_repo_objects
 from headwater.services.models import child_folder
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import LAYOUT
-from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, pull
+from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, point, pull
 from headwater.services.runtime.progress import silent
 
 
@@ -125,6 +125,15 @@ def test_a_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "smollm2-135m-instruct" / f"0.1.2-float32-{LAYOUT}"
     folder.mkdir(parents=True)
     assert pull("smollm2-135m-instruct", cache_dir=tmp_path, progress=silent, dtype="float32") == folder
+
+
+def test_a_link_leads_to_a_folder_of_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache" / "m").mkdir(parents=True)
+    (tmp_path / "links").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        point(Path("links/served"), Path("cache/m"))
+        assert (tmp_path / "links/served").resolve() == tmp_path / "cache" / "m"
 
 
 def test_a_folder_lies_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
