@@ -296,8 +296,13 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 
 def main() -> None:
-    # Our libraries log for stages; a person gets sentences.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    # Our libraries log for stages; a person gets sentences, and traces of bugs in what runs in the background.
+    plain = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(
+        processors=[plain],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
     try:
         app()
     except KNOWN_ERRORS as error:

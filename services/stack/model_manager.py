@@ -73,7 +73,7 @@ class ModelManager:
         self._demand: dict[tuple[str, str], tuple[int, float]] = {}
         """By model and gateway: how many wait, and when that was heard."""
         self._changed = asyncio.Event()
-        self._remembered = RememberedModels(settings.state_dir)
+        self._remembered = RememberedModels(settings.state_dir, report)
         self._now = time.monotonic
 
     def first(self, plan: StackPlan) -> ModelStages:
@@ -260,6 +260,8 @@ class ModelManager:
     def _load_again(self, tasks: asyncio.TaskGroup) -> None:
         """Loads what was loaded on the cluster before and never unloaded. A model that fails stays known: it may only
         be out of reach for now."""
+        if self._remembered.problem:
+            self._report(self._remembered.problem)
         for request in self._remembered:
             try:
                 self._load(request, tasks)

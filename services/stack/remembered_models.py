@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from ..runtime.owner_file import write_owner_file
 from .model_request import ModelRequest
@@ -18,8 +17,11 @@ _requests = msgspec.json.Decoder(dict[str, ModelRequest])
 class RememberedModels:
     """The request that loaded each, by the name that it is served under."""
 
-    def __init__(self, state_dir: Path) -> None:
-        self._path = state_dir / MODELS_FILE
+    def __init__(self, state_dir: Path, report: Callable[[str], None] = lambda _: None) -> None:
+        """`report` is given a sentence on a file that cannot be written."""
+        self._path, self._report = state_dir / MODELS_FILE, report
+        self.problem = ""
+        """Why the file could not be read; empty: it was."""
         self._requests = self._read()
 
     def __iter__(self) -> Iterator[ModelRequest]:
@@ -46,11 +48,13 @@ class RememberedModels:
         try:
             return _requests.decode(self._path.read_bytes())
         except (OSError, msgspec.DecodeError) as failure:
-            structlog.get_logger().warning("the file of loaded models cannot be read", error=str(failure))
+            self.problem = (
+                f"models that were loaded before are not loaded again: {self._path} cannot be read ({failure})"
+            )
             return {}
 
     def _write(self) -> None:
         try:
             write_owner_file(self._path, msgspec.json.format(msgspec.json.encode(self._requests)))
         except OSError as failure:
-            structlog.get_logger().warning("loaded models cannot be kept in their file", error=str(failure))
+            self._report(f"the next start will not load what is loaded now: {failure}")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import inspect
 import os
@@ -10,8 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import structlog
 
 from headwater.services.cli import __main__ as cli
+from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.settings import StackSettings
 from tests.long_values import long_but
 
@@ -128,6 +132,27 @@ def test_a_list_in_a_variable_of_up_has_commas_as_in_those_of_stages(monkeypatch
     with pytest.raises(SystemExit):
         cli.main()
     assert given[0].allowed_origins == ("https://a.example", "https://b.example")
+
+
+def test_a_bug_in_the_background_of_up_shows_its_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def fail() -> None:
+        raise ValueError("lost")
+
+    async def work() -> None:
+        with contextlib.suppress(ValueError):
+            async with owned_task(fail()):
+                await asyncio.sleep(0)
+        structlog.get_logger().warning("for stages")
+
+    monkeypatch.setattr(cli, "run_line", lambda settings, console: asyncio.run(work()) or 0)
+    monkeypatch.setattr(sys, "argv", ["headwater", "up"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr()
+    assert "ValueError: lost" in said.err
+    assert "for stages" not in said.err + said.out
 
 
 def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path) -> None:
