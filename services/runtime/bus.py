@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import nats.errors
 import structlog
@@ -27,6 +28,7 @@ from . import cluster_key, subjects
 from .listeners import call_each
 from .refusals import Refusals
 from .seal import Sealer, SealReader
+from .settings import SettingError
 from .tasks import end, log_failure, set_within
 
 FactT = TypeVar("FactT")
@@ -47,6 +49,7 @@ _FULL_SECONDS = 1.0
 _DURABLE_SECONDS = 5.0
 """Time limit of one JetStream call, in seconds."""
 _QUEUE_LEN = 65536
+_SCHEMES = ("nats", "tls")
 _REFUSAL_WORDS = ("violation", "exceeded", "expired")
 """Words of the errors by which a server refuses a connection, or something that was asked over it."""
 
@@ -153,8 +156,10 @@ class Bus:
     """
 
     def __init__(self, url: str | None, inboxes: str = subjects.INBOXES) -> None:
-        """`inboxes` is the subject below which answers to this process's requests come."""
+        """`url`: one or more servers of a cluster, with commas between. `inboxes` is the subject below which answers to
+        this process's requests come. Raises `SettingError` for what is no address."""
         self.url, self._inboxes = url, inboxes
+        self._servers = servers_of(url) if url is not None else []
         self.connected = False
         """Set while the server answers and knows every subscription: a message that is published now arrives."""
         self._key, self._refusals = cluster_key.current(), Refusals("message")
@@ -281,7 +286,7 @@ class Bus:
         if self.url is None:
             return
         await self._client.connect(
-            self.url,
+            self._servers,
             inbox_prefix=self._inboxes,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_SECONDS,
@@ -354,6 +359,21 @@ class Bus:
         closing = asyncio.create_task(self._client.close())
         await asyncio.wait({closing}, timeout=_HANDSHAKE_SECONDS)
         await end(closing, *self._pings)
+
+
+def servers_of(urls: str) -> list[str]:
+    """Addresses in a setting. Raises `SettingError` for what is none: the client would end for good."""
+    for url in urls.split(","):
+        try:
+            at = urlsplit(url if "://" in url else f"nats://{url}")
+            # Reading the port raises `ValueError` for what is no number.
+            is_address = at.scheme in _SCHEMES and bool(at.hostname) and at.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            allowed = "nats://host:port or tls://host:port, several of one cluster with commas between"
+            raise SettingError("nats_url", url.rpartition("@")[2], allowed)
+    return urls.split(",")
 
 
 def without_password(urls: str) -> str:

@@ -13,6 +13,8 @@ from ..runtime.tasks import owned_task
 
 LATE_SECONDS = 5.0
 CONNECT_SECONDS = 2.0
+PORTS = {"nats": 4222, "tls": 4222, "redis": 6379, "rediss": 6379, "redis+cluster": 6379}
+"""Ports of addresses without one, by scheme."""
 POLL_SECONDS = 0.05
 
 
@@ -37,20 +39,24 @@ async def _tell_when_late(
     silent = [name for name, url in servers.items() if not await _answers(url)]
     if silent:
         say("still waiting: " + ", ".join(f"nobody answers at {_address(servers[name])} ({name})" for name in silent))
-    elif missing := (await gateway.get("/ready")).json()["missing"]:
+        return
+    if missing := (await gateway.get("/ready")).json()["missing"]:
         say("still waiting for: " + ", ".join(missing))
 
 
-async def _answers(url: str) -> bool:
-    at = urlsplit(url)
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(CONNECT_SECONDS):
-            _, writer = await asyncio.open_connection(at.hostname, at.port)
-        writer.close()
-        return True
+async def _answers(urls: str) -> bool:
+    """Whether one of the servers does; what has no host, a socket's file say, is not asked."""
+    for at in map(urlsplit, urls.split(",")):
+        if at.hostname is None:
+            return True
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, writer = await asyncio.open_connection(at.hostname, at.port or PORTS.get(at.scheme, 0))
+            writer.close()
+            return True
     return False
 
 
-def _address(url: str) -> str:
+def _address(urls: str) -> str:
     """Without whoever's password."""
-    return urlsplit(url).netloc.rpartition("@")[2]
+    return ", ".join(urlsplit(url).netloc.rpartition("@")[2] for url in urls.split(","))

@@ -12,6 +12,7 @@ import pytest
 
 from headwater.services.runtime import bus as bus_module
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.settings import SettingError
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.embedded import start_nats
 from tests.simulation.bus_twin import Air, BusTwin
@@ -41,6 +42,26 @@ async def test_a_message_reaches_every_subscriber_of_its_pattern(kind: str, nats
             first, second = await anext(messages), await anext(messages)
     assert (first.subject, first.payload) == (f"{word}.a", b"1")
     assert (second.subject, second.payload) == (f"{word}.b", b"3")
+
+
+async def test_of_several_servers_one_that_answers_is_taken(nats_url: str) -> None:
+    async with Bus.open(f"nats://127.0.0.1:1,{nats_url}", wait_seconds=60) as bus:
+        assert bus.connected
+
+
+@pytest.mark.parametrize(
+    ("url", "named"),
+    [
+        ("http://nats:4222", "http://nats:4222"),
+        ("nats://nats:port", "nats://nats:port"),
+        ("nats://", "nats://"),
+        ("tls://a:4222,", ""),
+        ("nats://gateway:half/secret@nats:4222", "nats:4222"),
+    ],
+)
+def test_what_is_no_address_of_a_server_is_refused(url: str, named: str) -> None:
+    with pytest.raises(SettingError, match=f"^--nats-url is '{named}'; allowed: nats://host:port or tls://host:port"):
+        Bus(url)
 
 
 @pytest.mark.parametrize("kind", ["real", "twin"])
