@@ -28,8 +28,16 @@ async def until_ready(
     """`servers`: the addresses of those that somebody else runs, if anybody does, by what they are called."""
     outside = {name: url for name, url in servers.items() if url is not None}
     async with owned_task(_tell_when_late(gateway, outside, say, late_seconds)):
-        while (await gateway.get("/ready")).status_code != httpx.codes.OK:  # noqa: ASYNC110 (another process)
+        while not await _is_ready(gateway):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(POLL_SECONDS)
+
+
+async def _is_ready(gateway: httpx.AsyncClient) -> bool:
+    try:
+        return (await gateway.get("/ready")).status_code == httpx.codes.OK
+    except httpx.TimeoutException:
+        # A busy machine: who waits here has a limit.
+        return False
 
 
 async def _tell_when_late(
@@ -40,8 +48,9 @@ async def _tell_when_late(
     if silent:
         say("still waiting: " + ", ".join(f"nobody answers at {_address(servers[name])} ({name})" for name in silent))
         return
-    if missing := (await gateway.get("/ready")).json()["missing"]:
-        say("still waiting for: " + ", ".join(missing))
+    with contextlib.suppress(httpx.TimeoutException):
+        if missing := (await gateway.get("/ready")).json()["missing"]:
+            say("still waiting for: " + ", ".join(missing))
 
 
 async def _answers(urls: str) -> bool:

@@ -28,3 +28,16 @@ async def test_who_waits_for_a_line_is_told_for_what(is_nats_there: bool, nats_u
         assert said == "still waiting for: processor, output processor, engine"
     else:
         assert said == "still waiting: nobody answers at 127.0.0.1:1 (NATS)"
+
+
+async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
+    answers = iter([503, None, None, 200])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if (status := next(answers)) is None:
+            raise httpx.ReadTimeout("", request=request)
+        return httpx.Response(status, json={"missing": ["engine"]})
+
+    async with httpx.AsyncClient(base_url="http://gateway", transport=httpx.MockTransport(answer)) as gateway:
+        await until_ready(gateway, {}, lambda _: None)
+    assert list(answers) == []
