@@ -22,7 +22,8 @@ from ..runtime.pip_line import pip_line
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3
 """Memory of an embedded Valkey: some millions of cached blocks, and responses and conversations beside them."""
-START_SECONDS = 20.0
+START_SECONDS = 300.0
+"""Time to start: after a crash NATS reads all that it keeps, 16 GiB by default, before it serves."""
 STOP_SECONDS = 5.0
 _PORT_TRIES = 5
 _PORTS = range(20_000, 32_768)
@@ -170,7 +171,8 @@ async def _start(
 
 
 async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
-    """Whether the server's log came to say `ready`; False when the server ended first. Past the limit it is stopped."""
+    """Whether the server's log came to say `ready`; False when the server ended first. Past the limit it is stopped:
+    raises `EmbeddedServerError`."""
     try:
         async with asyncio.timeout(START_SECONDS):
             while server.process.returncode is None:
@@ -179,6 +181,7 @@ async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
                 await asyncio.sleep(0.01)
     except TimeoutError:
         await server.kill()
+        raise EmbeddedServerError(server.name, log, _text(log)) from None
     except (asyncio.CancelledError, OSError):
         # Also where its log cannot be read: nobody would know of it.
         await server.kill()

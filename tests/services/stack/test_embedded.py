@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 from headwater.services.runtime.pip_line import pip_line
+from headwater.services.stack import embedded
 from headwater.services.stack.embedded import EmbeddedServerError, start_nats, start_valkey
 
 
@@ -64,6 +65,21 @@ async def test_a_server_whose_log_cannot_be_read_is_not_left_behind(free_dir: Pa
         await start_valkey(free_dir, launcher=(sys.executable, "-c", code))
     with pytest.raises(ProcessLookupError):
         os.kill(int(born.read_text()), 0)
+
+
+async def test_a_server_that_does_not_get_ready_is_started_once_and_has_minutes(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NATS reads all that it keeps before it serves: a second start would begin from the beginning."""
+    assert embedded.START_SECONDS >= 300
+    monkeypatch.setattr(embedded, "START_SECONDS", 3.0)
+    born = free_dir / "pids"
+    code = f"import os, time; open({str(born)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
+    with pytest.raises(EmbeddedServerError, match="nats did not start"):
+        await start_nats(free_dir, launcher=(sys.executable, "-c", code))
+    (pid,) = map(int, born.read_text().split())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_a_port_in_use_is_reported_with_the_servers_own_words(free_dir: Path, redis_url: str) -> None:
