@@ -234,6 +234,12 @@ def test_the_documentation_names_the_times_in_which_pods_end(installs: dict[str,
         assert f"| {stage.replace('-', ' ')} | {hook} | {drain} s | {given} s |" in page
 
 
+def test_the_documentation_names_an_image_that_the_chart_pulls(installs: dict[str, list[Object]]) -> None:
+    pulled = {container["image"] for _, container, _ in stages(installs["two models"])}
+    (named,) = re.findall(r"`(registry\.example/[^`]*)`", (ROOT / "docs/kubernetes.md").read_text())
+    assert named in pulled
+
+
 def test_a_stage_that_loads_for_an_hour_is_not_started_again(objects: list[Object]) -> None:
     for _, container, _ in stages(objects):
         probe = container["startupProbe"]
