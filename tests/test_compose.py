@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import subprocess
@@ -152,6 +153,21 @@ def test_a_stage_has_longer_to_end_than_its_drain_takes() -> None:
     }
     assert limits == {30.0}
     assert {SERVICES[name]["stop_grace_period"] for name in STAGES} == {"40s"}
+
+
+@pytest.mark.parametrize(
+    ("profiles", "device"), [("cpu,monitoring", "cpu"), ("gpu", "cuda"), ("monitoring,gpu", "cuda")]
+)
+def test_a_model_is_converted_for_the_device_of_the_profile(profiles: str, device: str, tmp_path: Path) -> None:
+    (tmp_path / "headwater").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "headwater").chmod(0o755)
+    service = SERVICES["model"]
+    (script,) = service["command"]
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MODEL": "m", "PROFILES": profiles}
+    assert env.keys() - {"PATH"} <= service["environment"].keys()
+    command = [*service["entrypoint"], script.replace("$$", "$")]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=env).stdout
+    assert said == f"pull m --link=/models/served --device={device}\n"
 
 
 def test_an_upgrade_restarts_the_servers_which_read_the_rights_of_roles_when_they_start() -> None:
