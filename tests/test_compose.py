@@ -170,6 +170,12 @@ def test_a_model_is_converted_for_the_device_of_the_profile(profiles: str, devic
     assert said == f"pull m --link=/models/served --device={device}\n"
 
 
+def test_another_model_is_another_container_of_each_stage_that_serves_it() -> None:
+    pulled = SERVICES["model"]["environment"]["MODEL"]
+    assert pulled.startswith("${MODEL:-")
+    assert {SERVICES[name]["environment"]["MODEL"] for name in STAGES} == {pulled}
+
+
 def test_an_upgrade_restarts_the_servers_which_read_the_rights_of_roles_when_they_start() -> None:
     (upgrade,) = re.findall(r"^\| containers \| (.*) \|$", (ROOT / "docs/server.md").read_text(), re.M)
     files = {name: SERVICES[name]["command"] for name in ("nats", "redis")}
