@@ -373,15 +373,3 @@ def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]
         "hw-engine-large": "registry.example/headwater-engine:0.1.0-cuda",
         "hw-nats": "nats:2",
     }
-
-
-def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
-    engine = {"name": "e", "model": "m", "device": "cuda", "tensorParallelSize": 2, "pipelineParallelSize": 2}
-    divided, prefilling = applied([[{"engines": [engine]}], [{"engines": [engine | {"role": "prefill", "gpus": 8}]}]])
-    (container,) = [container for stage, container, _ in stages(divided[0]) if stage == "engine"]
-    settings = read_settings(EngineSettings, container["args"], {})
-    assert (settings.tensor_parallel_size, settings.pipeline_parallel_size) == (2, 2)
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 4
-    (container,) = [container for stage, container, _ in stages(prefilling[0]) if stage == "engine"]
-    assert "--role=prefill" in container["args"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8

@@ -44,6 +44,14 @@ converted by another version, has another folder: its pods wait for its job and 
 {{- toJson $engines -}}
 {{- end -}}
 
+{{- /* Cores that an engine may take by its limit, a part of one counted as one; nothing without a limit. It sees those of
+its node: a thread for each would wait for the others most of the time. */ -}}
+{{- define "headwater.limitedCores" -}}
+{{- with dig "limits" "cpu" "" .resources | toString -}}
+{{- hasSuffix "m" . | ternary (div (add (trimSuffix "m" . | int) 999) 1000) (ceil (float64 .)) -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "headwater.servedName" -}}
 {{- .servedModelName | default .model -}}
 {{- end -}}
