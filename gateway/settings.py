@@ -101,6 +101,8 @@ class GatewaySettings(StageSecuritySettings):
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
+        if self.port and self.port == self.grpc_port:
+            raise SettingError("grpc_port", self.grpc_port, "another port than --port")
         for name in (
             "max_body_bytes",
             "max_text_bytes",

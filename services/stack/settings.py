@@ -169,9 +169,7 @@ class StackSettings:
                 raise SettingError(name, value, f"at least {least}")
         self._check_split()
         assert self.rules
-        for name in ("port", "grpc_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise SettingError(name, getattr(self, name), "0…65535")
+        self._check_ports()
         self._check_words()
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
@@ -190,6 +188,14 @@ class StackSettings:
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
+
+    def _check_ports(self) -> None:
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SettingError(name, getattr(self, name), "0…65535")
+        if self.port and self.port == self.grpc_port:
+            # Gateways that share their ports would share this one between REST and gRPC as well.
+            raise SettingError("grpc_port", self.grpc_port, "another port than --port")
 
     def _check_split(self) -> None:
         """Engines of both roles, in fixed numbers."""

@@ -88,6 +88,7 @@ def test_listening_on_loopback_needs_no_keys(host: str) -> None:
         *(
             "--port=65536",
             "--grpc-port=-1",
+            "--grpc-port=8000",
             "--max-running=0",
             "--max-choices=0",
             "--max-queued=-1",

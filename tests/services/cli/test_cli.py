@@ -73,6 +73,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         ),
         (("up", "--max-replicas", "2", "--min-replicas", "3"), "--max-replicas is 2; allowed: at least 3"),
         (("up", "--host", "0.0.0.0"), "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file"),
+        (("up", "--gateways", "2", "--grpc-port", "8000"), "--grpc-port is 8000; allowed: another port than --port"),
         (("up", "--drain-limit", "-1"), "--drain-limit is -1.0; allowed: at least 0"),
         (("up", "--log-level", "loud"), "--log-level is 'loud'; allowed: debug, info, warning or error"),
         (("up", "--gpu-memory-utilization", "2"), "--gpu-memory-utilization is 2.0; allowed: more than 0, at most 1"),
