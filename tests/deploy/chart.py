@@ -1,8 +1,9 @@
 """The chart as Helm installs it: real templates, values and schema, on an API server in memory.
 
-Run as a program it reads releases from standard input (for each the values of an install, then of upgrades) and writes
-what was there after each step, or why the last one was refused. Helm's library reads its environment when its process
-starts, which is why it has one of its own.
+Run as a program it reads releases from standard input: with `steps` for each the values of an install, then of
+upgrades, and writes what was there after each step, or why the last one was refused; with `notes` the values of
+installs, and writes what helm says of each. Helm's library reads its environment when its process starts, which is why
+it has one of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +40,15 @@ def applied(releases: list[list[Values]]) -> list[list[list[Object]]]:
 
 def refusals(releases: list[list[Values]]) -> list[list[list[Object]] | str]:
     """As `applied`, with Helm's words in place of a release that was refused."""
+    told: list[list[list[Object]] | str] = _asked("steps", releases)
+    return told
+
+
+def _asked(what: str, values: Any) -> Any:
+    """The answer of this program in a process of its own."""
     answer = subprocess.run(
-        [sys.executable, "-m", "tests.deploy.chart"],
-        input=json.dumps(releases),
+        [sys.executable, "-m", "tests.deploy.chart", what],
+        input=json.dumps(values),
         capture_output=True,
         text=True,
         timeout=120,
@@ -49,7 +57,12 @@ def refusals(releases: list[list[Values]]) -> list[list[list[Object]] | str]:
         check=False,
     )
     assert answer.returncode == 0, answer.stderr
-    told: list[list[list[Object]] | str] = json.loads(answer.stdout)
+    return json.loads(answer.stdout)
+
+
+def notes(values: list[Values]) -> list[str]:
+    """What helm prints after an install with each of the values."""
+    told: list[str] = _asked("notes", values)
     return told
 
 
@@ -76,5 +89,16 @@ async def steps(values: list[Values]) -> list[list[Object]] | str:
     return found
 
 
+async def noted(values: Values) -> str:
+    import helm_sdkpy  # noqa: PLC0415 (as above)
+
+    with kube_api() as api:
+        config = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=api.kubeconfig)
+        options: dict[str, Any] = {"wait": False, "server_side_apply": True, "force_conflicts": True}
+        release = await helm_sdkpy.Install(config).run(RELEASE, str(CHART), values, **options)
+        return str(release["info"]["notes"])
+
+
 if __name__ == "__main__":
-    json.dump([asyncio.run(steps(each)) for each in json.load(sys.stdin)], sys.stdout)
+    answers: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {"steps": steps, "notes": noted}
+    json.dump([asyncio.run(answers[sys.argv[1]](each)) for each in json.load(sys.stdin)], sys.stdout)
