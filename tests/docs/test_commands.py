@@ -39,18 +39,18 @@ def test_every_block_says_whether_it_is_run_or_why_not(page: Path) -> None:
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A deployment without keys."""
-    line = Line(tmp_path_factory.mktemp("deployment"), *FLAGS, env=PACE, start=ForkedCluster)
-    yield line
-    line.stop()
+    with Line(tmp_path_factory.mktemp("deployment"), *FLAGS, env=PACE, start=ForkedCluster) as line:
+        yield line
+        line.stop()
 
 
 @pytest.fixture(scope="module")
 def administrators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A deployment that keeps tenants."""
     env = PACE | {"HEADWATER_ADMIN_KEY": ADMIN_KEY}
-    line = Line(tmp_path_factory.mktemp("administrators"), *FLAGS, env=env, start=ForkedCluster)
-    yield line
-    line.stop()
+    with Line(tmp_path_factory.mktemp("administrators"), *FLAGS, env=env, start=ForkedCluster) as line:
+        yield line
+        line.stop()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -43,7 +44,7 @@ def launched(*arguments: str, environment: Mapping[str, str], output: int) -> su
 
 
 class Line:
-    """One line and what a test does to it."""
+    """One line and what a test does to it. A scope that ends with it running kills it."""
 
     def __init__(
         self,
@@ -63,6 +64,12 @@ class Line:
         # The first one on a machine downloads and converts the model, and compiles its kernels.
         self.wait_for(lambda: read_cluster(folder) is not None, 240, "the cluster is not ready")
         self.client.base_url = httpx.URL(self.record.rest)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def record(self) -> ClusterRecord:
@@ -192,26 +199,24 @@ LineStarter = Callable[..., Line]
 @pytest.fixture
 def start_line(tmp_path: Path) -> Iterator[LineStarter]:
     """Starts lines that end with the test, however it ends."""
-    lines: list[Line] = []
+    numbers = itertools.count()
+    with contextlib.ExitStack() as stack:
 
-    def start(*flags: str, **options: Any) -> Line:
-        folder = tmp_path / f"line-{len(lines)}"
-        folder.mkdir()
-        lines.append(Line(folder, *flags, **options))
-        return lines[-1]
+        def start(*flags: str, **options: Any) -> Line:
+            folder = tmp_path / f"line-{next(numbers)}"
+            folder.mkdir()
+            return stack.enter_context(Line(folder, *flags, **options))
 
-    yield start
-    for line in lines:
-        line.kill()
+        yield start
 
 
 @pytest.fixture(scope="session")
 def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas without a model, shared by the tests that leave it as they found it: whoever died is back."""
     folder = tmp_path_factory.mktemp("simulated")
-    line = Line(folder, "--executor=simulated", "--replicas=2", start=ForkedCluster)
-    yield line
-    assert line.stop() == 0, line.log.read_text()
+    with Line(folder, "--executor=simulated", "--replicas=2", start=ForkedCluster) as line:
+        yield line
+        assert line.stop() == 0, line.log.read_text()
 
 
 @pytest.fixture(scope="session")
@@ -224,6 +229,6 @@ def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     for dtype in DTYPES:
         compile_kernels(dtype, lambda done, total: None, of_blocks)
     folder = tmp_path_factory.mktemp("demo")
-    line = Line(folder, "--replicas=2", "--output-processors=2", env=DEMO_ENV, start=ForkedCluster)
-    yield line
-    assert line.stop() == 0, line.log.read_text()
+    with Line(folder, "--replicas=2", "--output-processors=2", env=DEMO_ENV, start=ForkedCluster) as line:
+        yield line
+        assert line.stop() == 0, line.log.read_text()

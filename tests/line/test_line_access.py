@@ -119,10 +119,12 @@ async def kept_by_an_earlier_version(state_dir: Path) -> str:
     """A state folder without a token, whose NATS knows a tenant that has a file; the tenant's key."""
     key, secret = new_key()
     server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
-    async with Bus.open(server.url, wait_seconds=30.0) as bus:
-        await TenantStore(bus).add(TenantRecord(id="ada", keys=(key,)))
-        await Files(Durable(bus)).add("ada", "old.jsonl", "batch", io.BytesIO(b"{}"), 2)
-    await server.stop()
+    try:
+        async with Bus.open(server.url, wait_seconds=30.0) as bus:
+            await TenantStore(bus).add(TenantRecord(id="ada", keys=(key,)))
+            await Files(Durable(bus)).add("ada", "old.jsonl", "batch", io.BytesIO(b"{}"), 2)
+    finally:
+        await server.stop()
     return secret
 
 
@@ -135,14 +137,12 @@ def test_tenants_of_an_earlier_version_keep_their_keys_and_files(tmp_path: Path)
     ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
     for _ in range(2):
         env = {"HEADWATER_ADMIN_KEY": "admin-key-of-the-house"}
-        line = Line(tmp_path, "--executor=simulated", "--min-replicas=0", env=env, start=ForkedCluster)
-        try:
+        flags = ("--executor=simulated", "--min-replicas=0")
+        with Line(tmp_path, *flags, env=env, start=ForkedCluster) as line:
             line.wait_for(partial(is_known, line, ada), 30, "the key is not known")
-            assert [each["filename"] for each in line.client.get("/v1/files", headers=ada).json()["data"]] == [
-                "old.jsonl"
-            ]
+            files = line.client.get("/v1/files", headers=ada).json()["data"]
+            assert [each["filename"] for each in files] == ["old.jsonl"]
             assert not (tmp_path / "unsigned-tenants").exists()
-        finally:
             line.stop()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,23 @@ def upload_and_start(client: openai.OpenAI) -> str:
     return client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
 
 
+def client_of(line: Line) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{line.record.rest}/v1", api_key="any")
+
+
 @pytest.mark.long
 def test_a_batch_goes_on_where_it_was_when_the_whole_line_was_restarted(tmp_path: Path) -> None:
     env = {"HEADWATER_BATCH_CONCURRENCY": "8"}
-    line = Line(tmp_path, "--executor=simulated", "--replicas=1", "--gateways=2", env=env)
-    with openai.OpenAI(base_url=f"{line.record.rest}/v1", api_key="any") as client:
+    flags = ("--executor=simulated", "--replicas=1", "--gateways=2")
+    with Line(tmp_path, *flags, env=env) as line, client_of(line) as client:
         batch_id = upload_and_start(client)
-        while client.batches.retrieve(batch_id).request_counts.completed < 10:
-            time.sleep(0.05)
-    assert line.stop() == 0
-    again = Line(tmp_path, "--executor=simulated", "--replicas=1", "--gateways=2", env=env, log_name="again.log")
-    with openai.OpenAI(base_url=f"{again.record.rest}/v1", api_key="any") as client:
+        line.wait_for(lambda: client.batches.retrieve(batch_id).request_counts.completed >= 10, 60, "it does not begin")
+        assert line.stop() == 0
+    with Line(tmp_path, *flags, env=env, log_name="again.log") as again, client_of(again) as client:
         assert client.batches.retrieve(batch_id).status == "in_progress"
-        end = time.monotonic() + 90
-        while (batch := client.batches.retrieve(batch_id)).status != "completed":
-            assert time.monotonic() < end, batch
-            time.sleep(0.1)
+        again.wait_for(lambda: client.batches.retrieve(batch_id).status == "completed", 90, "it does not go on")
+        batch = client.batches.retrieve(batch_id)
         assert batch.output_file_id is not None
         lines = client.files.content(batch.output_file_id).text.splitlines()
-    assert again.stop() == 0
+        assert again.stop() == 0
     assert sorted(int(json.loads(each)["custom_id"]) for each in lines) == list(range(NUM_LINES))

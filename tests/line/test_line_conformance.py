@@ -69,9 +69,9 @@ class Surface:
 
 
 class Rest(Surface):
-    def __init__(self, url: str) -> None:
+    def __init__(self, client: httpx.Client) -> None:
         super().__init__()
-        self.client = httpx.Client(base_url=f"{url}/v1", timeout=120)
+        self.client = client
         self.model = self.client.get("/models").json()["data"][0]["id"]
 
     def complete(self, prompt: str | list[int], **sampling: Any) -> Told:
@@ -106,10 +106,9 @@ def _rest_scores(choice: dict[str, Any]) -> list[tuple[float, int]]:
 
 
 class Grpc(Surface):
-    def __init__(self, address: str) -> None:
+    def __init__(self, channel: grpc.Channel) -> None:
         super().__init__()
-        self.channel = grpc.insecure_channel(address)
-        self.stub = inference_pb2_grpc.InferenceStub(self.channel)
+        self.stub = inference_pb2_grpc.InferenceStub(channel)
         self.model = self.stub.ListModels(inference_pb2.ListModelsRequest(), timeout=30).models[0].id
 
     def complete(self, prompt: str | list[int], **sampling: Any) -> Told:
@@ -239,13 +238,11 @@ def distinct(told: Told) -> float:
 @pytest.fixture(scope="module", params=["rest", "grpc"])
 def surface(request: pytest.FixtureRequest, demo_line: Any) -> Iterator[Surface]:
     if request.param == "rest":
-        rest = Rest(demo_line.record.rest)
-        yield rest
-        rest.client.close()
+        with httpx.Client(base_url=f"{demo_line.record.rest}/v1", timeout=120) as client:
+            yield Rest(client)
     else:
-        over_grpc = Grpc(demo_line.record.grpc)
-        yield over_grpc
-        over_grpc.channel.close()
+        with grpc.insecure_channel(demo_line.record.grpc) as channel:
+            yield Grpc(channel)
 
 
 @pytest.mark.slow

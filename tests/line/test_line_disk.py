@@ -21,13 +21,13 @@ def test_prefixes_on_a_disk_are_found_when_the_whole_cluster_was_restarted(tmp_p
         flags = ("--executor=simulated", "--replicas=1", f"--kv-disk-dir={tmp_path / 'kv'}")
         # Prompts that take longer to compute than to read.
         env = {"HEADWATER_SIMULATED_PREFILL_SECONDS": "0.003"}
-        line = Line(state_dir, *flags, env=env, log_name=f"up-{life}.log", start=ForkedCluster)
-        for prompt in PROMPTS:
-            body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
-            usage = line.client.post("/v1/completions", json=body).json()["usage"]
-            found.append(usage["prompt_tokens_details"]["cached_tokens"])
-        keys.append((state_dir / "master.key").read_bytes())
-        assert line.stop() == 0
+        with Line(state_dir, *flags, env=env, log_name=f"up-{life}.log", start=ForkedCluster) as line:
+            for prompt in PROMPTS:
+                body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+                usage = line.client.post("/v1/completions", json=body).json()["usage"]
+                found.append(usage["prompt_tokens_details"]["cached_tokens"])
+            keys.append((state_dir / "master.key").read_bytes())
+            assert line.stop() == 0
     assert found[:3] == [0, 0, 0]
     # The engine looks through its folder beside its first steps.
     assert found[-1] >= 192

@@ -35,9 +35,9 @@ def ranked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     shares = {SHARE: "1"} if torch.cuda.device_count() < 2 * num_replicas else {}
     flags = [SIZES[kind], *(flag for flag in FLAGS if "parallel" not in flag)]
     flags += [f"--model={folder}", f"--replicas={num_replicas}", "--device=cuda"]
-    line = Line(tmp_path_factory.mktemp("ranked"), *flags, env=ENV | shares)
-    yield line, num_replicas
-    assert line.stop() == 0, line.log.read_text()
+    with Line(tmp_path_factory.mktemp("ranked"), *flags, env=ENV | shares) as line:
+        yield line, num_replicas
+        assert line.stop() == 0, line.log.read_text()
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@ for token, when the engine is back with its stages."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -29,8 +30,11 @@ class StagedLine:
     stage_flags: tuple[str, ...]
     stage: StageProcess
 
-    def start_stage_again(self) -> None:
+    def finish_stage(self) -> None:
         self.stage.finish()
+
+    def start_stage_again(self) -> None:
+        self.finish_stage()
         self.stage = StageProcess(*self.stage_flags)
 
 
@@ -41,18 +45,20 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StagedLine]:
     secret = write_secret(tmp_path_factory.mktemp("secret"))
     shared = f"--stage-secret-file={secret}", f"--model-folder={folder}", "--threads=1"
     flags = (f"--join={address}", *shared)
-    stage = StageProcess(*flags)
     where = {
         "HEADWATER_STAGE_HOSTS": "1",
         "HEADWATER_STAGE_LISTEN": address,
         "HEADWATER_STAGE_SECRET_FILE": str(secret),
     }
     asked = "--pipeline-parallel-size=2", "--replicas=1", f"--served-model-name={NAME}", "--max-model-len=1024"
-    line = Line(state, f"--model={folder}", *asked, env=ENV | where, start=ForkedCluster)
-    found = StagedLine(line, flags, stage)
-    yield found
-    assert line.stop() == 0, line.log.read_text()
-    found.stage.finish()
+    with contextlib.ExitStack() as stack:
+        stage = StageProcess(*flags)
+        stack.callback(stage.finish)
+        line = stack.enter_context(Line(state, f"--model={folder}", *asked, env=ENV | where, start=ForkedCluster))
+        found = StagedLine(line, flags, stage)
+        stack.callback(found.finish_stage)
+        yield found
+        assert line.stop() == 0, line.log.read_text()
 
 
 @pytest.mark.timeout(600)
