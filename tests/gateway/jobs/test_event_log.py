@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,13 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
     free_dir: Path, kept: dict[str, Any]
 ) -> None:
     nats = await start_nats(free_dir, jetstream=free_dir / "js", **kept)
-    async with Bus.open(nats.url) as bus:
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def stop_the_last() -> None:
+            await nats.stop()
+
+        stack.push_async_callback(stop_the_last)
+        bus = await stack.enter_async_context(Bus.open(nats.url))
         log, after, found = events_of(Durable(bus)), 0, []
         async with log.reader() as reader:
             for round_ in range(3):
@@ -84,7 +91,6 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
             after = await append(log, b"9", after)
             found += await read(reader, 1)
             assert await reader.next(0.1) is None
-    await nats.stop()
     assert found == [b"%d" % number for number in range(10)]
 
 

@@ -15,6 +15,7 @@ import grpc
 import msgspec
 import nats
 import pytest
+from nats.aio.client import Client
 
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import Removed, TenantRecord, new_uid
@@ -67,9 +68,18 @@ async def next_of(messages: Subscription) -> bytes:
         return (await anext(messages)).payload
 
 
-async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+async def stranger(nats_url: str) -> AsyncIterator[Client]:
+    """One without the cluster's token."""
+    connection = await nats.connect(nats_url)
+    yield connection
+    await connection.close()
+
+
+async def test_the_bus_brings_what_members_say_and_nothing_else(
+    nats_url: str, stranger: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     word = f"t{uuid.uuid4().hex}"
-    stranger = await nats.connect(nats_url)
     async with (
         opened(nats_url, KEY) as ours,
         opened(nats_url, KEY) as reader,
@@ -115,7 +125,6 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, m
         assert gained["stale"] >= 1
         assert gained["unsigned"] >= 2
         assert gained["no_token_here"] >= 1
-    await stranger.close()
 
 
 def _noting(caught: asyncio.Queue[bytes]) -> Any:
@@ -125,9 +134,8 @@ def _noting(caught: asyncio.Queue[bytes]) -> Any:
     return note
 
 
-async def test_an_answer_to_a_question_is_believed_from_a_member_alone(nats_url: str) -> None:
+async def test_an_answer_to_a_question_is_believed_from_a_member_alone(nats_url: str, stranger: Client) -> None:
     word = f"t{uuid.uuid4().hex}"
-    stranger = await nats.connect(nats_url)
 
     async def lie(message: Any) -> None:
         await stranger.publish(message.reply, b"a lie")
@@ -143,7 +151,6 @@ async def test_an_answer_to_a_question_is_believed_from_a_member_alone(nats_url:
             question = await anext(questions)
             await knower.publish(question.reply, b"the truth")
             assert await asked == b"the truth"
-    await stranger.close()
 
 
 async def test_a_member_s_heartbeat_counts_under_its_own_subject_only(nats_url: str) -> None:
@@ -192,7 +199,7 @@ async def silent_engine() -> AsyncIterator[tuple[SilentEngine, str]]:
 
 
 async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
-    nats_url: str, text_folder: Path, tmp_path: Path
+    nats_url: str, stranger: Client, text_folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "token").write_text(TOKEN)
     common = (f"--nats-url={nats_url}", f"--cluster-token-file={tmp_path / 'token'}")
@@ -205,7 +212,6 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
         engine_stage(*common, named),
         gateway_stage(*common, f"--admin-key={ADMIN}"),
     )
-    stranger = await nats.connect(nats_url)
     with started(*stages), Gateway(stages[-1]) as gateway:
         await asyncio.to_thread(gateway.wait_until, gateway.is_ready)
         admin = {"authorization": f"Bearer {ADMIN}"}
@@ -259,7 +265,6 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
         assert gateway.metric("headwater_refused_total") >= 2
         for name in (record.id, f"ada-{key.id}"):
             await bucket.delete(_key(name))
-    await stranger.close()
 
 
 async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_others(

@@ -24,9 +24,11 @@ from headwater.services.stack.embedded import start_nats
 async def durable(tmp_path: Path, kept: dict[str, Any]) -> AsyncIterator[Durable]:
     # The queues of the NATS that tests share have other tests' work.
     server = await start_nats(tmp_path, jetstream=tmp_path / "streams", **kept)
-    async with Bus.open(server.url) as bus:
-        yield Durable(bus)
-    await server.stop()
+    try:
+        async with Bus.open(server.url) as bus:
+            yield Durable(bus)
+    finally:
+        await server.stop()
 
 
 async def test_an_unforeseen_error_in_taking_work_is_logged_and_work_is_taken_again(

@@ -19,6 +19,7 @@ from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.stack.embedded import _free_port
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
+    MODEL,
     UNDRAFTED,
     Behind,
     Gateway,
@@ -65,10 +66,12 @@ def test_a_client_that_leaves_ends_its_streams_and_frees_their_blocks(gateway: G
 
 
 def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(gateway: Gateway, behind: Behind) -> None:
-    with contextlib.suppress(openai.APITimeoutError):
-        openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0, timeout=0.3).completions.create(
-            model="smollm2-135m-instruct", prompt="Once", max_tokens=8000, extra_body={"ignore_eos": True}
-        )
+    more = {"ignore_eos": True} | UNDRAFTED
+    with (
+        openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0, timeout=0.3) as client,
+        contextlib.suppress(openai.APITimeoutError),
+    ):
+        client.completions.create(model=MODEL, prompt="Once", max_tokens=8000, extra_body=more)
     gateway.wait_until(lambda: is_idle(gateway))
     gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)
 

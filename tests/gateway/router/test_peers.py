@@ -122,11 +122,17 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         return router.dispatched(router.choose(served_model.key, b"", num_tokens, 16), "r")
 
     async with (
+        contextlib.AsyncExitStack() as stack,
         Bus.open(server.url) as here,
         Bus.open(server.url) as there,
         gateway(here, replica) as one,
         gateway(there, replica) as other,
     ):
+
+        async def stop_the_last() -> None:
+            await server.stop()
+
+        stack.push_async_callback(stop_the_last)
         long = [sends(one, 400_000), sends(one, 400_000)]
         async with asyncio.timeout(30):
             while other.peers.num_told < 2:  # noqa: ASYNC110 (the account has no event)
@@ -150,7 +156,6 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
             while waiting(other, served_model)[1] > 1:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert waiting(other, served_model) == (4, pytest.approx(waiting(one, served_model)[1], abs=0.1))
-    await server.stop()
 
 
 def test_beats_tell_what_was_lost_of_prompts_that_are_not_computed_and_of_those_that_are(

@@ -128,8 +128,9 @@ def cluster(
     kept: dict[str, Any],
 ) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("nats")
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, contextlib.ExitStack() as servers:
         nats = runner.run(start_nats(folder, jetstream=folder / "js", **kept))
+        servers.callback(lambda: runner.run(nats.stop()))
         output = output_processor_stage(text_folder, f"--nats-url={nats.url}", "--metrics-port=0")
         engine = engine_stage("--simulated-step-seconds=0.01")
         with started(output, engine):
@@ -141,8 +142,9 @@ def cluster(
                 for gateway in gateways:
                     gateway.wait_until(gateway.is_ready, 60.0)
                 found = Cluster(runner, nats, folder, output, gateways, shared_redis_url)
+                # It may have been killed and started again.
+                servers.callback(lambda: runner.run(found.nats.stop()))
                 yield found
-        runner.run(found.nats.stop())
 
 
 def kill_under_way(cluster: Cluster, ada: Customer) -> None:

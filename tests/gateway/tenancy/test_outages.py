@@ -107,7 +107,8 @@ async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
     monkeypatch.setenv("HEADWATER_ADMIN_KEY", ADMIN)
     valkey = await start_valkey(free_dir, **kept)
     flags = (f"--nats-url={nats_url}", f"--redis-url={valkey.url}", f"--fail-open-share={share}", "--log-level=info")
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(valkey.stop)
         gateway: Gateway = await asyncio.to_thread(stack.enter_context, start_gateway(behind, *flags))
         admin = {"authorization": f"Bearer {ADMIN}"}
         made = gateway.client.post(
@@ -136,11 +137,11 @@ async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
         assert ask(40) == (200 if share else 503)
         gateway.wait_until(lambda: num_recorded() == (90 + 40 if share else 90))
         again = await start_valkey(free_dir, port=valkey.port, **kept)
+        stack.push_async_callback(again.stop)
         gateway.wait_until(shares_again)
         # The records know of 100 tokens, and of 50 more where they were granted without Redis.
         gateway.wait_until(lambda: ask(40 if share else 90) in (200, 429))
         assert ask(1) == 429
-        await again.stop()
 
 
 async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_url: str, free_dir: Path) -> None:

@@ -94,9 +94,11 @@ class Bench:
 async def bench(tmp_path: Path, kept: dict[str, Any], redis_url: str) -> AsyncIterator[Bench]:
     # The queue of the NATS that tests share has other tests' responses.
     server = await start_nats(tmp_path, jetstream=tmp_path / "streams", **kept)
-    async with Bus.open(server.url) as bus, Store.open(redis_url) as store:
-        yield Bench(Durable(bus), store)
-    await server.stop()
+    try:
+        async with Bus.open(server.url) as bus, Store.open(redis_url) as store:
+            yield Bench(Durable(bus), store)
+    finally:
+        await server.stop()
 
 
 @pytest.mark.parametrize("code", ["insufficient_quota", "limit_too_low"])

@@ -269,8 +269,9 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
     num_lines = 200
     lines = [line(f"{i}", max_tokens=40, ignore_eos=True, **UNDRAFTED) for i in range(num_lines)]
     engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
-    with asyncio.Runner() as runner, started(*engines):
+    with asyncio.Runner() as runner, started(*engines), contextlib.ExitStack() as stack:
         bus: EmbeddedServer = runner.run(start_nats(free_dir, jetstream=free_dir / "js", **kept))
+        stack.callback(lambda: runner.run(bus.stop()))
         stages = Behind(behind.processor, behind.output_processor, tuple(engine.address for engine in engines))
         flags = [*stages.flags(), f"--nats-url={bus.url}", "--batch-concurrency=8"]
         first, second = gateway_stage(*flags), gateway_stage(*flags)
@@ -306,4 +307,3 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
             assert len(kept_before) > 20
             assert all(any(value.endswith(each) for each in output) for value in kept_before)
             assert num_answered(survivor) > 0
-        runner.run(bus.stop())
