@@ -16,6 +16,7 @@ import httpx
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services.stack.cluster_record import ClusterRecord
+from tests.gateway.processes import UNDRAFTED
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Tell me of a river, a mill and the miller's three sons."}]
@@ -240,8 +241,10 @@ class WholeReader(Reader):
     @contextmanager
     def running(self) -> Iterator[Reader]:
         with super().running():
-            yield self
-            self._enough.set()
+            try:
+                yield self
+            finally:
+                self._enough.set()
 
     def wait_events(self, number: int) -> bool:
         """It is on its way at any time."""
@@ -316,6 +319,6 @@ STREAMED = [kind for kind, (reader, _) in KINDS.items() if not issubclass(reader
 
 
 def reader_of(line: ClusterRecord, kind: str, max_tokens: int) -> Reader:
-    """Of a streamed answer of so many tokens."""
+    """Of a streamed answer of so many tokens, which comes token by token also where it was given before."""
     reader, body = KINDS[kind]
-    return reader(line, ({"max_tokens": max_tokens} if kind in STREAMED else {}) | body)
+    return reader(line, ({"max_tokens": max_tokens} | UNDRAFTED if kind in STREAMED else {}) | body)

@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from headwater.services.cli.chat import Chat, ChatError, first_model
+from tests.gateway.processes import UNDRAFTED
 
 
 def test_the_command_line_lists_every_process_of_the_line(simulated_line: Any) -> None:
@@ -37,7 +38,7 @@ def everything_is_free(line: Any) -> bool:
 
 
 def test_a_client_that_leaves_gives_its_blocks_back(simulated_line: Any) -> None:
-    with simulated_line.stream("Once upon a time", max_tokens=4000, ignore_eos=True) as events:
+    with simulated_line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         assert not everything_is_free(simulated_line)
     simulated_line.wait_for(lambda: everything_is_free(simulated_line), 30, "blocks are still held")

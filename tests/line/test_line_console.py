@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.browser.chromium import MISSING, Chromium, Page, PageError, find_chromium
+from tests.gateway.processes import UNDRAFTED
 from tests.line.conftest import MODEL, Line
 
 VIEWS = ("chat", "live", "models", "replicas", "tenants", "health")
@@ -24,14 +25,13 @@ SERIOUS = ("serious", "critical")
 @pytest.fixture
 def page(chromium: Chromium, simulated_line: Line) -> Iterator[Page]:
     """The console as it opens. Whatever a test does there, it loads nothing from elsewhere and breaks no rule."""
-    opened = chromium.new_page()
-    opened.resize(1280, 860)
-    opened.open(simulated_line.record.rest)
-    opened.wait("document.querySelector('#state').textContent === 'live'")
-    yield opened
-    assert [url for url in opened.requested if not url.startswith((simulated_line.record.rest, "data:"))] == []
-    assert opened.complaints == []
-    opened.close()
+    with contextlib.closing(chromium.new_page()) as opened:
+        opened.resize(1280, 860)
+        opened.open(simulated_line.record.rest)
+        opened.wait("document.querySelector('#state').textContent === 'live'")
+        yield opened
+        assert [url for url in opened.requested if not url.startswith((simulated_line.record.rest, "data:"))] == []
+        assert opened.complaints == []
 
 
 def go(page: Page, view: str) -> None:
@@ -165,7 +165,8 @@ def test_an_engine_that_starts_by_demand_is_waited_for_in_words(page: Page, simu
 @pytest.mark.slow
 def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> None:
     go(page, "live")
-    body = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 6000, "ignore_eos": True, "stream": True}
+    asked: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 7000, "ignore_eos": True}
+    body = asked | {"stream": True} | UNDRAFTED
     with simulated_line.client.stream("POST", "/v1/completions", json=body) as reply:
         lines = reply.iter_lines()
         assert next(lines)

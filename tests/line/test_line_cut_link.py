@@ -14,6 +14,7 @@ import pytest
 
 from tests.gateway.processes import (
     MODEL,
+    UNDRAFTED,
     Gateway,
     Stage,
     engine_stage,
@@ -40,16 +41,20 @@ class SplitCluster:
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
         """An answer runs at the decode engine and the gateway knows of it: prompts are computed at the other one."""
-        body = {"model": MODEL, "prompt": "background", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        with self.gateway.client.stream("POST", "/v1/completions", json=body):
+        body: dict[str, Any] = {"model": MODEL, "prompt": "background", "stream": True, "ignore_eos": True}
+        body |= {"max_tokens": 8000} | UNDRAFTED
+        with self.gateway.client.stream("POST", "/v1/completions", json=body) as reply:
+            assert reply.status_code == 200, reply.read()
             self.gateway.wait_until(lambda: self._num_running("decode") > 0)
             yield
+        self.gateway.wait_until(lambda: self._num_running("decode") == 0)
 
     def ask(self) -> tuple[list[int], float, dict[str, Any]]:
         """Tokens of an answer, the longest pause between two events behind the first, in seconds, and what explain
         says of its attempts."""
-        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": 5}
-        body |= {"stream": True, "return_token_ids": True, "cache_salt": f"salt-{next(SALTS)}"}
+        body: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": MAX_TOKENS} | UNDRAFTED
+        body |= {"temperature": 0.7, "seed": 5, "cache_salt": f"salt-{next(SALTS)}"}
+        body |= {"stream": True, "return_token_ids": True}
         token_ids, times, request_id = list[int](), list[float](), ""
         with self.gateway.client.stream("POST", "/v1/completions", json=body) as reply:
             assert reply.status_code == 200, reply.read()

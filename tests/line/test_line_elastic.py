@@ -18,6 +18,7 @@ import pytest
 from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.remembered_models import RememberedModels
 from tests.forked_cluster import ForkedCluster
+from tests.gateway.processes import UNDRAFTED
 from tests.line.conftest import MODEL, Line
 
 FLAGS = ("--executor=simulated", "--min-replicas=0", "--max-replicas=2", "--idle-seconds=1.5", "--target-requests=4")
@@ -34,10 +35,10 @@ def elastic_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     left = RememberedModels(folder)
     for name, model in (("left", MODEL), ("gone", "/no/such/folder")):
         left.add(name, ModelRequest(do="load", model=model, served_model_name=name))
-    line = Line(folder, *FLAGS, env={"HEADWATER_SSE_KEEP_ALIVE": "0.2"}, start=ForkedCluster)
-    expect_loaded_again(line, "left", gone="gone")
-    yield line
-    assert line.stop() == 0, line.log.read_text()
+    with Line(folder, *FLAGS, env={"HEADWATER_SSE_KEEP_ALIVE": "0.2"}, start=ForkedCluster) as line:
+        expect_loaded_again(line, "left", gone="gone")
+        yield line
+        assert line.stop() == 0, line.log.read_text()
 
 
 def expect_loaded_again(line: Line, name: str, *, gone: str) -> None:
@@ -93,7 +94,7 @@ def test_the_first_request_starts_a_replica_and_the_last_one_is_followed_by_its_
 def test_a_client_that_leaves_while_it_waits_leaves_nothing(elastic_line: Line) -> None:
     line = elastic_line
     # Its answer takes 40 s: none is there in time, however late this process looks.
-    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4000, "ignore_eos": True}
+    body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4000, "ignore_eos": True} | UNDRAFTED
     with (
         pytest.raises(httpx.ReadTimeout),
         httpx.Client(base_url=line.record.rest, timeout=httpx.Timeout(30, read=0.3)) as client,
@@ -109,7 +110,8 @@ def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic
 
     def story(idx: int, max_tokens: int) -> tuple[list[Any], str]:
         """The events of a stream, and the replica that it went to first."""
-        body = {"model": MODEL, "prompt": f"Story {idx}", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        body: dict[str, Any] = {"model": MODEL, "prompt": f"Story {idx}", "max_tokens": max_tokens}
+        body |= {"ignore_eos": True, "stream": True} | UNDRAFTED
         headers = {"x-headwater-receipt": "1"}
         with line.client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
             events = [json.loads(each[6:]) for each in reply.iter_lines() if each.startswith("data: {")]
@@ -164,7 +166,7 @@ def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: 
     line.wait_for(
         lambda: line.client.post("/v1/chat/completions", json=asked).status_code == 200, 60, "it is not served again"
     )
-    with line.stream("On and on", model=SECOND, max_tokens=200, ignore_eos=True) as events:
+    with line.stream("On and on", model=SECOND, max_tokens=600, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         assert line.client.delete(f"/admin/models/{SECOND}").status_code == 202
         line.wait_for(lambda: line.client.post("/v1/chat/completions", json=asked).status_code == 404, 30, "served on")

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.gateway.processes import UNDRAFTED
 from tests.line.conftest import Line, LineStarter
 from tests.line.test_line_access import env_of
 from tests.machine_stalls import MachineStalls
@@ -24,6 +25,8 @@ from tests.shared_memory import shared_memory_of
 MODEL = "smollm2-135m-instruct"
 ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
 SMALL = ("--executor=simulated", "--replicas=2")
+LONG = 400
+"""Tokens of an answer that is read to its end: it takes four seconds."""
 
 
 def still_listening(addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -68,9 +71,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """A line whose processes start as in a deployment, with a home of its own. The last test that uses it ends it."""
     env = {"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"}
-    line = Line(tmp_path_factory.mktemp("deployed"), *SMALL, env=env)
-    yield line
-    line.kill()
+    with Line(tmp_path_factory.mktemp("deployed"), *SMALL, "--drain-limit=60", env=env) as line:
+        yield line
 
 
 @pytest.mark.slow
@@ -103,7 +105,7 @@ def test_stages_outlive_the_server_that_forked_them_and_start_again_without_it(d
     before = {stage.name: stage.pid for stage in line.record.stages if "grpc" in stage.addresses}
     [server] = [pid for pid in line.pids() if "runtime.fork_server" in Path(f"/proc/{pid}/cmdline").read_text()]
     assert {parent_of(pid) for pid in before.values()} == {server}
-    with line.stream("Once upon a time", max_tokens=100, ignore_eos=True) as events:
+    with line.stream("Once upon a time", max_tokens=LONG, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         os.kill(server, signal.SIGKILL)
         *_, last = events
@@ -153,7 +155,7 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
     shared_memory = shared_memory_of(*pids)
     assert len(pids) >= 12, "supervisor, server of forks, keepers of two servers, five stages, two engine cores"
     assert still_listening(addresses) == addresses
-    with line.stream("Once upon a time", max_tokens=150, ignore_eos=True) as events:
+    with line.stream("Once upon a time", max_tokens=LONG, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         line.process.send_signal(signal.SIGINT)
         *_, last = events
@@ -170,7 +172,7 @@ def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_out
 @pytest.mark.slow
 def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_line: Any) -> None:
     line = start_line(*SMALL)
-    with line.stream("Once upon a time", max_tokens=2000, ignore_eos=True) as events:
+    with line.stream("Once upon a time", max_tokens=7000, ignore_eos=True, **UNDRAFTED) as events:
         next(events)
         pids, addresses = line.pids(), line.addresses()
         shared_memory = shared_memory_of(*pids)

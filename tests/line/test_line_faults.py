@@ -7,8 +7,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import httpx
 import pytest
 from redis.asyncio import Redis
 
-from headwater.services.stack.embedded import start_nats, start_valkey
+from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from tests.forked_cluster import ForkedCluster
+from tests.gateway.processes import UNDRAFTED
 from tests.line.test_line_end import wait_until_it_knows_all
 from tests.line.test_line_prefix import costs_least
 
@@ -62,6 +63,17 @@ class Load:
                 await asyncio.sleep(0.01)
 
 
+@asynccontextmanager
+async def own_servers() -> AsyncIterator[dict[str, EmbeddedServer]]:
+    """What is in it when the scope ends is stopped."""
+    servers: dict[str, EmbeddedServer] = {}
+    try:
+        yield servers
+    finally:
+        for server in servers.values():
+            await server.stop()
+
+
 @pytest.mark.slow
 @pytest.mark.long
 async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_everything_again(
@@ -69,27 +81,27 @@ async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_
 ) -> None:
     """One at a time they are killed in the schedules of `tests/bench/test_cluster.py`."""
     start = {"redis": start_valkey, "nats": start_nats}
-    servers = {name: await each(tmp_path / name) for name, each in start.items()}
-    urls = [f"--{name}-url={server.url}" for name, server in servers.items()]
-    line = await asyncio.to_thread(start_line, *SMALL, *urls, start=ForkedCluster)
-    with Load(line, num_clients=4).running() as load:
-        await load.answers(20)
-        for server in servers.values():
-            await server.kill()
-        # Longer than a lease, a heartbeat's expiry and the patience of any client of them.
-        began = time.monotonic()
-        while time.monotonic() - began < 6:
+    async with own_servers() as servers:
+        for name, each in start.items():
+            servers[name] = await each(tmp_path / name)
+        urls = [f"--{name}-url={server.url}" for name, server in servers.items()]
+        line = await asyncio.to_thread(start_line, *SMALL, *urls, start=ForkedCluster)
+        with Load(line, num_clients=4).running() as load:
             await load.answers(20)
-        for name, server in list(servers.items()):
-            servers[name] = await start[name](tmp_path / name, port=server.port)
-        async with asyncio.timeout(60):
-            while not await is_known_again(line, servers["redis"].url):  # noqa: ASYNC110 (other processes)
-                await asyncio.sleep(0.05)
-        await load.answers(40)
-    assert load.failures == []
-    assert await asyncio.to_thread(line.stop) == 0
-    for server in servers.values():
-        await server.stop()
+            for server in servers.values():
+                await server.kill()
+            # Longer than a lease, a heartbeat's expiry and the patience of any client of them.
+            began = time.monotonic()
+            while time.monotonic() - began < 6:
+                await load.answers(20)
+            for name, server in list(servers.items()):
+                servers[name] = await start[name](tmp_path / name, port=server.port)
+            async with asyncio.timeout(60):
+                while not await is_known_again(line, servers["redis"].url):  # noqa: ASYNC110 (other processes)
+                    await asyncio.sleep(0.05)
+            await load.answers(40)
+        assert load.failures == []
+        assert await asyncio.to_thread(line.stop) == 0
 
 
 async def is_known_again(line: Any, redis_url: str) -> bool:
@@ -107,7 +119,7 @@ def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(s
     before = {name: engine["epoch"] for name, engine in line.loads_of(2).items()}
     question = [{"role": "user", "content": "Which replica are you, and how long have you been there? " * 8}]
     receipts = {"x-headwater-receipt": "1"}
-    with line.stream_chat(question, max_tokens=500, ignore_eos=True) as events:
+    with line.stream_chat(question, max_tokens=800, ignore_eos=True, **UNDRAFTED) as events:
         request_id = next(events)["id"]
         (home,) = replicas_of(line, request_id)
         os.kill(line.pid_of(home), signal.SIGKILL)
@@ -137,7 +149,7 @@ async def test_with_one_of_each_stage_all_may_die_and_answers_and_requests_wait_
     start_line: Any,
 ) -> None:
     line = await asyncio.to_thread(start_line, "--executor=simulated", "--replicas=1", start=ForkedCluster)
-    told = {"max_tokens": 200, "ignore_eos": True, "temperature": 1, "seed": 3}
+    told: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 1, "seed": 3} | UNDRAFTED
     expected = await asyncio.to_thread(text_of, line, "Once upon a time", **told)
     victims = {name: line.pid_of(name) for name in ("processor-0", "output-processor-0", "engine-0")}
     with Load(line, num_clients=4).running() as load:

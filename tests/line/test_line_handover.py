@@ -20,6 +20,7 @@ import pytest
 
 from headwater.services.cli import __main__ as cli
 from tests.forked_cluster import ForkedCluster
+from tests.gateway.processes import UNDRAFTED
 from tests.line.conftest import MODEL, Line
 from tests.long_values import long_but
 
@@ -45,9 +46,8 @@ def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """One engine of each role, two output processors and gateways; whoever dies comes back."""
     flags = ("--executor=simulated", "--prefill-replicas=1", "--decode-replicas=1")
     more = ("--output-processors=2", "--gateways=2")
-    made = Line(tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE, start=ForkedCluster)
-    yield made
-    made.kill()
+    with Line(tmp_path_factory.mktemp("handover"), *flags, *more, env=PACE, start=ForkedCluster) as made:
+        yield made
 
 
 def settle(line: Line) -> None:
@@ -88,7 +88,7 @@ NEW_PROMPTS = itertools.count(100)
 
 
 def body_of(number: int) -> dict[str, Any]:
-    sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": 5}
+    sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.7, "seed": 5} | UNDRAFTED
     return {"model": MODEL, "prompt": f"{number} {PROMPT}", "return_token_ids": True, **sampling}
 
 
@@ -154,8 +154,10 @@ def looks_at(line: Line, stage: str, name: str) -> Iterator[list[float]]:
 def busy(line: Line) -> Iterator[None]:
     """Answers run at the decode engine: it is better to compute a prompt elsewhere."""
     with contextlib.ExitStack() as stack:
-        for number in range(2):
-            events = stack.enter_context(line.stream(f"background {number}", max_tokens=4000, ignore_eos=True))
+        # A stream that nobody holds ends.
+        asked: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
+        streams = [stack.enter_context(line.stream(f"background {number}", **asked)) for number in range(2)]
+        for events in streams:
             next(events)
         line.wait_for(lambda: know_busy(line, is_busy=True), 30, "not every gateway has heard of what runs")
         yield
@@ -223,8 +225,9 @@ def test_roles_change_at_once_and_without_draining(line: Line) -> None:
             set_role(line, replica, "both")
         told_at = time.monotonic()
         # A second, on a machine that has nothing else to do.
-        line.wait_for(lambda: know(line, ["both", "both"]), 5, "roles are not known")
+        line.wait_for(lambda: know(line, ["both", "both"]), 20, "roles are not known")
         print(f"every gateway knew the roles {time.monotonic() - told_at:.2f} s after they were set")
+        assert know_busy(line, is_busy=True), "what ran has ended"
         assert len(explained(line, ask(line, 1))["attempts"]) == 1
         set_role(line, PREFILL, "prefill")
         set_role(line, DECODE, "decode")

@@ -11,6 +11,7 @@ import pytest
 
 from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.gateway.router.policy import SPREAD
+from tests.gateway.processes import UNDRAFTED
 
 BLOCK_SIZE = 16
 
@@ -90,9 +91,11 @@ def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: An
 @pytest.mark.slow
 @pytest.mark.long
 def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counted(demo_line: Any) -> None:
-    with demo_line.stream("Count to a thousand: one, two,", max_tokens=400, ignore_eos=True) as events:
+    asked: dict[str, Any] = {"max_tokens": 3000, "ignore_eos": True} | UNDRAFTED
+    with demo_line.stream("Count to a thousand: one, two,", **asked) as events:
         next(events)
-        (busy,) = (name for name, engine in demo_line.loads().items() if engine["load"]["num_running"])
+        loads = demo_line.loads_of(2)
+        (busy,) = (name for name, engine in loads.items() if engine["load"]["num_running"])
         third = Talk(demo_line, "You translate whatever you are told into the language of birds.")
         third.ask("Good morning, who is there?")
     assert third.cached_tokens == [0]
