@@ -19,7 +19,7 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel, expe
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc
-from headwater.proto.common_pb2 import Sampling
+from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.services.runtime.process import PARENT_FD, READY_FD
 from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
@@ -174,6 +174,11 @@ def add(stream_id: int, prompt_ids: Sequence[int], max_tokens: int = 16, **field
         "credit": max_tokens,
     }
     return pb.Add(**(values | fields))
+
+
+def undrafted(max_tokens: int) -> Sampling:
+    """Of a greedy answer that comes token by token, though it repeats itself or was given before."""
+    return Sampling(temperature=0.0, max_tokens=max_tokens, speculative=Speculative(mode="off"))
 
 
 def answer(prompt_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> list[int]:

@@ -95,7 +95,7 @@ async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_
     with engine_process("--simulated-step-seconds=0.01", "--drain-limit=20", "--max-num-seqs=2") as engine:
         async with client_of(engine) as client:
             long, short = prompt(1), prompt(2)
-            await client.send(add(1, long, 3000), add(2, short, 120), add(3, prompt(3), 8), probed=[1, 2, 3, 4])
+            await client.send(add(1, long, 3000), add(2, short, 300), add(3, prompt(3), 8), probed=[1, 2, 3, 4])
             await client.read_tokens(2, 20)
             await client.send(probed=[1, 2, 3])
             assert {each: finish.cause for each, finish in client.finishes.items()} == {4: LOSS_CAUSE_MISSING}
@@ -106,6 +106,6 @@ async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_
             assert (handed_over.retriable, handed_over.cause) == (True, LOSS_CAUSE_HANDED_OVER)
             assert handed_over.num_output_tokens == len(client.tokens[1])
             await client.read_until_finished(2, 3)
-            assert (client.tokens[2], client.tokens[3]) == (answer(short, 120), answer(prompt(3), 8))
+            assert (client.tokens[2], client.tokens[3]) == (answer(short, 300), answer(prompt(3), 8))
         assert await asyncio.to_thread(engine.wait) == 0
     assert client.tokens[1] == answer(long, 3000)[: len(client.tokens[1])]

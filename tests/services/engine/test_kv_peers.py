@@ -71,9 +71,11 @@ async def peer(*flags: str) -> AsyncIterator[Peer]:
         # With the proofs of the scope's token, if there is one.
         async with open_channel(engine.address) as channel:
             client = Client(channel)
-            info = await client.stub.Info(pb.InfoRequest())
-            yield Peer(engine, client, info.incarnation.epoch)
-            client.call.cancel()
+            try:
+                info = await client.stub.Info(pb.InfoRequest())
+                yield Peer(engine, client, info.incarnation.epoch)
+            finally:
+                client.call.cancel()
 
 
 def tiers(start: pb.Start) -> dict[str, int]:

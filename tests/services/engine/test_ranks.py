@@ -19,7 +19,15 @@ from headwater.proto.common_pb2 import Sampling
 from tests.chatting_model import make_chatting_model
 from tests.gateway.processes import launched
 from tests.machine_stalls import MachineStalls
-from tests.services.engine.engine_process import Client, EngineProcess, add, client_of, engine_process, wait_for_end
+from tests.services.engine.engine_process import (
+    Client,
+    EngineProcess,
+    add,
+    client_of,
+    engine_process,
+    undrafted,
+    wait_for_end,
+)
 from tests.services.engine.test_kv_swap import metrics
 
 SMALL = ("--executor=single", "--device=cpu", "--max-model-len=512", "--num-blocks=100", "--max-num-seqs=8")
@@ -114,6 +122,11 @@ def test_what_ranks_cannot_be_is_refused_in_one_line(folder: Path, flags: tuple[
     assert sentence in engine.close()
 
 
+def long_answers() -> list[pb.Add]:
+    """More than run at once, none of them drafted: some run still when something happens."""
+    return [add(i, [i * 7 + j % 90 for j in range(30)], 450, sampling=undrafted(450)) for i in range(1, 33)]
+
+
 async def read_all(client: Client) -> None:
     """Never returns: the session's end raises."""
     async with asyncio.timeout(30):
@@ -147,7 +160,7 @@ async def test_a_rank_that_is_killed_ends_the_engine_and_every_other_rank(folder
             if moment == "prefill":
                 await client.send(*(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9)))
             elif moment == "decode":
-                await client.send(*(add(i, [i * 7 + j % 90 for j in range(30)], 450) for i in range(1, 9)))
+                await client.send(*long_answers())
                 await client.read_tokens(1, 3)
             else:
                 await client.idle_load()
@@ -167,7 +180,7 @@ async def test_a_rank_that_stands_still_ends_the_engine(folder: Path) -> None:
     with engine_process(f"--model-folder={folder}", *SMALL, *TWO) as engine:
         pids = ranks_of(engine)
         async with client_of(engine) as client:
-            await client.send(add(1, PROMPT, 450))
+            await client.send(*long_answers())
             await client.read_tokens(1, 5)
             await end_of_core(engine, lambda: os.kill(pids[1], signal.SIGSTOP))
         for pid in pids:

@@ -26,7 +26,7 @@ from tests.gateway.processes import launched
 from tests.long_values import long_but
 from tests.services.engine.engine_process import EngineProcess, add, client_of, engine_process, wait_for_end
 from tests.services.engine.stage_process import StageProcess, stage_process
-from tests.services.engine.test_ranks import NOTICED_SECONDS, SMALL, end_of_core, read_all
+from tests.services.engine.test_ranks import NOTICED_SECONDS, SMALL, end_of_core, long_answers, read_all
 
 PROMPT = list(range(20, 60))
 
@@ -103,7 +103,7 @@ async def test_a_stage_host_that_is_killed_ends_the_engine_with_one_sentence(pla
             if moment == "prefill":
                 await client.send(*(add(i, [i * 7 + j % 90 for j in range(400)], 60) for i in range(1, 9)))
             else:
-                await client.send(*(add(i, [i * 7 + j % 90 for j in range(30)], 450) for i in range(1, 9)))
+                await client.send(*long_answers())
                 await client.read_tokens(1, 3)
             seconds, stalled = await end_of_core(engine, stage.kill)
             assert seconds - stalled < NOTICED_SECONDS
