@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +44,8 @@ BUSY_STEP_SECONDS = 0.02
 routed the request that they are there for."""
 BUSY_SECONDS = BUSY_STEP_SECONDS * 140
 """Half of the time of such an answer."""
+FULL_SECONDS = 10.0
+"""In which several of them have taken so many blocks, on a slow engine too."""
 FULL: Fields = BUSY | {"n": 7, "temperature": 1.0, "seed": 7}
 NUM_FULL_BLOCKS = TIGHT_BLOCKS // 2
 """Blocks in use at which an engine is too full for a request that another one can take."""
@@ -243,24 +245,32 @@ class ClusterWorld:
         """An answer runs at the engine that goes on with answers, and the gateway knows of it: prompts are computed
         elsewhere."""
         goes_on = f"{kind.name}-{kind.roles.index('decode')}"
-        for _ in range(MOST_ASKED):
-            with self._gateway.client.stream("POST", CHAT, json=_body(kind, COMPANY_QUESTION, BUSY)) as reply:
-                assert reply.status_code == 200, reply.read()
-                if holds_within(lambda: self._loads(kind)[goes_on]["num_running"] > 0, BUSY_SECONDS):
-                    yield
-                    return
-        raise AssertionError(f"the gateway does not see an answer run at {goes_on}")
+        body = _body(kind, COMPANY_QUESTION, BUSY)
+        with self._running(body, lambda: self._loads(kind)[goes_on]["num_running"] > 0, BUSY_SECONDS):
+            yield
 
     @contextlib.contextmanager
     def _full(self, kind: EngineKind, salt: str) -> Iterator[None]:
         """Answers whose prompt begins as the request's leave no room at their engine, and the gateway knows of it."""
+
+        def has_no_room() -> bool:
+            return any(each["num_used_blocks"] >= NUM_FULL_BLOCKS for each in self._loads(kind).values())
+
         # What the last run left there is gone, for the gateway too.
         self._gateway.wait_until(lambda: not any(each["num_used_blocks"] for each in self._loads(kind).values()))
-        with self._gateway.client.stream("POST", CHAT, json=_body(kind, OTHER_QUESTION, FULL | {"cache_salt": salt})):
-            self._gateway.wait_until(
-                lambda: any(each["num_used_blocks"] >= NUM_FULL_BLOCKS for each in self._loads(kind).values())
-            )
+        with self._running(_body(kind, OTHER_QUESTION, FULL | {"cache_salt": salt}), has_no_room, FULL_SECONDS):
             yield
+
+    @contextlib.contextmanager
+    def _running(self, body: dict[str, Any], is_seen: Callable[[], bool], seconds: float) -> Iterator[None]:
+        """A stream that is seen to run; where it is not in time, another one."""
+        for _ in range(MOST_ASKED):
+            with self._gateway.client.stream("POST", CHAT, json=body) as reply:
+                assert reply.status_code == 200, reply.read()
+                if holds_within(is_seen, seconds):
+                    yield
+                    return
+        raise AssertionError(f"the gateway does not see an answer of {body['model']} run")
 
     def _loads(self, kind: EngineKind) -> dict[str, dict[str, Any]]:
         """Load of each engine as the gateway knows it."""
