@@ -30,6 +30,7 @@ from tests.deploy.kube_api import Object
 from tests.deploy.launcher import ProcessLauncher
 from tests.deploy.local_cluster import NODES, LocalCluster
 from tests.deploy.local_pod import LocalPod
+from tests.gateway.processes import UNDRAFTED
 
 # Where it is built for, a library that does not load is an error.
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
@@ -86,7 +87,7 @@ class Run:
             client.stream(
                 "POST",
                 f"http://{at}/v1/completions",
-                json=body | {"stream": True, "ignore_eos": True},
+                json=body | {"stream": True, "ignore_eos": True} | UNDRAFTED,
                 headers=self._headers,
             ) as reply,
         ):
