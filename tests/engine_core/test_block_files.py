@@ -252,7 +252,7 @@ def test_measuring_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     files = opened(tmp_path)
     files.write(Owner(bytes(16)), FIRST, b"", PAYLOAD)
     looks = iter((3.0, 3.0 + NUM_PROBES * 0.25))
-    monkeypatch.setattr(block_files, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
+    monkeypatch.setattr(block_files, "time", SimpleNamespace(perf_counter=lambda: next(looks), time_ns=time.time_ns))
     assert files.measure(1000) == 0.25, "seconds of one block"
     assert {path.name for path in files.folder.iterdir()} == {"lock", bytes(16).hex()}
 

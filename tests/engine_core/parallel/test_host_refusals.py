@@ -83,7 +83,7 @@ def test_a_host_that_would_compute_something_else_ends_with_one_sentence(
         folder = changed_copy(qwen3, tmp_path / "other", what)
         sentence = f"whose {'weights file' if what == 'weights' else 'config.json'} is not that of the engine's model"
     elif what == "folder":
-        folder, sentence = tmp_path, "allowed: a converted model (No such file or directory)"
+        folder, sentence = tmp_path, "a folder with one that can be read (No such file or directory))"
     elif what == "secret":
         shown, sentence = write_secret(tmp_path, OTHER), "does not believe this host: it has another secret"
     with contextlib.ExitStack() as stack:
@@ -121,7 +121,10 @@ def huge_header(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (empty_config, r"allowed: a converted model \(Expecting value: line 1 column 1 \(char 0\)\)$"),
+        (
+            empty_config,
+            r"allowed: a converted model \(config.json is .*\(Expecting value: line 1 column 1 \(char 0\)\)\)$",
+        ),
         (zeros, r"allowed: a converted model \(checkpoint file is 'weights.safetensors'; allowed: a whole file"),
         (huge_header, r"allowed: a converted model \(header of weights.safetensors is '\d+ bytes'; allowed: \d+ bytes"),
     ],
