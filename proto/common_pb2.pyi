@@ -215,7 +215,7 @@ class Sampling(_message.Message):
     frequency_penalty: _builtins.float
     """−2…2, over output tokens"""
     repetition_penalty: _builtins.float
-    """> 0, over prompt and output tokens"""
+    """1e-6…1e6, over prompt and output tokens"""
     seed: _builtins.int
     """drawn by the gateway when absent"""
     ignore_eos: _builtins.bool

@@ -41,7 +41,7 @@ class Sampling(Body, kw_only=True):
     min_p: Annotated[float, Meta(description="a number, 0…1")] | None = None
     presence_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
     frequency_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
-    repetition_penalty: Annotated[float, Meta(description="a number above 0")] | None = None
+    repetition_penalty: Annotated[float, Meta(description="a number, 1e-6…1e6")] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")] | None = None
     stop: Annotated[str | list[str], Meta(description="a string or up to 16 strings")] | None = None
     stop_token_ids: (

@@ -49,7 +49,8 @@ RANGES: Mapping[str, Range] = {
     "min_p": _between(0, 1),
     "presence_penalty": _between(-2, 2),
     "frequency_penalty": _between(-2, 2),
-    "repetition_penalty": Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
+    # What float32 rounds to 0 or to infinity makes logits that are no numbers, or stops the engine that divides by it.
+    "repetition_penalty": _between(1e-6, 1e6),
     "best_of": _between(1, MAX_CHOICES),
     "length_penalty": Range(lambda value: -math.inf < value < math.inf, "a finite number"),
     "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
