@@ -25,6 +25,8 @@ MAX_LOGIT_BIAS = 100.0
 MAX_BEAMS = MAX_TOP_LOGPROBS // 2
 WHAT_FITS = 2**32 - 1
 """Value of `truncate_prompt_tokens` that keeps as many tokens as the context has room for."""
+LEAST_TOP_P = 1e-9
+"""Smaller ones keep the same token, the likeliest, but engines compute in float32, which may have a 0 for them."""
 SIDES = ("left", "right")
 
 
@@ -105,6 +107,7 @@ def check_sampling(
     _check_ids(checked, limits.vocab_size)
     _check_speculative(checked.speculative)
     checked.top_k = min(max(checked.top_k, 0), limits.vocab_size)
+    checked.top_p = max(checked.top_p, LEAST_TOP_P)
     return checked
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
@@ -178,6 +179,10 @@ def test_a_chat_is_not_told_to_echo_a_prompt_without_an_answer() -> None:
     with pytest.raises(BadRequest) as caught:
         check_sampling(Sampling(max_tokens=0), LIMITS, stream=False, is_chat=True)
     assert caught.value.message == "max_tokens is 0; allowed: at least 1"
+
+
+def test_a_top_p_that_float32_cannot_hold_keeps_the_likeliest_token() -> None:
+    assert np.float32(check(top_p=1e-60).top_p) > 0
 
 
 @pytest.mark.parametrize(("asked", "param", "sentence"), REFUSED, ids=lambda value: str(value)[:40])
