@@ -245,7 +245,7 @@ class Sampling(_message.Message):
     thinking_token_budget: _builtins.int
     """the most tokens of thoughts; then the answer begins"""
     length_penalty: _builtins.float
-    """beam search: beams are ranked by log probability / length ^ this"""
+    """beam search: beams are ranked by log probability / length ^ this, −10…10"""
     truncation_side: _builtins.str
     """left: the last tokens stay; right: the first"""
     @_builtins.property

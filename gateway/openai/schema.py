@@ -61,7 +61,7 @@ class Sampling(Body, kw_only=True):
     include_stop_str_in_output: Flag | None = None
     best_of: Annotated[Whole, Meta(description="a whole number, at least n")] | None = None
     use_beam_search: Flag | None = None
-    length_penalty: Annotated[float, Meta(description="a number")] | None = None
+    length_penalty: Annotated[float, Meta(description="a number, −10…10")] | None = None
     truncate_prompt_tokens: Truncation | None = None
     truncation_side: Annotated[Literal["left", "right"], Meta(description="left or right")] | None = None
     thinking_token_budget: (

@@ -54,7 +54,8 @@ RANGES: Mapping[str, Range] = {
     # What float32 rounds to 0 or to infinity makes logits that are no numbers, or stops the engine that divides by it.
     "repetition_penalty": _between(1e-6, 1e6),
     "best_of": _between(1, MAX_CHOICES),
-    "length_penalty": Range(lambda value: -math.inf < value < math.inf, "a finite number"),
+    # A power of any length is a number.
+    "length_penalty": _between(-10, 10),
     "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
     "prompt_logprobs": _between(0, MAX_TOP_LOGPROBS),
 }
