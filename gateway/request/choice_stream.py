@@ -116,12 +116,10 @@ class ChoiceStream:
             self._sink.piece(choice, "", choice.known_ids(finish.num_output_tokens), (), None)
         stop = finish.WhichOneof("stop_reason")
         choice.num_reasoning_tokens = finish.num_reasoning_tokens
-        self._end(FINISH_REASONS[finish.reason], getattr(finish, stop) if stop is not None else None, finish)
-
-    def _end(self, reason: str, stop_reason: str | int | None, finish: output_processor_pb2.OutputFinish) -> None:
-        self.choice.end(reason, stop_reason, finish.num_output_tokens)
-        self._sink.ended(self.choice)
-        self._events.choice_ended(self.choice)
+        stop_reason = getattr(finish, stop) if stop is not None else None
+        choice.end(FINISH_REASONS[finish.reason], stop_reason, finish.num_output_tokens)
+        self._sink.ended(choice)
+        self._events.choice_ended(choice)
 
     def lost(self, error: errors.HeadwaterError) -> None:
         self.choice.stream = None
@@ -129,24 +127,3 @@ class ChoiceStream:
 
     def fail(self, error: errors.HeadwaterError) -> None:
         self._events.broke(error)
-
-
-class ScoredStream(ChoiceStream):
-    """Stream of a request for the prompt's log probabilities alone: its one token is not answered."""
-
-    def receive(
-        self,
-        first: int,
-        token_ids: list[int],
-        text: str,
-        offset: int,
-        now: float,
-        logprobs: Scores,
-        parts: RowParts | None,
-    ) -> None:
-        self._events.first_token(now)
-
-    def _end(self, reason: str, stop_reason: str | int | None, finish: output_processor_pb2.OutputFinish) -> None:
-        self.choice.end("length")
-        self._sink.ended(self.choice)
-        self._events.choice_ended(self.choice)

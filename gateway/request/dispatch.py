@@ -20,7 +20,7 @@ from ..router.router import Dispatch
 from ..stages.output_session import OutputSession
 from .beam_search import BeamSearch
 from .choice import Choice, Sink
-from .choice_stream import ChoiceStream, ScoredStream
+from .choice_stream import ChoiceStream
 from .cluster import Cluster
 from .fault_history import FaultHistory
 from .generation import Generation
@@ -300,9 +300,7 @@ class Dispatcher:
             self.broke(error)
 
     def _streams(self, choices: Sequence[Choice]) -> list[ChoiceStream]:
-        generation = self._generation
-        kind = ChoiceStream if generation.is_answered or generation.request.pooling else ScoredStream
-        return [kind(choice, self._sink, self, self._observe_between_tokens) for choice in choices]
+        return [ChoiceStream(choice, self._sink, self, self._observe_between_tokens) for choice in choices]
 
     def _open_streams(self, session: OutputSession, opening: Open, choices: Sequence[Choice]) -> None:
         streams = self._streams(choices)

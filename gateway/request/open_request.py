@@ -42,8 +42,6 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         hand_over=decision.hands_over,
         holder=_holder_of(decision),
     )
-    if not add.sampling.max_tokens and not request.pooling:
-        add.sampling.max_tokens = 1
     return Open(
         engine_address=decision.address,
         replica_id=decision.replica_id,

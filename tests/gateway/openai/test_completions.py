@@ -148,6 +148,12 @@ def test_a_body_within_its_limit_is_tokenized_whatever_the_answer_takes(
     assert reply.json()["count"] == len(reply.json()["token_strs"]) > 800_000
 
 
+def test_a_prompt_that_fills_the_context_is_scored(gateway: Gateway) -> None:
+    choice = gateway.complete([7] * 8192, max_tokens=0, echo=True, logprobs=0)["choices"][0]
+    assert len(choice["logprobs"]["token_logprobs"]) == 8192
+    assert choice["finish_reason"] == "length"
+
+
 def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
     asked = {"use_beam_search": True, "max_tokens": 6, "return_token_ids": True}
     beams = gateway.complete("A river", n=3, **asked)
