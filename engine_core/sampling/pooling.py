@@ -7,6 +7,11 @@ import torch
 from ..executor import AdmittedRow, StepPlan
 
 POOLINGS = ("last", "mean", "cls")
+ONE = float(1 << 30)
+"""The number 1 in sums of states, which are whole numbers: how a prompt was cut into chunks, which depends on the
+requests beside it, changes no bit of them."""
+SUMMED_AT_ONCE = 256
+"""Tokens whose states are whole numbers, of eight bytes, at the same time."""
 
 
 class Pools:
@@ -16,7 +21,7 @@ class Pools:
         self._pooling: dict[int, str] = {}
         self._num_prompt: dict[int, int] = {}
         self._parts: dict[int, torch.Tensor] = {}
-        """float32 [H] for each row: the sum so far, or the first token's state."""
+        """[H] for each row: the sum so far, int64, or the first or last token's state, float32."""
 
     def admit(self, admitted: AdmittedRow) -> None:
         self._parts.pop(admitted.row, None)
@@ -44,9 +49,17 @@ class Pools:
                 if is_first:
                     self._parts[row] = states[0].float()
             case "mean":
-                total = states.float().sum(0)
+                total = _whole_sum(states)
                 self._parts[row] = total if is_first else self._parts[row] + total
 
     def _vector(self, row: int) -> torch.Tensor:
         part = self._parts.pop(row)
-        return part / self._num_prompt[row] if self._pooling[row] == "mean" else part
+        return (part.double() / (ONE * self._num_prompt[row])).float() if self._pooling[row] == "mean" else part
+
+
+def _whole_sum(states: torch.Tensor) -> torch.Tensor:
+    """Sum int64 [H] of states [T, H] as whole numbers of 1 / `ONE`."""
+    total = torch.zeros(states.shape[1], dtype=torch.int64, device=states.device)
+    for at in range(0, len(states), SUMMED_AT_ONCE):
+        total += (states[at : at + SUMMED_AT_ONCE].double() * ONE).round_().long().sum(0)
+    return total

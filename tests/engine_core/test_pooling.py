@@ -56,3 +56,13 @@ def test_a_prompt_becomes_what_its_pooling_says(pooling: str, device: str, tmp_p
                 torch.from_numpy(vector.copy()), chosen[pooling](state), rtol=tolerance, atol=tolerance
             )
     engine.close()
+
+
+def test_a_mean_has_the_same_bits_alone_and_in_company(tmp_path: Path) -> None:
+    random_checkpoint("qwen3", tmp_path / "source")
+    engine = SmallEngine(convert(tmp_path / "source", tmp_path / "model"), max_num_batched_tokens=64)
+    prompts = [[(7 * i + j) % 500 for j in range(length)] for i, length in enumerate(LENGTHS)]
+    together = embed(engine, prompts, "mean")
+    alone = [embed(engine, [prompt], "mean")[0] for prompt in prompts]
+    engine.close()
+    assert [vector.tobytes() for vector in together] == [vector.tobytes() for vector in alone]
