@@ -38,7 +38,7 @@ from ..text.model import ServingChoices, TextModel, load_text_model, names_of
 from ..text.stage import TextStageSettings, serve_stage
 from ..text.tokenizer import TokenizerFilesError
 from ..text.tokenizer_info import tokenizer_info
-from .parameters import check_vocabulary
+from .parameters import check_defaults, check_vocabulary
 from .prepare import prepare, prompt_ids
 from .session import PrepareSession
 
@@ -260,6 +260,8 @@ async def serve(settings: ProcessorSettings) -> None:
     """Runs the stage from settings to the last answer."""
     folders = names_of(settings.model_folder, settings.served_model_name)
     models = [load_text_model(path, name, settings.choices) for path, name in folders]
+    for model in models:
+        _check_own_defaults(model, settings.generation_config)
     with (
         tracing_to(settings.otlp_endpoint, "processor", settings.replica_id) as tracing,
         ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool,
@@ -271,6 +273,15 @@ async def serve(settings: ProcessorSettings) -> None:
             await serve_stage(
                 settings, Kind.PROCESSOR, served, add, servicer.leave, tracing, num_running=servicer.num_running
             )
+
+
+def _check_own_defaults(model: TextModel, choice: str) -> None:
+    """Raises `SettingError` for sampling defaults that would fail every request that leaves them to the model."""
+    try:
+        check_defaults(model.limits)
+    except BadRequest as error:
+        allowed = f"none, or defaults that requests may have; of the model {model.name!r} {error}"
+        raise SettingError("generation_config", choice, allowed) from None
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
@@ -110,6 +110,16 @@ def check_sampling(
     checked.top_k = min(max(checked.top_k, 0), limits.vocab_size)
     checked.top_p = max(checked.top_p, LEAST_TOP_P)
     return checked
+
+
+def check_defaults(limits: ModelLimits) -> None:
+    """Raises `BadRequest` for a default of the model's own that no request may have."""
+    for name, value in limits.defaults.items():
+        try:
+            asked = common_pb2.Sampling(**{name: value})
+        except (TypeError, ValueError):
+            raise BadRequest.of(name, value, "a number that the field can hold") from None
+        check_sampling(asked, replace(limits, defaults={}), stream=False)
 
 
 def _has(sampling: common_pb2.Sampling, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,13 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from headwater.proto.common_pb2 import Sampling, Speculative, StructuredOutput
-from headwater.services.processor.parameters import RANGES, bad_word_sequences, check_sampling, fit_context
+from headwater.services.processor.parameters import (
+    RANGES,
+    bad_word_sequences,
+    check_defaults,
+    check_sampling,
+    fit_context,
+)
 from headwater.services.runtime.errors import BadRequest, ContextTooLong
 from headwater.services.text.model_limits import ModelLimits, model_defaults
 from headwater.services.text.tokenizer import Tokenizer
@@ -212,6 +219,23 @@ def test_a_models_own_defaults_do_not_stand_beside_beams() -> None:
     assert check(limits=limits).repetition_penalty == 1.5
     checked = check(limits=limits, use_beam_search=True, n=2)
     assert (checked.repetition_penalty, checked.max_tokens) == (1.0, 7)
+
+
+@pytest.mark.parametrize(
+    ("defaults", "sentence"),
+    [
+        ({"temperature": "0.6"}, "temperature is '0.6'; allowed: a number that the field can hold"),
+        ({"top_k": 50.5}, "top_k is 50.5; allowed: a number that the field can hold"),
+        ({"max_new_tokens": -1}, "max_tokens is -1; allowed: a number that the field can hold"),
+        ({"max_new_tokens": 0}, "max_tokens is 0; allowed: at least 1"),
+        ({"temperature": 0.6, "top_p": 0}, "top_p is 0.0; allowed: above 0, up to 1"),
+    ],
+)
+def test_a_models_own_default_that_no_request_may_have_is_named(defaults: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        check_defaults(replace(LIMITS, defaults=model_defaults(defaults)))
+    assert sentence in caught.value.message
+    check_defaults(replace(LIMITS, defaults=model_defaults({"temperature": 0, "top_k": -1, "max_new_tokens": 4096})))
 
 
 def test_a_models_own_defaults_fill_what_a_client_leaves_out() -> None:

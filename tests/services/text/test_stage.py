@@ -118,6 +118,20 @@ async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_p
     assert "is not a converted model: model.json is missing" in said.decode().strip().splitlines()[-1]
 
 
+async def test_a_processor_whose_model_has_a_default_that_no_request_may_have_says_so_and_fails(
+    demo_folder: Path, tmp_path: Path
+) -> None:
+    defaults = tmp_path / "generation_config.json"
+    defaults.write_text('{"top_k": 50.5}')
+    flags = [f"--model-folder={demo_folder}", f"--generation-config={defaults}"]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headwater.services.processor", *flags), stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    assert "top_k is 50.5; allowed: a number that the field can hold" in said.decode().strip().splitlines()[-1]
+
+
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 async def test_a_stage_listens_on_ipv6_and_says_which_address_it_cannot_have() -> None:
     try:
