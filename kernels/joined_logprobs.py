@@ -27,8 +27,9 @@ def joined_logprobs(
     highests, chosen = part.highest(own).unbind(1)
     every, ones = torch.full_like(highests, -torch.inf), torch.ones_like(highests)
     totals = part.total(row_weights(logits, highests, ones, every)[:, None])[:, 0]
-    # One by one: a vector's logarithm may depend on how long it is.
-    logs = torch.tensor([math.log(total / ONE) for total in totals.tolist()], dtype=torch.float64)
+    # One by one: a vector's logarithm may depend on how long it is. A row with a NaN has no sum.
+    sums = (total / ONE for total in totals.tolist())
+    logs = torch.tensor([math.log(each) if each > 0 else math.nan for each in sums], dtype=torch.float64)
     log_sums = highests.double() + logs
     values, ids = _likeliest(logits, num_top, part)
     return (chosen - log_sums).float(), ids, (values - log_sums[:, None]).float()

@@ -109,3 +109,14 @@ def test_candidates_give_the_token_that_sorting_everything_gives(top_k: int, top
         min_ps=torch.full((64,), min_p),
     )
     assert torch.equal(candidate_sample(logits, draws, filters), filtered_sample_twin(logits, draws, filters))
+
+
+def test_a_row_with_a_logit_that_is_no_number_has_log_probabilities_that_are_none() -> None:
+    sampler = Sampler(2, CpuSampling(), torch.device("cpu"))
+    params = SamplingParams(temperature=0.0, num_logprobs=1)
+    for row in range(2):
+        sampler.admit(AdmittedRow(row=row, token_ids=NO_IDS, num_prompt_tokens=0, sampling=params, choice_index=0))
+    logits = torch.tensor([[1.0, np.nan, 3.0] * 20, [1.0, 2.0, 3.0] * 20])
+    _, scores = sampler.sample(logits, np.arange(2, dtype=np.int32), np.zeros(2, np.int32), lambda i: NO_IDS)
+    assert np.isnan(scores[0].logprob)
+    assert scores[1].logprob == pytest.approx(3.0 - np.log(20 * np.exp([1.0, 2.0, 3.0]).sum()))
