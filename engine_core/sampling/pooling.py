@@ -44,10 +44,10 @@ class Pools:
     def _add(self, row: int, states: torch.Tensor, *, is_first: bool) -> None:
         match self._pooling[row]:
             case "last":
-                self._parts[row] = states[-1].float()
+                self._parts[row] = _copied(states[-1])
             case "cls":
                 if is_first:
-                    self._parts[row] = states[0].float()
+                    self._parts[row] = _copied(states[0])
             case "mean":
                 total = _whole_sum(states)
                 self._parts[row] = total if is_first else self._parts[row] + total
@@ -55,6 +55,11 @@ class Pools:
     def _vector(self, row: int) -> torch.Tensor:
         part = self._parts.pop(row)
         return (part.double() / (ONE * self._num_prompt[row])).float() if self._pooling[row] == "mean" else part
+
+
+def _copied(state: torch.Tensor) -> torch.Tensor:
+    """Copy float32 [H] of a state: later steps may write their states where a step's were."""
+    return state.to(torch.float32, copy=True)
 
 
 def _whole_sum(states: torch.Tensor) -> torch.Tensor:

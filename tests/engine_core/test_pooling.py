@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from headwater.engine_core.executor import AdmittedRow, StepPlan
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.sampling.pooling import POOLINGS
+from headwater.engine_core.sampling.pooling import POOLINGS, Pools
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
 
@@ -30,6 +31,26 @@ def embed(engine: SmallEngine, prompts: Sequence[Sequence[int]], pooling: str) -
             assert all(finish.reason is FinishReason.LENGTH for finish in output.finishes)
             assert not output.token_ids
     return [vectors[key] for key in range(len(prompts))]
+
+
+def chunk(start: int, count: int) -> StepPlan:
+    """Plan of a step that computes a stretch of the pooled prompt of row 0."""
+    none = np.empty(0, np.int32)
+    return StepPlan(
+        step=1,
+        released=[],
+        admitted=[],
+        block_rows=none,
+        block_indices=none,
+        block_ids=none,
+        rows=np.zeros(1, np.int32),
+        starts=np.array([start], np.int32),
+        counts=np.array([count], np.int32),
+        samples=np.zeros(1, np.bool_),
+        output_indices=np.zeros(1, np.int32),
+        holds=np.zeros(1, np.bool_),
+        pooled_rows=[0],
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -56,6 +77,19 @@ def test_a_prompt_becomes_what_its_pooling_says(pooling: str, device: str, tmp_p
                 torch.from_numpy(vector.copy()), chosen[pooling](state), rtol=tolerance, atol=tolerance
             )
     engine.close()
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_step_may_write_its_states_where_another_steps_were(pooling: str) -> None:
+    """A graph of a GPU does."""
+    pools, hidden = Pools(), torch.empty(2, 3)
+    params, ids = SamplingParams(max_tokens=0, pooling=pooling), np.zeros(4, np.int32)
+    pools.admit(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=4, sampling=params, choice_index=0))
+    vectors: dict[int, torch.Tensor] = {}
+    for value, start in ((1.0, 0), (3.0, 2)):
+        vectors = pools.take(chunk(start, 2), hidden.fill_(value))
+    hidden.fill_(7.0)
+    assert vectors[0].tolist() == [{"cls": 1.0, "mean": 2.0, "last": 3.0}[pooling]] * 3
 
 
 def test_a_mean_has_the_same_bits_alone_and_in_company(tmp_path: Path) -> None:
