@@ -13,7 +13,7 @@ from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster
 from ..request.generation import Generation
-from ..request.generation_request import GenerationRequest
+from ..request.generation_request import GenerationRequest, score_echo
 from ..request.prepare import for_each_prompt
 from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Piece
@@ -51,12 +51,8 @@ class CompletionRenderer:
         if asked.logprobs is not None:
             sampling.logprobs, sampling.top_logprobs = True, asked.logprobs
         self.renamed |= put_structured_output(asked, sampling)
-        stream = bool(asked.stream)
-        if asked.echo:
-            sampling.echo = True
-            if asked.logprobs is not None and asked.prompt_logprobs is None:
-                # The contract's rule against streams is about a field that has no place in chunks; these have one.
-                sampling.prompt_logprobs, stream = asked.logprobs, False
+        sampling.echo = bool(asked.echo)
+        stream = score_echo(sampling, stream=bool(asked.stream))
         stride = asked.n or 1
         check = partial(check_num_choices, "prompt", sampling=sampling, allowed=max_choices)
         prompts = prompts_of("prompt", asked.prompt, check, add_special_tokens=asked.add_special_tokens)

@@ -17,7 +17,7 @@ from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster, shutting_down
 from ..request.embedding import Embedding
 from ..request.generation import Generation
-from ..request.generation_request import GenerationRequest
+from ..request.generation_request import GenerationRequest, score_echo
 from ..request.prepare import prepare
 from ..request.prompt_runs import run_all
 from ..request.resumed import bare_id, caller_of, find
@@ -225,9 +225,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _generation(self, request: Asked, caller: Caller, found: Found | None, *, stream: bool) -> Generation:
         sampling = request.sampling
         check_num_choices("prompt", 1, sampling, self._cluster.max_choices)
-        if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
-            # The contract's rule against streams is about a field that has no place in chunks; these have one.
-            sampling.prompt_logprobs, stream = sampling.top_logprobs, False
+        stream = score_echo(sampling, stream=stream)
         asked = GenerationRequest(
             caller=caller,
             model=request.model,

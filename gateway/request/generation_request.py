@@ -25,3 +25,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Set for a prompt that is embedded, not answered."""
     context: StreamContext | None = None
     """Set for a stream that can be resumed."""
+
+
+def score_echo(sampling: common_pb2.Sampling, *, stream: bool) -> bool:
+    """Asks for the log probabilities of a prompt that is echoed beside those of its answer. Returns whether the
+    contract's rules for streams hold: that against `prompt_logprobs` is about a field that has no place in chunks, and
+    these have one."""
+    if not (sampling.echo and sampling.logprobs) or sampling.HasField("prompt_logprobs"):
+        return stream
+    sampling.prompt_logprobs = sampling.top_logprobs
+    return stream and sampling.best_of > max(sampling.n, 1)

@@ -79,6 +79,7 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"stream": True, "prompt_logprobs": 1}, 400, "prompt_logprobs"),
     (CHAT, {"use_beam_search": True, "n": 11}, 400, "use_beam_search"),
     (CHAT, {"stream": True, "best_of": 2, "temperature": 1}, 400, "best_of"),
+    (COMPLETIONS, {"stream": True, "best_of": 2, "temperature": 1, "echo": True, "logprobs": 1}, 400, "best_of"),
     (CHAT, {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
     (CHAT, {"cache_salt": 5}, 400, "cache_salt"),
     (CHAT, {"priority": -1}, 400, "priority"),
