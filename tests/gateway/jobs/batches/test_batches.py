@@ -195,6 +195,20 @@ def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
     assert batching.client.get("/v1/files?limit=0").json()["error"]["param"] == "limit"
 
 
+def test_a_form_in_another_charset_than_utf_8_is_refused(batching: Gateway) -> None:
+    form = '--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\n-%s\r\n--b--\r\n'
+
+    def refused(charset: str, value: str) -> tuple[int, str]:
+        headers = {"content-type": f"multipart/form-data; boundary=b; charset={charset}"}
+        reply = batching.client.post("/v1/files", content=form % value, headers=headers)
+        return reply.status_code, reply.json()["error"]["code"]
+
+    # Python decodes a megabyte of it in minutes.
+    assert refused("punycode", "a" * 1_000_000) == (415, "unsupported_media_type")
+    assert refused("idna", "a") == (415, "unsupported_media_type")
+    assert refused("UTF-8", "batch") == (400, "missing_field")
+
+
 def test_a_gateway_without_nats_says_so(gateway: Gateway) -> None:
     reply = gateway.client.get("/v1/batches")
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
