@@ -128,16 +128,13 @@ async def serve(settings: GatewaySettings) -> None:
 
 def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tuple[RestListener, GrpcListener]:
     """The two surfaces that clients reach, bound to their ports. Raises `SettingError`, `OSError`."""
-    shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
+    shared: dict[str, Any] = {
+        "slow_reader_limit": settings.slow_reader_limit,
+        "reuse_port": settings.reuse_port,
+        "tls": ClientTls.of(settings),
+    }
     rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)
-    public = GrpcListener(
-        cluster,
-        settings.host,
-        settings.grpc_port,
-        slow_reader_limit=settings.slow_reader_limit,
-        max_text_bytes=settings.max_text_bytes,
-        **shared,
-    )
+    public = GrpcListener(cluster, settings.host, settings.grpc_port, max_text_bytes=settings.max_text_bytes, **shared)
     return rest, public
 
 

@@ -37,17 +37,43 @@ NO_REQUEST = "this is no request of HTTP/1.1, or a doubtful one (its length, a c
 HEAD_SECONDS = 60.0
 """Seconds that a connection may be idle at first, a request have no whole head, or a body come that was answered
 already: no client holds a socket for nothing."""
+SECONDS_PER_TICK, TICKS_PER_LOOK = 0.1, 10
+"""Seconds between two calls of uvicorn's `on_tick`; number of them between two looks at what is unsent."""
 UNSENT_BYTES = 16 * 1024
 """Bytes of an answer that the system and the server each keep for a client that does not read. NOTE: without a limit
 the system takes megabytes, thousands of tokens that an engine computes for no reader."""
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its own signal handlers: the stage's lifetime has them."""
+    """Uvicorn without its own signal handlers, which the stage's lifetime has. Cuts off clients that take nothing of
+    what was written to them, also those whose connection is closed: it would stay, with all that is unsent."""
+
+    def __init__(self, config: uvicorn.Config, patience: float) -> None:
+        """`patience` is the number of seconds in which a client has to take something."""
+        super().__init__(config)
+        self._patience = patience
+        self._unsent: dict[Any, tuple[int, int]] = {}
+        """Number of unsent bytes of connections that have some, and the number of looks that found as many."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_PER_LOOK == 0:
+            self._look()
+        return await super().on_tick(counter)
+
+    def _look(self) -> None:
+        before, self._unsent = self._unsent, {}
+        for connection in self.server_state.connections:
+            if num_bytes := connection.transport.get_write_buffer_size():
+                num_before, num_looks = before.get(connection, (0, 0))
+                self._unsent[connection] = num_bytes, num_looks + 1 if num_bytes == num_before else 0
+        for connection, (_, num_looks) in self._unsent.items():
+            # Looks and not time: while this process is held up no client can take anything.
+            if num_looks * SECONDS_PER_TICK * TICKS_PER_LOOK > self._patience:
+                connection.transport.abort()
 
 
 class _BoundedHead(HttpToolsProtocol):
@@ -184,7 +210,17 @@ class ClientTls:
 class RestListener:
     """`address` from the start."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, reuse_port: bool, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        slow_reader_limit: float,
+        reuse_port: bool,
+        tls: ClientTls | None = None,
+    ) -> None:
+        """`slow_reader_limit` is the number of seconds after which a stream gives up a client that takes nothing."""
         self._socket = _bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._server = _Server(
@@ -200,7 +236,9 @@ class RestListener:
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 **(tls.for_rest() if tls is not None else {}),
-            )
+            ),
+            # A stream says first that it is given up.
+            patience=max(HEAD_SECONDS, 3 * slow_reader_limit),
         )
         self._task: asyncio.Task[None] | None = None
 

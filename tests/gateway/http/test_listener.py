@@ -7,8 +7,10 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import uvicorn
 
 from headwater.gateway.http import listener as listener_module
 from headwater.gateway.http.listener import UNSENT_BYTES, RestListener
@@ -28,7 +30,7 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
     # Of a machine that is busy: what a client sends as it connects has to be here before.
     monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
-    listener = RestListener(hello, "127.0.0.1", 0, reuse_port=False)
+    listener = RestListener(hello, "127.0.0.1", 0, slow_reader_limit=0.1, reuse_port=False)
     listener.start()
     host, _, port = listener.address.rpartition(":")
     yield host.removeprefix("http://"), int(port)
@@ -50,7 +52,7 @@ async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> No
             if num_sent >= UNSENT_BYTES:
                 is_filled.set()
 
-    listener = RestListener(endless, "127.0.0.1", 0, reuse_port=False)
+    listener = RestListener(endless, "127.0.0.1", 0, slow_reader_limit=0.1, reuse_port=False)
     listener.start()
     host, _, port = listener.address.removeprefix("http://").rpartition(":")
     deaf = socket.socket()
@@ -73,10 +75,61 @@ async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> No
         await listener.stop(5.0)
 
 
+@pytest.mark.parametrize("piece_bytes", [16 << 20, 64 << 10], ids=["whole", "in pieces"])
+async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
+    piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
+    num_bytes, is_begun, is_over = 16 << 20, asyncio.Event(), asyncio.Event()
+
+    async def long(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % num_bytes), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        is_begun.set()
+        for begin in range(0, num_bytes, piece_bytes):
+            is_last = begin + piece_bytes == num_bytes
+            await send({"type": "http.response.body", "body": bytes(piece_bytes), "more_body": not is_last})
+        is_over.set()
+
+    listener = RestListener(long, "127.0.0.1", 0, slow_reader_limit=0.1, reuse_port=False)
+    listener.start()
+    host, _, port = listener.address.rpartition(":")
+    deaf = socket.socket()
+    try:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(WHOLE)
+        async with asyncio.timeout(60):
+            await is_begun.wait()
+            await is_over.wait()
+            while listener._server.server_state.connections:  # noqa: ASYNC110 (the server tells nobody)
+                await asyncio.sleep(0.05)
+    finally:
+        deaf.close()
+        await listener.stop(5.0)
+
+
+@pytest.mark.parametrize(
+    ("unsent", "is_cut_off"),
+    [([9] * 4, True), ([9] * 3, False), ([9, 9, 9, 8, 8, 8], False), ([9, 9, 0, 9, 9, 9], False), ([0] * 9, False)],
+)
+async def test_a_client_is_cut_off_once_it_has_taken_nothing_in_all_its_time(
+    unsent: list[int], *, is_cut_off: bool
+) -> None:
+    transport = Mock()
+    transport.get_write_buffer_size.side_effect = unsent
+    server = listener_module._Server(uvicorn.Config(hello), patience=2.5)
+    server.server_state.connections.add(Mock(transport=transport))
+    for _ in unsent:
+        assert not transport.abort.called
+        server._look()
+    assert transport.abort.called == is_cut_off
+
+
 async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int]) -> None:
     host, port = address
     with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
-        RestListener(hello, host, port, reuse_port=False)
+        RestListener(hello, host, port, slow_reader_limit=0.1, reuse_port=False)
 
 
 async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:
