@@ -6,6 +6,7 @@ The key travels in a header, as everywhere. Without an administrator's key a wat
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import msgspec
 
@@ -19,8 +20,9 @@ from ..tenancy.caller import Caller
 from .cluster_view import ClusterView, Scope
 
 TICK_SECONDS = 1.0
-MAX_WATCHERS = 32
-"""Number of watchers of one gateway. A watcher costs about a millisecond a second."""
+MAX_WATCHERS, MAX_OF_TENANT = 32, 4
+"""Most watchers of one gateway with an administrator's key, and as many with keys of tenants; most of one tenant. A
+watcher costs about a millisecond a second."""
 EVERYONE = "administrator"
 
 
@@ -29,21 +31,36 @@ class LiveFeed:
         """`patience`: seconds that a watcher may read nothing."""
         self._cluster, self._administration, self._view = cluster, administration, view
         self._patience = patience
-        self._num_watchers = 0
+        self._watchers: Counter[str | None] = Counter()
+        """Number of watchers by key of their tenant; None: of those who see everything."""
 
     async def watch(self, exchange: Exchange) -> None:
         """Raises `LimitExceeded` for one watcher too many."""
         scope = self._scope(exchange)
-        if self._num_watchers >= MAX_WATCHERS:
-            raise errors.LimitExceeded(f"{MAX_WATCHERS} watchers are here; allowed: {MAX_WATCHERS}", retry_after=5.0)
-        self._num_watchers += 1
+        key = scope.tenant.key if scope.tenant is not None else None
+        self._check_room(key)
+        self._watchers[key] += 1
         try:
             if exchange.query.get("once") == "1":
                 await exchange.reply_json(await self._view.snapshot(scope))
             else:
                 await self._stream(exchange, scope)
         finally:
-            self._num_watchers -= 1
+            self._watchers[key] -= 1
+            # Without the names of tenants that watch no longer.
+            self._watchers = +self._watchers
+
+    def _check_room(self, key: str | None) -> None:
+        """Raises `LimitExceeded`. Watchers of tenants take no places of administrators, and those of one tenant do not
+        take all places of tenants."""
+        num_administrators = self._watchers[None]
+        counts = [(num_administrators, MAX_WATCHERS)]
+        if key is not None:
+            num_tenants = self._watchers.total() - num_administrators
+            counts = [(num_tenants, MAX_WATCHERS), (self._watchers[key], MAX_OF_TENANT)]
+        for num, most in counts:
+            if num >= most:
+                raise errors.LimitExceeded(f"{num} watchers are here; allowed: {most}", retry_after=5.0)
 
     async def _stream(self, exchange: Exchange, scope: Scope) -> None:
         stream = exchange.open_stream(lambda: None)

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.gateway.live.live_feed import MAX_WATCHERS
+from headwater.gateway.live.live_feed import MAX_OF_TENANT, MAX_WATCHERS
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, chat_body, engine_stage, started
 
@@ -202,3 +202,15 @@ def test_watchers_are_bounded(keyed: Gateway) -> None:
         refused = client.get("/console/live?once=1", headers=ADMIN)
     assert refused.status_code == 429
     keyed.wait_until(lambda: keyed.client.get("/console/live?once=1", headers=ADMIN).status_code == 200)
+
+
+def test_a_tenant_takes_no_watchers_places_from_administrators_and_other_tenants(keyed: Gateway) -> None:
+    def status(headers: dict[str, str]) -> int:
+        return keyed.client.get("/console/live?once=1", headers=headers).status_code
+
+    with contextlib.ExitStack() as watching:
+        streams = [keyed.client.stream("GET", "/console/live", headers=ADA) for _ in range(MAX_OF_TENANT)]
+        lines = [watching.enter_context(stream).iter_lines() for stream in streams]
+        assert all(next(each).startswith("data: ") for each in lines)
+        assert (status(ADA), status(GRACE), status(ADMIN)) == (429, 200, 200)
+    keyed.wait_until(lambda: status(ADA) == 200)
