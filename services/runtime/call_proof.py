@@ -20,7 +20,7 @@ from grpc_health.v1 import health
 from .cluster_key import ClusterKey, Purpose, framed
 from .freshness import WINDOW_SECONDS, is_fresh, now_ms
 from .refusals import Refusals
-from .rpc_handlers import behavior_of, handler_like
+from .rpc_handlers import behavior_of, handler_like, refusing
 
 PROOF_SECONDS = 3.0
 """Seconds within which a server has to answer a proof with its own."""
@@ -108,7 +108,8 @@ class ProofInterceptor(grpc.aio.ServerInterceptor):
         proof, why = self._checked(method, text, self._key)
         if proof is None:
             self._refusals.add(why, method=method)
-            return _refusing(handler, f"this call needs the cluster's token: its proof is {why}")
+            told = f"this call needs the cluster's token: its proof is {why}"
+            return refusing(lambda context: context.abort(grpc.StatusCode.UNAUTHENTICATED, told))
         return _answering(handler, (proof.answer(self._key),))
 
     def _checked(self, method: str, text: str, key: ClusterKey) -> tuple[Proof | None, str]:
@@ -132,15 +133,6 @@ class ProofInterceptor(grpc.aio.ServerInterceptor):
             self._seen.popitem(last=False)
         self._seen[proof.nonce] = now
         return True
-
-
-def _refusing(handler: grpc.RpcMethodHandler[Any, Any], why: str) -> grpc.RpcMethodHandler[Any, Any]:
-    """Handler that refuses a call without parsing the request."""
-
-    async def refuse(_request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
-
-    return handler_like(handler, refuse)
 
 
 def _answering(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
@@ -27,3 +28,13 @@ def handler_like(handler: Handler, behavior: Any) -> Handler:
             grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
         )
     return make(behavior, handler.request_deserializer, handler.response_serializer)
+
+
+def refusing(refuse: Callable[[grpc.aio.ServicerContext[Any, Any]], Awaitable[None]]) -> Handler:
+    """A handler of calls of any kind, which `refuse` aborts. It receives no message: that of a refused caller costs
+    neither memory nor the time to parse it."""
+
+    async def behavior(_messages: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await refuse(context)
+
+    return grpc.stream_stream_rpc_method_handler(behavior)

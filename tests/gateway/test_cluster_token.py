@@ -186,6 +186,22 @@ async def test_a_proof_is_good_once_for_one_method_and_not_for_long(monkeypatch:
         assert servicer.num_calls == 1
 
 
+async def test_a_message_without_a_proof_is_not_even_parsed() -> None:
+    parsed: list[bytes] = []
+    method = grpc.unary_unary_rpc_method_handler(None, request_deserializer=parsed.append)
+    with cluster_key.using(ClusterKey([TOKEN])):
+        listener = Listener("127.0.0.1", 0)
+    listener.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", {"Say": method}),))
+    await listener.start()
+    try:
+        async with grpc.aio.insecure_channel(listener.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.unary_unary("/test.Echo/Say")(b"x" * (1 << 20), timeout=30)
+    finally:
+        await listener.server.stop(None)
+    assert (refused.value.code(), parsed) == (grpc.StatusCode.UNAUTHENTICATED, [])
+
+
 async def test_who_answers_at_a_stage_s_address_without_the_token_is_found_out() -> None:
     async with models_served(None) as (address, _):
         with cluster_key.using(ClusterKey([TOKEN])):
