@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import Any
+
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.runtime.advertise import advertised, joined
-from headwater.services.runtime.grpc_errors import ErrorInterceptor
+from headwater.services.runtime.errors import HeadwaterError
+from headwater.services.runtime.grpc_errors import ErrorInterceptor, abort
+from headwater.services.runtime.rpc_handlers import refusing
 from headwater.services.runtime.tls import bind
 
 from ..http.listener import MAX_HEAD_BYTES, PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
-from .service import InferenceService
+from .service import InferenceService, identified
 
 PING_OPTIONS = (
     ("grpc.keepalive_time_ms", SILENCE_SECONDS * 1000),
@@ -25,6 +30,27 @@ PING_OPTIONS = (
 )
 SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+
+class KeyInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses a caller whose key is not known before its message comes, as over REST."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        if str(details.method).startswith(f"/{SERVICE}/"):
+            try:
+                identified(details.invocation_metadata, self._cluster.tenants)
+            except HeadwaterError as error:
+                refusal = error
+                self._cluster.metrics.refused.add(refusal.code)
+                return refusing(lambda context: abort(context, refusal))
+        return await continuation(details)
 
 
 class GrpcListener:
@@ -43,7 +69,7 @@ class GrpcListener:
     ) -> None:
         options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
         errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
-        self._server = grpc.aio.server(interceptors=[errors], options=options)
+        self._server = grpc.aio.server(interceptors=[KeyInterceptor(cluster), errors], options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(cluster, max_text_bytes), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

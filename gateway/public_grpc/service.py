@@ -24,6 +24,7 @@ from ..request.resumed import bare_id, caller_of, find
 from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import MAX_PRIORITY, Caller
+from ..tenancy.tenants import Identity
 from .messages import (
     Asked,
     StreamUsage,
@@ -269,11 +270,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return caller, model
 
     def _caller(self, context: Context) -> Caller:
-        metadata = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
-        if [key for key, _ in metadata].count("authorization") > 1:
-            raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
-        headers = dict(metadata)
-        return Caller.of(headers, self._cluster.tenants, remaining=context.time_remaining())
+        metadata = context.invocation_metadata()
+        return identified(metadata, self._cluster.tenants, remaining=context.time_remaining())
+
+
+def identified(metadata: Any, tenants: Identity, *, remaining: float | None = None) -> Caller:
+    """The caller of a call, by its metadata; `remaining` are the seconds of its deadline. Raises as `Caller.of`."""
+    words = [(key, value) for key, value in metadata or () if isinstance(value, str)]
+    if [key for key, _ in words].count("authorization") > 1:
+        raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
+    return Caller.of(dict(words), tenants, remaining=remaining)
 
 
 async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
