@@ -59,7 +59,7 @@ class Reader(Protocol):
 class LogStore(Protocol):
     """Holder of all logs within a bound of memory."""
 
-    def grow(self, num_bytes: int) -> None:
+    def grow(self, log: StreamLog, num_bytes: int) -> None:
         """Counts more memory of a log."""
 
     def drop(self, log: StreamLog) -> None:
@@ -307,7 +307,7 @@ class StreamLog:
         if self.is_kept:
             grown = self._transcript.num_bytes + len(self._context) - self.num_bytes
             self.num_bytes += grown
-            self._store.grow(grown)
+            self._store.grow(self, grown)
 
     def _drop_in(self, seconds: float) -> None:
         self._stop_timer()

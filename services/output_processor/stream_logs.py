@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headwater.proto.output_processor_pb2 import Open
 
 from ..runtime.bus import Bus
@@ -21,6 +23,8 @@ class StreamLogs:
         self._max_bytes = max_bytes
         self._logs: dict[str, StreamLog] = {}
         self._num_bytes = 0
+        self._bytes_of: Counter[str] = Counter()
+        """Number of bytes by tenant, of tenants that have some."""
 
     def begin(self, reader: Reader, opening: Open, context: bytes) -> StreamLog | None:
         """Log of a request that is to be resumable. None where its earlier output is not known here."""
@@ -42,19 +46,26 @@ class StreamLogs:
         log = self._logs.get(request_id)
         return log if log is not None and log.tenant == tenant and log.is_wanted else None
 
-    def grow(self, num_bytes: int) -> None:
-        """Counts bytes of a log. Past the bound it drops the oldest log that has ended, or else the oldest."""
-        self._num_bytes += num_bytes
-        output_metrics.LOG_BYTES.set(self._num_bytes)
+    def grow(self, log: StreamLog, num_bytes: int) -> None:
+        """Counts bytes of a log. Past the bound it drops logs of the tenant that has the most bytes, so that no tenant
+        takes the room of others: the oldest that has ended, or else the oldest."""
+        self._count(log.tenant, num_bytes)
         while self._num_bytes > self._max_bytes and self._logs:
-            ended = (log for log in self._logs.values() if log.has_ended)
-            self.drop(next(ended, None) or next(iter(self._logs.values())))
+            [(tenant, _)] = self._bytes_of.most_common(1)
+            logs = [each for each in self._logs.values() if each.tenant == tenant]
+            self.drop(next((each for each in logs if each.has_ended), logs[0]))
 
     def drop(self, log: StreamLog) -> None:
         """Drops a log: its request cannot be resumed any more."""
         if self._logs.get(log.request_id) is log:
             del self._logs[log.request_id]
-            self._num_bytes -= log.num_bytes
+            self._count(log.tenant, -log.num_bytes)
             output_metrics.LOGS.dec()
-            output_metrics.LOG_BYTES.set(self._num_bytes)
             log.close()
+
+    def _count(self, tenant: str, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        self._bytes_of[tenant] += num_bytes
+        if not self._bytes_of[tenant]:
+            del self._bytes_of[tenant]
+        output_metrics.LOG_BYTES.set(self._num_bytes)

@@ -259,6 +259,23 @@ async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Lin
         assert [name for name in kept if logs.find(name, "acme")] == ["young"]
 
 
+async def test_a_tenant_makes_room_for_itself_by_its_own_logs(line: Line) -> None:
+    logs = StreamLogs(max_bytes=3000)
+    async with line.gateway() as gateway:
+        session = GatewaySession({}, EngineLinks(), logs=logs)
+        kept = {}
+        for number, (name, tenant) in enumerate((("oldest", "bolt"), ("old", "acme"), ("young", "acme")), 1):
+            opening = gateway.opening(number, request_id=name, tenant=tenant, sampling=common_pb2.Sampling(n=1))
+            kept[name] = log = logs.begin(session, opening, b"x" * 1000)
+            assert log is not None
+            if tenant == "bolt":
+                log.add_finish(OutputFinish(stream_id=0))
+        assert [name for name, log in kept.items() if log is not None and logs.find(name, log.tenant)] == [
+            "oldest",
+            "young",
+        ]
+
+
 async def test_a_number_leaves_the_request_that_has_it_now(line: Line) -> None:
     logs, two = StreamLogs(), common_pb2.Sampling(n=2)
     async with line.gateway() as gateway, EngineLinks() as links:
