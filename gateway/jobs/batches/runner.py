@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import structlog
@@ -18,8 +19,11 @@ from .line_caller import LineCaller
 from .range_runner import RangeRunner
 from .run import NotMine, Run
 
-MAX_BATCHES = 4
-"""Number of batches that one gateway runs at once."""
+MAX_BATCHES, MAX_BATCHES_OF_TENANT = 6, 4
+"""Number of batches that one gateway runs at once, and of these that are one tenant's: others find seats, however many
+batches it has in the queue."""
+TURN_SECONDS = 5.0
+"""Seconds that a batch waits whose tenant has no seat."""
 MAX_UNKNOWN = 8
 """Number of deliveries of a job whose batch is not there, before it is given up."""
 
@@ -31,6 +35,8 @@ class Runner:
         durable, self._storage, self._max_line_bytes = storage.durable, storage, max_line_bytes
         self._workers = Workers(durable, Ledger(durable).next_job, self._work, self._count_error, MAX_BATCHES)
         self._ranges = RangeRunner(durable, caller)
+        self._num_running: Counter[str] = Counter()
+        """Number of batches that run, by tenant."""
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Runner]:
@@ -39,6 +45,16 @@ class Runner:
             yield self
 
     async def _work(self, job: Job) -> None:
+        if self._num_running[job.tenant] >= MAX_BATCHES_OF_TENANT:
+            await job.give_back(TURN_SECONDS)
+            return
+        self._num_running[job.tenant] += 1
+        try:
+            await self._run_to_its_end(job)
+        finally:
+            self._num_running -= Counter({job.tenant: 1})
+
+    async def _run_to_its_end(self, job: Job) -> None:
         log = structlog.get_logger().bind(batch=job.batch_id)
         run = self._run(job)
         try:
