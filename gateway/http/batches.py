@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +31,8 @@ from .http_exchange import Exchange, Route
 PURPOSE = "batch"
 MAX_FILES, MAX_FILENAME = 1000, 255
 """Files of a tenant; characters of a file's name."""
+MAX_IN_TRANSIT = 16
+"""Files of a tenant that one gateway receives or sends at once: each lies on its disk meanwhile."""
 MAX_WINDOW_HOURS = 7 * 24
 MAX_OPEN_BATCHES = 100
 """Batches of a tenant that are not over."""
@@ -49,6 +53,8 @@ class BatchSurface:
         self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
         self._storage, self._max_file_bytes = storage, max_file_bytes
         self._tenant_of, self._counted = tenant_of, counted
+        self._num_in_transit: Counter[str] = Counter()
+        """Number of files that are received or sent, by key of their tenant."""
 
     def routes(self) -> list[Route]:
         return [
@@ -68,6 +74,24 @@ class BatchSurface:
     async def add_file(self, exchange: Exchange) -> None:
         tenant = await self._counted(exchange)
         _check_form(exchange.headers.get("content-type", ""))
+        with self._in_transit(tenant):
+            added = await self._received(exchange)
+        await exchange.reply_json(added)
+
+    @contextlib.contextmanager
+    def _in_transit(self, tenant: Tenant) -> Iterator[None]:
+        """Scope in which a file of a tenant lies on this machine. Raises `LimitExceeded`."""
+        if self._num_in_transit[tenant.key] >= MAX_IN_TRANSIT:
+            told = f"{MAX_IN_TRANSIT} files of the tenant are received or sent already; allowed: {MAX_IN_TRANSIT}"
+            raise LimitExceeded(told, retry_after=5.0)
+        self._num_in_transit[tenant.key] += 1
+        try:
+            yield
+        finally:
+            self._num_in_transit -= Counter({tenant.key: 1})
+
+    async def _received(self, exchange: Exchange) -> File:
+        """The file of a form, stored. Raises `BadRequest`, and what reading and storing it raise."""
         limit = self._max_file_bytes + FORM_OVERHEAD_BYTES
         parser = MultiPartParser(Headers(exchange.headers), exchange.chunks(limit), max_files=1, max_fields=8)
         try:
@@ -89,10 +113,9 @@ class BatchSurface:
                     raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)
                 name, num_bytes = (file.filename or "file")[:MAX_FILENAME], file.size or 0
                 async with self._storage.room(tenant.key, num_bytes):
-                    added = await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
+                    return await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
         finally:
             await form.close()
-        await exchange.reply_json(added)
 
     async def list_files(self, exchange: Exchange) -> None:
         tenant = await self._counted(exchange)
@@ -110,8 +133,9 @@ class BatchSurface:
         tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
         with or_unavailable():
             file = await self._files.get(tenant.key, file_id)
-            async with self._files.opened(tenant.key, file_id) as content:
-                await exchange.reply_file(content, file.bytes)
+            with self._in_transit(tenant):
+                async with self._files.opened(tenant.key, file_id) as content:
+                    await exchange.reply_file(content, file.bytes)
 
     async def delete_file(self, exchange: Exchange) -> None:
         tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import select
 import signal
+import socket
 import time
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -16,10 +18,12 @@ import nats
 import openai
 import pytest
 
+from headwater.gateway.http.batches import MAX_IN_TRANSIT
 from headwater.gateway.jobs.durable import RESULTS
 from headwater.services.stack.embedded import EmbeddedServer, start_nats
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, engine_stage, gateway_stage, started
+from tests.polling import holds_within
 
 KEYS = "ada key-of-ada\neve key-of-eve\n"
 
@@ -207,6 +211,25 @@ def test_a_form_in_another_charset_than_utf_8_is_refused(batching: Gateway) -> N
     assert refused("punycode", "a" * 1_000_000) == (415, "unsupported_media_type")
     assert refused("idna", "a") == (415, "unsupported_media_type")
     assert refused("UTF-8", "batch") == (400, "missing_field")
+
+
+def test_a_tenant_sends_a_gateway_a_bounded_number_of_files_at_once(batching: Gateway) -> None:
+    def status(tenant: str) -> int:
+        files = {"file": ("input.jsonl", b"{}")}
+        reply = batching.client.post("/v1/files", files=files, data={"purpose": "batch"}, headers={"x-tenant": tenant})
+        return reply.status_code
+
+    host, _, port = batching.rest.removeprefix("http://").rpartition(":")
+    head = "POST /v1/files HTTP/1.1\r\nhost: localhost\r\nx-tenant: many\r\ncontent-length: 1000\r\n"
+    with contextlib.ExitStack() as scope:
+        sending = list[socket.socket]()
+        for _ in range(MAX_IN_TRANSIT + 1):
+            sending.append(scope.enter_context(socket.create_connection((host, int(port)), timeout=60)))
+            sending[-1].sendall(f"{head}content-type: multipart/form-data; boundary=b\r\n\r\n--b".encode())
+        (refused,), _, _ = select.select(sending, [], [], 60)
+        assert refused.recv(65536).startswith(b"HTTP/1.1 429")
+        assert (status("many"), status("few")) == (429, 200)
+    assert holds_within(lambda: status("many") == 200, 60)
 
 
 def test_a_gateway_without_nats_says_so(gateway: Gateway) -> None:
