@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from headwater.services.runtime.errors import HeadwaterError, NotFound
+from headwater.services.runtime.store import STORE_FAILURES
 from headwater.services.runtime.tasks import owned_task
 
 from ..buckets import FAILURES
@@ -52,7 +53,7 @@ class Purge:
             await self._clear(removed.key)
             if time.time() - removed.at >= SETTLED_SECONDS:
                 await self._tenant_store.cleared(removed)
-        except (*FAILURES, HeadwaterError) as failure:
+        except (*FAILURES, *STORE_FAILURES, HeadwaterError, msgspec.MsgspecError) as failure:
             structlog.get_logger().warning("a removed tenant left something", key=removed.key, error=repr(failure))
             return False
         return True

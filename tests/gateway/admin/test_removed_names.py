@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog.testing
 from redis.asyncio import Redis
 
 from headwater.gateway.admin.purge import Purge
@@ -281,6 +282,27 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
         assert [key async for key, _ in rooms.files.all(f"{subjects.key_of(record.key)}.>")] == []
         chunks = await rooms.js.stream_info(f"OBJ_{CONTENTS}", subjects_filter=f"$O.{CONTENTS}.>")
         assert file.id not in str(chunks.state.subjects)
+
+
+async def test_what_redis_refuses_to_delete_is_tried_again(
+    nats_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.gateway.admin.purge.LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("headwater.gateway.admin.purge.SETTLED_SECONDS", 0.0)
+    record = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid())
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
+        book = TenantStore(bus)
+        await book.add(record)
+        of_another_type = f"headwater:stored:{{{record.key.encode().hex()}}}:until"
+        await store.command("SET", of_another_type, "x")
+        removed = await book.remove(record.id)
+        with structlog.testing.capture_logs() as lines:
+            async with Purge(book, Durable(bus), ResponseStore(store, 60.0)).running():
+                while record.key not in {line.get("key") for line in lines}:  # noqa: ASYNC110 (a log)
+                    await asyncio.sleep(0.02)
+                await store.command("DEL", of_another_type)
+                while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS sends no event)
+                    await asyncio.sleep(0.02)
 
 
 def test_namespaces_of_two_tenants_with_one_name_differ(served_model: ServedModel) -> None:
