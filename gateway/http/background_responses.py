@@ -162,6 +162,8 @@ class BackgroundResponses:
         async def write() -> None:
             async for event in follow(self._durable, caller.tenant.key, response_id, after, check):
                 out.write(_rendered(event))
+                # Events of a response are megabytes, which would wait here for each of its readers that takes nothing.
+                await out.taken()
 
         def keep_alive() -> None:
             if not out.blocked:

@@ -55,12 +55,12 @@ class SseStream:
         nothing."""
         self._begin()
         self.num_events += 1
-        await self._taken()
+        await self.taken()
         # With the end of the body, in one write to the socket.
         self._push({"type": "http.response.body", "body": data, "more_body": False})
-        await self._taken()
+        await self.taken()
 
-    async def _taken(self) -> None:
+    async def taken(self) -> None:
         """Returns when the server has everything. Raises `SlowReader`."""
         if not self.blocked:
             return
@@ -68,7 +68,8 @@ class SseStream:
             async with asyncio.timeout(self._patience):
                 while self.blocked:
                     assert self._resumer is not None
-                    await self._resumer
+                    # It goes on where this wait ends: the client may still take what is left.
+                    await asyncio.shield(self._resumer)
         except TimeoutError:
             raise errors.SlowReader(self._patience) from None
 
