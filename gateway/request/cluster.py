@@ -14,7 +14,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger
 
 from headwater.services.runtime import errors
-from headwater.services.runtime.member import Kind
+from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.membership import Change, ChangeKind, Members
 from headwater.services.runtime.tracing import NoTracing, Tracing
 
@@ -219,19 +219,21 @@ class Cluster:
 
     def follow(self, change: Change) -> None:
         """Keeps the connections to other stages in step with the membership."""
-        member, kind = change.member, change.kind
-        model = member.model.name if member.model is not None else ANY_MODEL
-        if member.kind is Kind.PROCESSOR and kind is ChangeKind.JOINED:
+        member, model = change.member, _model_of(change.member)
+        if change.kind is ChangeKind.JOINED and member.kind is Kind.PROCESSOR:
             self.processors.join(member.address)
-        elif member.kind is Kind.PROCESSOR and kind is ChangeKind.LEFT:
-            self.processors.leave(member.address)
-        elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.JOINED:
+        elif change.kind is ChangeKind.JOINED and member.kind is Kind.OUTPUT_PROCESSOR:
             self.outputs.join(member.address, model)
-        elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.LEFT:
-            self.outputs.leave(member.address, model)
-        elif member.kind is Kind.ENGINE and kind is ChangeKind.LEFT:
-            self.prefetches.leave(member.address)
-        if kind is not ChangeKind.UPDATED:
+        elif change.kind is ChangeKind.LEFT:
+            # A process that was restarted, or is known by its address too, is several members for a while.
+            others = [each for each in self.members.of(member.kind) if each.address == member.address]
+            if member.kind is Kind.OUTPUT_PROCESSOR and model not in map(_model_of, others):
+                self.outputs.leave(member.address, model)
+            elif member.kind is Kind.PROCESSOR and not others:
+                self.processors.leave(member.address)
+            elif member.kind is Kind.ENGINE and not others:
+                self.prefetches.leave(member.address)
+        if change.kind is not ChangeKind.UPDATED:
             self.cold_starts.look_again()
 
     async def close(self) -> None:
@@ -239,6 +241,11 @@ class Cluster:
         await self.outputs.close()
         await self.prefetches.close()
         self.long_work.close()
+
+
+def _model_of(member: Member) -> str:
+    """Model that a stage serves, by name."""
+    return member.model.name if member.model is not None else ANY_MODEL
 
 
 def _cancel(prompts: Iterable[Generation], error: errors.HeadwaterError) -> None:

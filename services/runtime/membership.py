@@ -150,13 +150,14 @@ class Members:
         if known is not None and known.member.epoch != member.epoch:
             self._retire(key)
             known = None
-        self._drop_seed_of(member)
         previous = known.member if known is not None else None
         self._table[key] = _Entry(member, self._clock(), from_bus or (known is not None and known.from_bus))
         if previous is None:
             self._emit(ChangeKind.JOINED, member)
         elif previous != member or member.load is not None:
             self._emit(ChangeKind.UPDATED, member)
+        # Behind the join, so that a connection to the address is kept.
+        self._drop_seed_of(member)
 
     def _drop_seed_of(self, member: Member) -> None:
         """Removes the seed of a process that was known by its address only and now introduces itself."""

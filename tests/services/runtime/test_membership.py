@@ -335,3 +335,14 @@ async def test_while_the_bus_is_away_whoever_answers_stays_and_whoever_does_not_
         await wait_until_gone(members, dead)
         await asyncio.sleep(1)
         assert members.of(Kind.ENGINE) == [served]
+
+
+async def test_a_seed_leaves_behind_the_join_of_the_member_that_it_turns_out_to_be(served: Member) -> None:
+    changes: list[tuple[ChangeKind, str]] = []
+    processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
+    seed = Member(kind=Kind.PROCESSOR, replica_id=served.address, epoch=0, address=served.address)
+    members = Members(Bus(None), (Kind.PROCESSOR,))
+    members.on_member(seed, from_bus=False)
+    members.on_change(lambda change: changes.append((change.kind, change.member.replica_id)))
+    members.on_member(processor, from_bus=True)
+    assert changes[1:] == [(ChangeKind.JOINED, processor.replica_id), (ChangeKind.LEFT, served.address)]
