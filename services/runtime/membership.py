@@ -230,45 +230,46 @@ class Members:
             await prober.forget(address)
         order = list(asked)
         answers = await asyncio.gather(*(prober.probe(kind, address) for kind, address in order))
-        for (kind, address), answer in zip(order, answers, strict=True):
-            known = self._at(kind, address)
-            if answer is None:
-                self._count_failure(known)
-            elif known is not None and not answer.epoch:
-                # It lives; its description on the bus has more than an address shows.
-                self._refresh(known)
+        for target, answer in zip(order, answers, strict=True):
+            self._on_answer(target, answer)
+
+    def _on_answer(self, target: Target, answer: Member | None) -> None:
+        """Takes the answer of a probe. A member that is silent on the bus is gone where another process has its
+        address: an engine says which it is, any other stage by its heartbeats."""
+        if answer is not None and (answer.epoch or not self._at(*target)):
+            # What the bus or an earlier life told of a process is more than an address shows.
+            for each in [answer] if answer.epoch else self._saved.get(target, [answer]):
+                self.on_member(each, from_bus=False)
+        entries = self._at(*target)
+        epochs = {entry.member.epoch for entry in entries}
+        heard = {entry.member.epoch for entry in entries if self._is_heard(entry)}
+        living = set() if answer is None else {answer.epoch} if answer.epoch else heard or epochs
+        for entry in entries:
+            if self._is_heard(entry):
+                continue
+            if entry.member.epoch in living:
+                entry.seen, entry.num_failures = self._clock(), 0
             else:
-                # The same holds for a member that is known from an earlier life.
-                for each in [answer] if answer.epoch else self._saved.get((kind, address), [answer]):
-                    self.on_member(each, from_bus=False)
+                self._count_failure(entry)
 
     def _to_ask(self) -> frozenset[Target]:
         if self._bus.connected:
             # The bus reports members from now on, and known members stay known when it is lost again.
             self._saved.clear()
-        unheard = frozenset(
-            (entry.member.kind, entry.member.address)
-            for entry in self._table.values()
-            if not (entry.from_bus and self._bus.connected)
-        )
-        return unheard | self._saved.keys() | {target for target in self._seeds.targets if not self._is_on_bus(*target)}
+        heard, unheard = set[Target](), set[Target]()
+        for entry in self._table.values():
+            (heard if self._is_heard(entry) else unheard).add((entry.member.kind, entry.member.address))
+        return frozenset(unheard | self._saved.keys() | (self._seeds.targets - heard))
 
-    def _at(self, kind: Kind, address: str) -> _Entry | None:
-        return next(
-            (each for each in self._table.values() if each.member.kind is kind and each.member.address == address), None
-        )
+    def _at(self, kind: Kind, address: str) -> list[_Entry]:
+        """Members at an address: several, where a process has several models or has taken the place of a dead one."""
+        return [each for each in self._table.values() if each.member.kind is kind and each.member.address == address]
 
-    def _is_on_bus(self, kind: Kind, address: str) -> bool:
+    def _is_heard(self, entry: _Entry) -> bool:
         """Whether its heartbeats come over the bus now, so that it need not be probed."""
-        entry = self._at(kind, address)
-        return self._bus.connected and entry is not None and entry.from_bus
+        return self._bus.connected and entry.from_bus
 
-    def _refresh(self, entry: _Entry) -> None:
-        entry.seen, entry.num_failures = self._clock(), 0
-
-    def _count_failure(self, entry: _Entry | None) -> None:
-        if entry is None:
-            return
+    def _count_failure(self, entry: _Entry) -> None:
         entry.num_failures += 1
         if entry.num_failures >= _PROBE_FAILURES:
             self._remove((entry.member.kind, entry.member.replica_id))

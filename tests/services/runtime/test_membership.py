@@ -337,6 +337,38 @@ async def test_while_the_bus_is_away_whoever_answers_stays_and_whoever_does_not_
         assert members.of(Kind.ENGINE) == [served]
 
 
+async def test_a_dead_process_leaves_though_its_successor_answers_at_its_address(
+    nats_url: str, served: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container is restarted: another name, the same address."""
+    monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.5)
+    kinds = (Kind.ENGINE, Kind.PROCESSOR)
+    processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
+    second = dataclasses.replace(processor, replica_id="its second model")
+    async with (
+        Bus.open(nats_url) as bus,
+        Members(bus, kinds).running() as members,
+        Heartbeat.running(bus, lambda: served),
+        Heartbeat.running(bus, lambda: processor),
+    ):
+        await wait_for(members, served, processor)
+        dead = [dataclasses.replace(each, replica_id="dead", epoch=new_epoch()) for each in (served, processor)]
+        for each in [*dead, second]:
+            members.on_member(each, from_bus=True)
+        for each in dead:
+            await wait_until_gone(members, each)
+        assert members.of(Kind.ENGINE) == [served]
+        assert members.of(Kind.PROCESSOR) == [processor, second]
+
+
+async def test_an_engine_that_is_gone_leaves_without_a_bus_though_another_one_has_its_address(served: Member) -> None:
+    dead = dataclasses.replace(served, replica_id="dead", epoch=new_epoch())
+    async with Members(Bus(None), ENGINES).running() as members:
+        members.on_member(dead, from_bus=False)
+        await wait_until_gone(members, dead)
+        assert members.of(Kind.ENGINE) == [served]
+
+
 async def test_a_seed_leaves_behind_the_join_of_the_member_that_it_turns_out_to_be(served: Member) -> None:
     changes: list[tuple[ChangeKind, str]] = []
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
