@@ -52,10 +52,15 @@ class Fleet:
         known = self.of(member.model_key).get(member.replica_id)
         return known if known is not None and known.member.epoch == member.epoch else Replica(member)
 
-    def expect(self, member: Member | None, change: int) -> None:
-        """Adds to the number of requests that are expected to go on at that replica; None: at no replica."""
-        if member is not None:
-            self.replica(member).num_expected += change
+    def expect(self, member: Member | None) -> Replica | None:
+        """Adds to the number of requests that are expected to go on at a replica, and returns it; None: at none.
+
+        NOTE: what is added is taken from that replica again, which may have left and joined meanwhile.
+        """
+        replica = self.replica(member) if member is not None else None
+        if replica is not None:
+            replica.num_expected += 1
+        return replica
 
     def has(self, member: Member) -> bool:
         """Whether this incarnation of the replica is known."""

@@ -53,6 +53,7 @@ class Dispatch(msgspec.Struct):
     decision: Decision
     request_id: str
     replica: Replica
+    successor: Replica | None
     in_flight: InFlight
     sent_at: float
     number: int
@@ -225,18 +226,17 @@ class Router:
     def dispatched(self, decision: Decision, request_id: str, *, is_first: bool = True) -> Dispatch:
         """A prompt leaves for the chosen replica: from here on it counts there, and so do its blocks. Receipts are
         logged of the first prompt of a request alone."""
-        now, replica = self._clock(), self._fleet.replica(decision.member)
-        num_uncached = decision.num_uncached_tokens
+        now, replica, num_uncached = self._clock(), self._fleet.replica(decision.member), decision.num_uncached_tokens
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
         replica.breaker.sent(now)
-        self._fleet.expect(decision.successor, 1)
+        successor = self._fleet.expect(decision.successor)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
         self._recent_prompts.add(decision.model_key, decision.hashes, now)
         believed = max(EXPECT_SECONDS, self._lag.expected_within, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
         number = self.peers.added(decision.member, in_flight)
-        return Dispatch(decision, request_id, replica, in_flight, now, number, is_first)
+        return Dispatch(decision, request_id, replica, successor, in_flight, now, number, is_first)
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """The prompt is computed; `cached_tokens` of it were found in the cache."""
@@ -264,7 +264,8 @@ class Router:
         now = self._clock()
         dispatch.replica.load.ended(dispatch.in_flight, now)
         self.peers.ended(dispatch.number)
-        self._fleet.expect(dispatch.decision.successor, -1)
+        if dispatch.successor is not None:
+            dispatch.successor.num_expected -= 1
         if failed:
             dispatch.replica.breaker.failed(now)
         if dispatch.is_first and (failed or self._is_logged(dispatch.request_id)):

@@ -9,6 +9,7 @@ import pytest
 
 from headwater.gateway.router.decision import Decision
 from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.member import Kind
 from headwater.services.runtime.served_model import ServedModel
 from tests.gateway.router.test_router import BLOCK, IDLE, Cluster, chain
 
@@ -64,6 +65,17 @@ def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cl
     following = choose(cluster, may_hand_over=True)
     assert following.successor is not None
     assert following.successor.replica_id == "d"
+    cluster.router.finished(dispatched)
+    assert [each.num_expected for each, _ in cluster.router.replicas()] == [0, 0, 0]
+
+
+def test_a_successor_that_left_and_joined_meanwhile_expects_no_fewer_than_no_requests(cluster: Cluster) -> None:
+    """As one that does not answer for a moment while NATS is away."""
+    decision = choose(cluster, may_hand_over=True)
+    dispatched = cluster.router.dispatched(decision, "r")
+    assert decision.successor is not None
+    cluster.members._remove((Kind.ENGINE, decision.successor.replica_id))
+    cluster.reports(decision.successor.replica_id, BUSY)
     cluster.router.finished(dispatched)
     assert [each.num_expected for each, _ in cluster.router.replicas()] == [0, 0, 0]
 
