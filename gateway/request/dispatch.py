@@ -213,7 +213,7 @@ class Dispatcher:
         prepared, model_key = generation.prepared, generation.model.key
         token_ids, hashes = self._computed()
         await cluster.router.consult(model_key, hashes)
-        await cluster.cold_starts.replica(generation.request.model)
+        await cluster.cold_starts.replica(generation.request.model, self._least_seconds)
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
         while True:
@@ -259,10 +259,15 @@ class Dispatcher:
             except errors.Unavailable as error:
                 await self._wait(lambda: outputs.wait_for(request.model), error)
 
+    @property
+    def _least_seconds(self) -> float:
+        """Seconds for which it waits for a stage at least."""
+        return WAIT_SECONDS if self._generation.has_begun else 0.0
+
     async def _wait(self, coming: Callable[[], Awaitable[None]], otherwise: errors.Unavailable) -> None:
         """Waits for a stage, where an answer has begun or a supervisor starts stages. Raises `Unavailable` when none
         comes."""
-        seconds = max(WAIT_SECONDS if self._generation.has_begun else 0.0, self._cluster.cold_starts.patience)
+        seconds = max(self._least_seconds, self._cluster.cold_starts.patience)
         if not seconds:
             raise otherwise
         try:

@@ -71,13 +71,14 @@ class ColdStartQueue:
         if self.patience and not self._is_served(model) and not states.isdisjoint(AWAITED):
             await self._until(model, lambda: self._is_served(model) or not self._catalogues.entries(model))
 
-    async def replica(self, model: str) -> None:
-        """Returns when an engine for the model is there, or at once where no supervisor would start one.
+    async def replica(self, model: str, least_seconds: float | None = None) -> None:
+        """Returns when an engine for the model is there, or at once where no supervisor would start one. A request that
+        was admitted waits however many wait already, and for `least_seconds` at least; None: it was not.
 
         Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many wait already.
         """
         if self.patience and not self._has_replica(model):
-            await self._until(model, lambda: self._has_replica(model))
+            await self._until(model, lambda: self._has_replica(model), least_seconds)
 
     def look_again(self) -> None:
         """Wakes the requests that wait: the state that they wait for has changed."""
@@ -89,18 +90,19 @@ class ColdStartQueue:
         self._end = error
         self.look_again()
 
-    async def _until(self, model: str, is_there: Callable[[], bool]) -> None:
-        if (num_waiting := self._waiting.total()) >= self._max_waiting:
+    async def _until(self, model: str, is_there: Callable[[], bool], least_seconds: float | None = None) -> None:
+        patience = max(self.patience, least_seconds or 0.0)
+        if least_seconds is None and (num_waiting := self._waiting.total()) >= self._max_waiting:
             raise errors.LimitExceeded(f"{num_waiting} requests are already waiting", retry_after=1.0)
         self._count(model, 1)
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(patience):
                 while not is_there():
                     self._check(model)
                     await self._changed.wait()
         except TimeoutError:
             raise errors.Unavailable(
-                f"no replica of the model {model!r} was there within {self.patience:g} s",
+                f"no replica of the model {model!r} was there within {patience:g} s",
                 retry_after=RETRY_SECONDS,
                 code="no_replica",
             ) from None

@@ -242,6 +242,25 @@ def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
             assert is_idle(gateway)
 
 
+@pytest.mark.slow
+def test_an_answer_outlives_its_only_engine_though_no_new_request_may_wait_for_one(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
+    port, pace = f"--port={_free_port()}", "--simulated-step-seconds=0.01"
+    first = engine_stage(port, pace, "--drain-limit=3")
+    with started(first):
+        seeds = Behind(behind.processor, behind.output_processor, (first.address,))
+        with start_gateway(seeds, "--max-queued=0", "--cold-start-timeout=0.05") as gateway:
+            with stream(gateway, max_tokens=700) as lines:
+                next(lines)
+                first.terminate()
+                # By its drain limit, at which it hands the answer over, the gateway knows that it leaves.
+                first.process.wait(60)
+                with started(engine_stage(port, pace)):
+                    rest = list(lines)
+            assert rest[-1] == "data: [DONE]", rest[-1]
+
+
 def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind) -> None:
     stage = gateway_stage(*behind.flags(), "--drain-limit=20")
     with started(stage), Gateway(stage) as gateway:

@@ -64,6 +64,16 @@ async def test_a_request_waits_until_a_replica_is_there_and_no_more_than_allowed
     await there.demand.replica(MODEL)
 
 
+async def test_a_request_that_was_admitted_waits_whoever_waits_already_and_as_long_as_an_answer_may() -> None:
+    there = There(patience=0.02, max_waiting=0)
+    with pytest.raises(LimitExceeded):
+        await there.demand.replica(MODEL)
+    with pytest.raises(Unavailable, match=r"within 0\.02 s"):
+        await there.demand.replica(MODEL, 0.0)
+    with pytest.raises(Unavailable, match=r"within 0\.05 s"):
+        await there.demand.replica(MODEL, 0.05)
+
+
 async def test_who_waits_too_long_is_told_to_come_again() -> None:
     with pytest.raises(Unavailable, match=r"no replica of the model 'm' was there within 0\.02 s") as caught:
         await There(patience=0.02).demand.replica(MODEL)
