@@ -258,6 +258,9 @@ class Admission:
             for rank, waiting in model_queue.queue
             if waiting.tenant == tenant and not waiting.turn.done()
         ]
+        if not entries:
+            # All of them were cancelled a moment ago and leave their places.
+            return
         _, last, model_queue = max(entries, key=lambda entry: entry[0])
         last.turn.set_exception(self._is_full())
         self._left(model_queue, last)

@@ -71,6 +71,25 @@ async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_th
     assert (admission.num_running, admission.num_queued) == (0, 0)
 
 
+async def test_in_a_full_queue_a_place_is_free_when_all_of_the_greediest_were_cancelled() -> None:
+    """As when a key is revoked, in the same pass of the event loop as a newcomer."""
+    admission, release = Admission(1, 3), asyncio.Event()
+
+    async def wait(tenant: str) -> None:
+        with await admission.take(0, tenant=tenant):
+            await release.wait()
+
+    tasks = [asyncio.create_task(wait("revoked")) for _ in range(4)]
+    await settle()
+    newcomer = asyncio.create_task(wait("ada"))
+    for task in tasks[1:]:
+        task.cancel()
+    release.set()
+    await newcomer
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (admission.num_running, admission.num_queued) == (0, 0)
+
+
 async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on() -> None:
     admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
     first, second, third = (asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2))
