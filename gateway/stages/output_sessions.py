@@ -29,7 +29,10 @@ class OutputSessions:
 
     def join(self, address: str, model: str = ANY_MODEL) -> None:
         """Adds an output processor for a model; one that serves several models joins several times."""
-        if address not in self._sessions:
+        if address not in self._sessions and (left := self._left_at(address)) is not None:
+            # The output processor did not end it, and would not end it later.
+            self._sessions[address], left.leaving = left, False
+        elif address not in self._sessions:
             session = self._sessions[address] = OutputSession(address, self._stands, self._gateway)
             task = self._tasks[session] = asyncio.create_task(session.run())
             task.add_done_callback(log_failure)
@@ -47,6 +50,12 @@ class OutputSessions:
             session.leaving = True
             if not session.num_streams and (task := self._tasks.get(session)) is not None:
                 task.cancel()
+
+    def _left_at(self, address: str) -> OutputSession | None:
+        """Session with an output processor that left while streams ran there, as one that is out of reach for a
+        moment."""
+        going_on = (each for each, task in self._tasks.items() if not (task.done() or task.cancelling()))
+        return next((each for each in going_on if each.leaving and each.address == address), None)
 
     def pick(self, engine: str, model: str = ANY_MODEL) -> OutputSession:
         """Picks an output processor with the model by rendezvous hash, so that an engine talks to one of them.

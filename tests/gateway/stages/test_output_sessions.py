@@ -190,6 +190,26 @@ async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_ano
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.parametrize("is_over", [False, True], ids=["while they run", "when they have ended"])
+async def test_one_that_left_while_streams_ran_and_is_back_goes_on_with_its_session(is_over: bool) -> None:
+    """As one that answered no probe for a moment while NATS is away."""
+    async with peers(1) as (sessions, (peer,)):
+        session, heard = sessions.pick("engine"), Heard()
+        (stream_id,) = session.open(opening(), [heard])
+        sessions.leave(peer.address)
+        finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_STOP)
+        if is_over:
+            peer.to_say.put_nowait(OutputFrame(finishes=[finish]))
+            await heard.ended.wait()
+        sessions.join(peer.address)
+        assert sessions.pick("engine") is session
+        assert list(sessions._tasks) == [session]
+        sessions.leave(peer.address)
+        sessions.join(peer.address)
+        # Without streams it ends at once, and another one begins.
+        assert (sessions.at(peer.address) is session) is not is_over
+
+
 async def test_an_engine_keeps_its_output_processor_as_others_come_and_go() -> None:
     sessions = OutputSessions()
     for i in range(4):
