@@ -109,7 +109,8 @@ class ChoiceStream:
         choice.stream = None
         choice.ended_at = finish.ended_at
         choice.work = finish.work if finish.HasField("work") else None
-        if finish.reason in BROKEN:
+        if finish.reason in BROKEN or finish.reason not in FINISH_REASONS:
+            # Stages of a later version may have other reasons.
             self._events.broke(error_of(finish))
             return
         if choice.has_unsent_ids:

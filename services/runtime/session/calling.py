@@ -134,8 +134,17 @@ async def keep_up(
     run: Callable[[], Awaitable[Ending]], name: str, address: str, *, is_over: Callable[[Ending], bool]
 ) -> None:
     """Runs one session after another until the end of one shows that no more are due. `name` is the one in logs."""
+
+    async def run_one() -> Ending:
+        try:
+            return await run()
+        except Exception as fault:
+            # An error of this process ends one session, not all that would follow it.
+            structlog.get_logger().exception(f"{name} failed", address=address)
+            return Ending(Cause.BROKEN, repr(fault))
+
     told = ""
-    while not is_over(ending := await run()):
+    while not is_over(ending := await run_one()):
         # Each attempt in vain ends the same way: one line tells it.
         is_news = ending.was_open or ending.problem != told
         log, told = structlog.get_logger(), ending.problem

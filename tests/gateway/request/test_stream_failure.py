@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 
+from headwater.gateway.request.choice import Choice
+from headwater.gateway.request.choice_stream import ChoiceStream
+from headwater.gateway.request.prepared_prompt import PreparedPrompt
 from headwater.gateway.request.stream_failure import Cause, StreamLost, TakenOver, error_of
 from headwater.proto import common_pb2
 from headwater.proto.output_processor_pb2 import OutputFinish
@@ -56,3 +62,12 @@ def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
     assert isinstance(error_of(OutputFinish(reason=cancelled, error="slow_reader")), SlowReader)
     assert type(error_of(OutputFinish(reason=cancelled))) is Unavailable
     assert isinstance(error_of(OutputFinish(reason=broken)), InternalError)
+
+
+def test_a_reason_that_only_later_versions_know_ends_its_stream_alone() -> None:
+    heard: list[Exception] = []
+    events = SimpleNamespace(broke=heard.append)
+    choice = Choice(0, 0, PreparedPrompt())
+    stream = ChoiceStream(choice, cast("Any", None), cast("Any", events), lambda _: None)
+    stream.finished(OutputFinish(reason=cast("Any", 99)))
+    assert [type(each) for each in heard] == [InternalError]

@@ -175,6 +175,21 @@ async def test_the_end_of_a_session_is_told_to_every_stream_and_a_new_one_begins
         assert session.open(opening(), [Heard()])
 
 
+async def test_an_error_in_a_receiver_ends_one_session_and_not_those_that_follow() -> None:
+    class Faulty(Heard):
+        def started(self, start: engine_pb2.Start) -> None:
+            raise RuntimeError("a fault in a receiver")
+
+    async with connected() as (peer, session):
+        faulty = Faulty()
+        (stream_id,) = session.open(opening(), [faulty])
+        peer.to_say.put_nowait(OutputFrame(starts=[engine_pb2.Start(stream_id=stream_id)]))
+        await faulty.ended.wait()
+        assert isinstance(faulty.ends[0], Unavailable)
+        await session.connected.wait()
+        assert session.open(opening(), [Heard()])
+
+
 async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_another() -> None:
     async with peers(2) as (sessions, there):
         session = sessions.pick("engine")
