@@ -16,6 +16,7 @@ from structlog.typing import FilteringBoundLogger
 from headwater.services.runtime import errors
 from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.membership import Change, ChangeKind, Members
+from headwater.services.runtime.served_model import ServedModel, model_key
 from headwater.services.runtime.tracing import NoTracing, Tracing
 
 from ..long_work import LongWork
@@ -84,6 +85,17 @@ class Cluster:
         self.timelines.find_here = self._explained_here
         self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
+
+    def model(self, name: str) -> ServedModel:
+        """Model by name. Raises `NotFound`, `Unavailable` while no processor of a model that engines serve is known."""
+        try:
+            return self.processors.model(name)
+        except errors.NotFound:
+            if not self.router.has_replica(model_key(name)):
+                raise
+            raise errors.Unavailable(
+                f"no processor of the model {name!r} is within reach", code="processor_unavailable"
+            ) from None
 
     def missing(self) -> list[str]:
         """Names of the stages that are missing for a request to be answered. Empty: the gateway is ready."""

@@ -20,7 +20,7 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
     request = generation.request
     await cluster.cold_starts.text_stages(request.model)
     tenant = request.caller.tenant
-    generation.model = cluster.processors.model(request.model)
+    generation.model = cluster.model(request.model)
     generation.namespace = cluster.namespaces.of(
         tenant.key, generation.model, cache_salt=request.cache_salt, shared=tenant.shared_cache
     )

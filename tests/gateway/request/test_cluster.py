@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,11 +11,12 @@ import pytest
 
 from headwater.gateway.request.cluster import Cluster
 from headwater.gateway.stages.output_sessions import OutputSessions
-from headwater.gateway.stages.processors import Processors
+from headwater.gateway.stages.processors import Processor, Processors
 from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import NotFound, Unavailable
 from headwater.services.runtime.member import Kind, Member, new_epoch
 from headwater.services.runtime.membership import Members
-from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.served_model import ServedModel, model_key
 
 ADDRESS = "127.0.0.1:1"
 
@@ -45,3 +47,20 @@ async def test_a_connection_is_kept_while_one_member_has_its_address(kind: Kind,
     finally:
         await processors.close()
         await outputs.close()
+
+
+async def test_a_model_without_a_processor_is_away_while_engines_serve_it_and_unknown_otherwise(
+    served_model: ServedModel,
+) -> None:
+    """As where the processor of one of two models is restarted: clients that get 404 do not try again."""
+    processors, engines = Processors(), {"away", served_model.name}
+    there = SimpleNamespace(processors=processors, router=SimpleNamespace(has_replica=lambda key: key in keys))
+    keys = {model_key(name) for name in engines}
+    nothing = cast("Any", None)
+    processors._pool[ADDRESS] = Processor(ADDRESS, nothing, nothing, nothing, models={served_model.name: served_model})
+    model = partial(Cluster.model, cast("Any", there))
+    assert model(served_model.name) is served_model
+    with pytest.raises(Unavailable, match="no processor of the model 'away' is within reach"):
+        model("away")
+    with pytest.raises(NotFound):
+        model("unknown")
