@@ -124,7 +124,7 @@ class ChoiceStream:
 
     def lost(self, error: errors.HeadwaterError) -> None:
         self.choice.stream = None
-        self._events.broke(StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE))
+        self._events.broke(StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE, has_left=self.session.leaving))
 
     def fail(self, error: errors.HeadwaterError) -> None:
         self._events.broke(error)

@@ -17,7 +17,7 @@ from .stream_failure import Cause, PoisonRequest, StreamLost
 from .timeline import Attempt
 
 MAX_FAULTS = 3
-"""Number of attempts that may end by a fault. An engine that drains does not count."""
+"""Number of attempts that may end by a fault. A stage that leaves in order does not count."""
 
 
 class FaultHistory:
@@ -87,7 +87,7 @@ class FaultHistory:
                 raise PoisonRequest("engines die of the request; it is not tried again")
             self._suspect(attempt)
         self.end_doubt()
-        self._num_faults += cause is not Cause.HANDED_OVER
+        self._num_faults += loss.is_fault
         if self._num_faults == MAX_FAULTS:
             raise loss
         if cause.is_suspicion and not self._cluster.migrations.is_excused():

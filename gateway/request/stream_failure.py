@@ -58,9 +58,11 @@ _CAUSES = {
 class StreamLost(errors.Unavailable):
     """A stream ended and the answer has not; another replica may go on with it."""
 
-    def __init__(self, message: str, cause: Cause) -> None:
+    def __init__(self, message: str, cause: Cause, *, has_left: bool = False) -> None:
+        """`has_left`: the stage had said before that it leaves."""
         super().__init__(message, code=ENGINE_UNAVAILABLE if cause.is_of_engine else OUTPUT_PROCESSOR_UNAVAILABLE)
         self.cause = cause
+        self.is_fault = cause is not Cause.HANDED_OVER and not has_left
 
 
 class TakenOver(errors.ClientGone):
@@ -83,7 +85,8 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
     if finish.cause == common_pb2.LOSS_CAUSE_GRAMMAR:
         return errors.BadRequest(None, message, code="invalid_grammar")
     if finish.retriable:
-        return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT))
+        has_left = finish.cause == common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
+        return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT), has_left=has_left)
     if finish.reason == common_pb2.FINISH_REASON_CANCELLED:
         return _cancelled(message)
     return errors.InternalError(message)

@@ -128,6 +128,19 @@ async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_
     assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_unavailable")
 
 
+async def test_output_processors_that_leave_in_order_use_up_no_attempt(scripted: Scripted) -> None:
+    """As in a rollout, in which an answer goes on at one that is restarted next."""
+    script, reply = scripted.script, scripted.ask(max_tokens=50)
+    for number in range(4):
+        (stream_id,) = (await script.open(number)).add.stream_ids
+        script.tokens(stream_id, number, [number], "x", number)
+        script.lose(stream_id, LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
+        script.leave()
+    (stream_id,) = (await script.open(4)).add.stream_ids
+    script.end(stream_id, 4)
+    assert (await reply).json()["choices"][0]["text"] == "xxxx"
+
+
 async def test_an_answer_with_which_two_engines_die_at_the_same_place_is_the_last_that_they_die_of(
     scripted: Scripted,
 ) -> None:
