@@ -65,10 +65,13 @@ class Share:
     """One prompt's share: its place in the queue, and its cost once that is known. A context manager that releases
     it."""
 
-    def __init__(self, clock: VirtualTime, tenant: Tenant, queue: str, virtual_time: float, charged: float) -> None:
+    def __init__(
+        self, clock: VirtualTime, tenant: Tenant, queue: str, virtual_time: float, charged: float, is_answered: bool
+    ) -> None:
         self.virtual_time = virtual_time
         """Virtual time at which it begins; smaller goes first."""
         self._clock, self._tenant, self._queue, self._charged = clock, tenant, queue, charged
+        self._is_answered = is_answered
 
     def __enter__(self) -> Share:
         return self
@@ -84,7 +87,9 @@ class Share:
         """Corrects the predicted cost by the true one."""
         cost = COST_UNCACHED * uncached + COST_CACHED * cached + COST_OUTPUT * output
         self._clock.advance(self._tenant, cost - self._charged)
-        self._clock.learn(self._tenant, output)
+        # A prompt that is embedded has no answer, and one that was refused or left the queue had none yet.
+        if self._is_answered and cost:
+            self._clock.learn(self._tenant, output)
 
     def release(self) -> None:
         """Notes that the prompt has left. To be called once."""
@@ -122,7 +127,7 @@ class VirtualTime:
         charged = COST_UNCACHED * num_prompt_tokens + COST_OUTPUT * output
         self.advance(tenant, charged)
         self._here[tenant.key] += 1
-        return Share(self, tenant, queue, begin, charged)
+        return Share(self, tenant, queue, begin, charged, max_tokens > 0)
 
     def left(self, tenant: Tenant) -> None:
         """Notes that a prompt of the tenant has left."""

@@ -50,6 +50,24 @@ def test_what_was_guessed_is_put_right_in_the_end() -> None:
         assert begin(stack, clock, ADA) == 20 + 8 + 20
 
 
+def test_the_length_of_answers_is_learned_from_answers_alone() -> None:
+    clock = VirtualTime(Store(None))
+
+    def ended(max_tokens: int, uncached: int, output: int) -> None:
+        with clock.request(ADA, 100, max_tokens) as share:
+            share.ended(uncached=uncached, cached=0, output=output)
+
+    ended(1000, 100, 50)
+    for _ in range(10):
+        # Prompts that are embedded, and some that a full queue refuses.
+        ended(0, 100, 0)
+        ended(1000, 0, 0)
+    with contextlib.ExitStack() as stack:
+        before = begin(stack, clock, ADA, 0)
+        stack.enter_context(clock.request(ADA, 100, 1000))
+        assert begin(stack, clock, ADA) - before == 100 + 2 * 50
+
+
 async def test_what_one_gateway_gave_counts_on_the_others(clocks: list[VirtualTime]) -> None:
     with contextlib.ExitStack() as stack:
         begin(stack, clocks[0], ADA, 500)
