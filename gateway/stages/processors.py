@@ -69,13 +69,18 @@ class Processors:
         if address not in self._pool:
             channel = open_channel(address, ("grpc.max_receive_message_length", MAX_TEXT_BYTES))
             stub = processor_pb2_grpc.ProcessorStub(channel)
-            session = PrepareSession(address, channel, stub, on_open=self._emit)
+            opened = asyncio.Event()
+
+            def on_open() -> None:
+                opened.set()
+                self._emit()
+
+            session = PrepareSession(address, channel, stub, on_open=on_open)
             self._pool[address] = processor = Processor(address, channel, stub, session, since=int(time.time()))
-            asker = asyncio.create_task(_ask_models(processor))
+            asker = asyncio.create_task(self._follow_models(processor, opened))
             self._tasks[address] = asker, asyncio.create_task(session.run())
             for task in self._tasks[address]:
                 task.add_done_callback(log_failure)
-            asker.add_done_callback(lambda _: self._emit())
 
     def leave(self, address: str) -> None:
         if (processor := self._pool.pop(address, None)) is not None:
@@ -178,6 +183,14 @@ class Processors:
         serving = [processor for processor in self._pool.values() if model in processor.models]
         return iter(sorted(serving, key=lambda processor: processor.num_running))
 
+    async def _follow_models(self, processor: Processor, opened: asyncio.Event) -> None:
+        """Asks for the models, and again behind each session: a process that was restarted may serve other ones."""
+        while True:
+            await _ask_models(processor)
+            self._emit()
+            await opened.wait()
+            opened.clear()
+
     def _emit(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -226,7 +239,7 @@ async def _named(reply: Awaitable[ReplyT]) -> ReplyT:
 
 async def _ask_models(processor: Processor) -> None:
     """Asks a processor for its models until it answers: a seed may start after the gateway."""
-    while not processor.models:
+    while True:
         try:
             call = processor.stub.ListModels(
                 processor_pb2.ProcessorModelsRequest(), timeout=ASK_SECONDS, wait_for_ready=True
@@ -243,6 +256,7 @@ async def _ask_models(processor: Processor) -> None:
             await asyncio.sleep(IMPOSTOR_SECONDS)
         else:
             processor.models = {model.name: ServedModel.from_pb(model) for model in reply.models}
+            return
 
 
 async def _close(processor: Processor, carrier: asyncio.Task[None]) -> None:

@@ -12,7 +12,14 @@ from headwater.gateway.stages.prepare_session import MAX_CALL_BYTES, MAX_FRAME_B
 from headwater.gateway.stages.processors import Processors
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
-from headwater.proto.processor_pb2 import PrepareFrame, PrepareReply, PrepareRequest, Prompt
+from headwater.proto.processor_pb2 import (
+    PrepareFrame,
+    PrepareReply,
+    PrepareRequest,
+    ProcessorModelsReply,
+    ProcessorModelsRequest,
+    Prompt,
+)
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.processor.__main__ import Processor
@@ -20,6 +27,7 @@ from headwater.services.runtime import errors
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.tracing import NoSpan
 from headwater.services.text.model import TextModel
+from tests.free_ports import free_port
 
 REFUSED = [
     ({"temperature": 3.0}, errors.BadRequest, "temperature", "temperature is 3.0; allowed: 0…2"),
@@ -82,9 +90,18 @@ class Deadly(Counted):
         yield
 
 
+class Renamed(Counted):
+    """Serves its model by another name."""
+
+    async def ListModels(self, request: ProcessorModelsRequest, context: Any) -> ProcessorModelsReply:
+        (model,) = (await super().ListModels(request, context)).models
+        model.name = "renamed"
+        return ProcessorModelsReply(models=[model])
+
+
 class Stage:
-    def __init__(self, servicer: Counted) -> None:
-        self.servicer, self.listener = servicer, Listener("127.0.0.1", 0)
+    def __init__(self, servicer: Counted, port: int = 0) -> None:
+        self.servicer, self.listener = servicer, Listener("127.0.0.1", port)
         processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, self.listener.server)
 
 
@@ -136,6 +153,25 @@ async def test_requests_share_frames_and_are_answered_as_calls_are(
         with pytest.raises(kind, match=said) as refused:
             await processors.prepare(request(**sampling), NoSpan())
         assert refused.value.param == param
+
+
+async def test_a_processor_that_was_restarted_at_its_address_may_serve_another_model(
+    demo_model: TextModel, processors: Processors
+) -> None:
+    """As a container that gets the address of the one before."""
+    port = free_port()
+    with ThreadPoolExecutor(2) as pool:
+        async with GrammarChecker() as checker:
+            for kind, name in ((Counted, DEMO_NAME), (Renamed, "renamed")):
+                stage = Stage(kind([demo_model], pool, checker), port)
+                await stage.listener.start()
+                try:
+                    processors.join(stage.listener.address)
+                    async with asyncio.timeout(60):
+                        while list(processors.models()) != [name]:  # noqa: ASYNC110 (a network)
+                            await asyncio.sleep(0.01)
+                finally:
+                    await stage.listener.server.stop(grace=0)
 
 
 async def test_a_long_request_and_a_processor_without_sessions_take_calls(
