@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,10 @@ def test_what_each_thinks_of_an_engine_and_how_late_its_index_is_are_shown_by_bo
         assert all(each["is_synced"] and each["trust"] == 1.0 for each in row["gateways"].values())
         assert told["event_lag"] == max(told["event_lags"].values())
     # The engine tells its events to both; the lag is by how much some of them come later than others.
-    first = pair[0]
-    for text in ("A lake lies between two hills. ", "The road leads over the bridge. ", "Snow falls on the pass. "):
-        ask(first, text * 6)
-    first.wait_until(lambda: all(lag > 0 for lag in snapshot(first)["event_lags"].values()))
+    first, numbers = pair[0], itertools.count()
+
+    def both_lag() -> bool:
+        ask(first, f"{next(numbers)} roads lead over the bridge. " * 6)
+        return all(lag > 0 for lag in snapshot(first)["event_lags"].values())
+
+    first.wait_until(both_lag)
