@@ -134,7 +134,14 @@ def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tupl
         "tls": ClientTls.of(settings),
     }
     rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)
-    public = GrpcListener(cluster, settings.host, settings.grpc_port, max_text_bytes=settings.max_text_bytes, **shared)
+    public = GrpcListener(
+        cluster,
+        settings.host,
+        settings.grpc_port,
+        max_body_bytes=settings.max_body_bytes,
+        max_text_bytes=settings.max_text_bytes,
+        **shared,
+    )
     return rest, public
 
 

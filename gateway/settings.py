@@ -59,7 +59,7 @@ class GatewaySettings(StageSecuritySettings):
     tokenizer_info: bool = setting(
         False, "answer GET /tokenizer_info, which tells the tokenizer's configuration and the chat template"
     )
-    max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
+    max_body_bytes: int = setting(4 * 1024 * 1024, "largest body of a request, and message over gRPC")
     max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
     storage_bytes: int = setting(

@@ -29,6 +29,8 @@ PING_OPTIONS = (
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
 SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
+MAX_OPTION = 2**31 - 1
+"""Largest value of gRPC's options, and no limit as one of bytes."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -63,11 +65,13 @@ class GrpcListener:
         port: int,
         *,
         slow_reader_limit: float,
+        max_body_bytes: int,
         max_text_bytes: int,
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
+        longest = ("grpc.max_receive_message_length", min(max(max_body_bytes, max_text_bytes), MAX_OPTION))
+        options = (("grpc.so_reuseport", int(reuse_port)), longest, *PING_OPTIONS, *SIZE_OPTIONS)
         errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
         self._server = grpc.aio.server(interceptors=[KeyInterceptor(cluster), errors], options=options)
         self._health = health.aio.HealthServicer()

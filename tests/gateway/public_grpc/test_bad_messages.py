@@ -12,7 +12,8 @@ from grpc_status import rpc_status
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.bad_sampling import SAMPLING, SAMPLING_IDS, VOCAB_SIZE
-from tests.gateway.processes import MODEL, Gateway
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL, Behind, Gateway
 
 
 def chat_request(**fields: Any) -> inference_pb2.ChatRequest:
@@ -115,3 +116,18 @@ def test_grpc_refuses_a_message_of_ten_megabytes(stub: Any) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         stub.Complete(inference_pb2.CompleteRequest(model=MODEL, text="a" * (10 << 20)), timeout=20)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_grpc_takes_messages_as_long_as_bodies(behind: Behind, start_gateway: GatewayStarter) -> None:
+    with (
+        start_gateway(behind, f"--max-body-bytes={6 << 20}") as gateway,
+        grpc.insecure_channel(gateway.grpc) as channel,
+    ):
+        tokenize = inference_pb2_grpc.InferenceStub(channel).Tokenize
+        shorter, longer = (
+            inference_pb2.TokenizeRequest(model=MODEL, prompt=processor_pb2.Prompt(text="a" * (size << 20)))
+            for size in (5, 7)
+        )
+        # Tokenize has a limit of its own, which the service names.
+        assert refusal(tokenize, shorter)[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert refusal(tokenize, longer)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
