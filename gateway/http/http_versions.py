@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from http import HTTPStatus
 from typing import Any
 
@@ -29,6 +30,12 @@ def raw_refusal(status: HTTPStatus, message: str) -> bytes:
         b"connection: close",
     ]
     return b"\r\n".join((*head, b"", body))
+
+
+def head_without_upgrade(line: bytes, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """A request's head, after its first line, without the field `Upgrade`: without it there is no upgrade."""
+    fields = (name + b": " + value for name, value in headers if name != b"upgrade")
+    return b"\r\n".join((line, *fields, b"", b""))
 
 
 def end_with_connection(cycle: RequestResponseCycle) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httptools
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,7 +23,7 @@ from headwater.services.runtime.advertise import advertised, joined, listened
 from headwater.services.runtime.settings import SettingError
 
 from ..settings import GatewaySettings
-from .http_versions import H2_PREFACE, end_with_connection, h2_refusal, raw_refusal
+from .http_versions import H2_PREFACE, end_with_connection, h2_refusal, head_without_upgrade, raw_refusal
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
@@ -109,13 +110,21 @@ class _BoundedHead(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self._asks_to_upgrade():
+            # The same head comes again without it.
+            return
         self._in_head, self._in_body = False, True
         self._head_is_here()
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
 
+    def _asks_to_upgrade(self) -> bool:
+        return bool(self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT")
+
     def on_message_complete(self) -> None:
+        if self._asks_to_upgrade():
+            return
         self._in_body = False
         super().on_message_complete()
 
@@ -124,7 +133,12 @@ class _BoundedHead(HttpToolsProtocol):
             self.transport.write(h2_refusal())
             self.transport.close()
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.send_400_response(NO_REQUEST)
+            return
         if self._in_head and not self.transport.is_closing():
             # One line that does not end is not seen by the parser's callbacks.
             self._unfinished_bytes += len(data)
@@ -138,6 +152,23 @@ class _BoundedHead(HttpToolsProtocol):
             self._await_head()
 
     _unfinished_bytes = 0
+
+    def _parse(self, data: memoryview) -> None:
+        """Raises `HttpParserError`. Answers a request that asks to speak another protocol as one that does not ask.
+
+        NOTE: the parser (httptools 0.9) takes what follows such a head for the other protocol, and drops a body. Java's
+        HttpClient asks for HTTP/2 in this way with every request.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            if not self._in_head:
+                return
+            line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self.parser.feed_data(head_without_upgrade(line, self.headers))
 
     def send_400_response(self, msg: str) -> None:
         """Refuses what the parser reads no request in."""

@@ -158,3 +158,57 @@ async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(said: bytes, ad
     assert (b"200 OK" in answer) == (WHOLE in said)
     writer.close()
     await writer.wait_closed()
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """Answers with the request's method, path and body."""
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message.get("body", b""), message.get("more_body", False)
+    body = f"{scope['method']} {scope['path']} ".encode() + body
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.asynccontextmanager
+async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to a listener of the application."""
+    listener = RestListener(app, "127.0.0.1", 0, reuse_port=False)
+    listener.start()
+    host, _, port = listener.address.removeprefix("http://").rpartition(":")
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            async with asyncio.timeout(30):
+                yield reader, writer
+        finally:
+            writer.close()
+    finally:
+        await listener.stop(5.0)
+
+
+ASKS_FOR_HTTP2 = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 500])
+@pytest.mark.parametrize(
+    "framed", [b"content-length: 5\r\n\r\nfirst", b"transfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n0\r\n\r\n"]
+)
+async def test_a_body_comes_with_a_request_that_asks_for_http2(framed: bytes, parts: int) -> None:
+    """As Java's HttpClient sends it. The next request on the connection is answered too."""
+    sent = b"POST /a HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + framed + b"GET /b HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n"
+    size = -(-len(sent) // parts)
+    async with connected(echo) as (reader, writer):
+        for start in range(0, len(sent), size):
+            writer.write(sent[start : start + size])
+            await asyncio.sleep(0)
+        assert (await reader.readuntil(b"POST /a first")).startswith(b"HTTP/1.1 200")
+        assert (await reader.readuntil(b"GET /b ")).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_tunnel_is_refused() -> None:
+    async with connected(echo) as (reader, writer):
+        writer.write(b"CONNECT x:80 HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
