@@ -17,7 +17,7 @@ import grpc
 import httptools
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headwater.services.runtime.advertise import advertised, joined, listened
 from headwater.services.runtime.settings import SettingError
@@ -85,6 +85,8 @@ class _BoundedHead(HttpToolsProtocol):
     _in_head = True
     _in_body = False
     _head_limit: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
+    """The request that is answered at present, or was last."""
     _refusal = HTTPStatus.BAD_REQUEST, NO_REQUEST
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,6 +96,10 @@ class _BoundedHead(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        if self._answered is not None and not self._answered.response_complete:
+            # NOTE: uvicorn (0.54) says so to the last request alone, which may wait behind this one.
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -116,8 +122,15 @@ class _BoundedHead(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._head_is_here()
         super().on_headers_complete()
+        if len(self.pipeline) == 1:
+            # Nothing is read behind a request that waits, and so not that the client leaves: only behind two.
+            self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _asks_to_upgrade(self) -> bool:
         return bool(self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT")

@@ -212,3 +212,18 @@ async def test_a_tunnel_is_refused() -> None:
     async with connected(echo) as (reader, writer):
         writer.write(b"CONNECT x:80 HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_client_that_leaves_is_noticed_though_it_asked_for_more_ahead() -> None:
+    has_left = asyncio.Event()
+
+    async def patient(scope: Any, receive: Any, send: Any) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        has_left.set()
+
+    async with connected(patient) as (_, writer):
+        writer.write(WHOLE + WHOLE)
+        await writer.drain()
+        writer.close()
+        await has_left.wait()
