@@ -28,7 +28,8 @@ Receive = Callable[[], Awaitable[Message]]
 JSON = b"application/json"
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 """A browser never takes text of a client that an answer repeats for a page or a script."""
-FILE_PIECE_BYTES = 256 * 1024
+FILE_PIECE_BYTES = 64 * 1024
+"""A client that takes less within `slow_reader_limit` counts as one that takes nothing."""
 BODY_BYTES_PER_SECOND = 16 * 1024
 """Past its first seconds a body may take as long as it does at this rate: a slow body holds no place for ever."""
 DISCARD_FACTOR = 16
@@ -171,7 +172,8 @@ class Exchange:
         return (smaller, [vary, (b"content-encoding", b"gzip")]) if len(smaller) < len(body) else (body, [vary])
 
     async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
-        """Replies the content of a file, from its start, a piece at a time."""
+        """Replies the content of a file, from its start, a piece at a time. Raises `SlowReader` for a client that takes
+        nothing: the file, a copy on this machine's disk, would stay for as long as that."""
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", b"%d" % num_bytes),
@@ -181,8 +183,18 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         file.seek(0)
         while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
-            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_piece(piece, more_body=True)
+        await self._send_piece(b"", more_body=False)
+
+    async def _send_piece(self, piece: bytes, *, more_body: bool) -> None:
+        """Raises `SlowReader`."""
+        try:
+            async with asyncio.timeout(self._slow_reader_limit):
+                await self._send({"type": "http.response.body", "body": piece, "more_body": more_body})
+        except TimeoutError:
+            # The response has begun: nothing else can be said in it.
+            self._client_left = True
+            raise errors.SlowReader(self._slow_reader_limit) from None
 
     def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
         """A stream of events; its response begins with the first of them."""

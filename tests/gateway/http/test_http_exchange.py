@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 
 from headwater.gateway.http.http_exchange import Exchange
-from headwater.services.runtime.errors import ClientGone
+from headwater.services.runtime.errors import ClientGone, SlowReader
 
 
 class Server:
@@ -29,6 +30,22 @@ class Server:
 def exchange_of(server: Server) -> Exchange:
     scope = {"method": "POST", "path": "/", "headers": []}
     return Exchange(scope, server.receive, lambda message: None, slow_reader_limit=1.0, slow_body_limit=1.0)
+
+
+async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> None:
+    started = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+        started.append(message["status"])
+
+    scope = {"method": "GET", "path": "/", "headers": []}
+    exchange = Exchange(scope, Server().receive, send, slow_reader_limit=0.01, slow_body_limit=1.0)
+    with pytest.raises(SlowReader) as refused:
+        await exchange.reply_file(io.BytesIO(b"content"), 7)
+    await exchange.refuse(refused.value)
+    assert started == [200]
 
 
 async def until_quiet() -> None:
