@@ -50,7 +50,9 @@ export class LiveSource {
         const line = part.split("\n").find((each) => each.startsWith("data: "));
         if (!line || !lives()) continue;
         const snapshot = JSON.parse(line.slice(6));
-        if (snapshot.error) throw Object.assign(new Error(snapshot.error.message), { status: 401 });
+        // Of what ends a stream, only a key that is gone keeps another one from being opened.
+        const status = snapshot.error?.type === "authentication_error" ? 401 : 503;
+        if (snapshot.error) throw Object.assign(new Error(snapshot.error.message), { status });
         this.onState("live", "");
         this.onSnapshot(snapshot);
       }
