@@ -44,6 +44,8 @@ class Embedding:
         check_num_choices("input", len(self.prompts), common_pb2.Sampling(), cluster.max_choices)
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest.of("dimensions", self.dimensions, "at least 1")
+        if self.pooling not in POOLINGS.values():
+            raise BadRequest.of("pooling", self.pooling, ", ".join(POOLINGS))
         sampling = common_pb2.Sampling(
             truncate_prompt_tokens=self.truncate_prompt_tokens, truncation_side=self.truncation_side
         )

@@ -66,6 +66,12 @@ GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
         grpc.StatusCode.INVALID_ARGUMENT,
         "prompt",
     ),
+    (
+        "Embed",
+        inference_pb2.EmbedRequest(model=MODEL, inputs=[processor_pb2.Prompt(text="x")], pooling=99),  # type: ignore[arg-type] # enums of proto3 are open
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "pooling",
+    ),
     ("Tokenize", inference_pb2.TokenizeRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
     (
         "Detokenize",
