@@ -92,7 +92,8 @@ class OwnPages:
     async def _reply_file(self, exchange: Exchange, name: str) -> None:
         """Raises `NotFound`."""
         path = CONSOLE / name
-        if path.parent != CONSOLE or path.suffix not in MEDIA_TYPES or not path.is_file():
+        # Compared with what is there: a file system raises errors of its own for names that it cannot have.
+        if path.suffix not in MEDIA_TYPES or path not in CONSOLE.iterdir():
             raise errors.NotFound("page", exchange.path)
         exchange.reply_headers += CONSOLE_HEADERS
         await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])

@@ -77,7 +77,8 @@ def test_a_browser_finds_a_chat_page_that_loads_nothing_from_elsewhere(gateway: 
         reply = gateway.client.get(f"/console/{file}")
         assert (reply.status_code, reply.headers["content-type"]) == (200, media_type)
         assert "://" not in reply.text
-    for path in ("/console/nothing.js", "/console/..%2fapp.py", "/console/%2e%2e/app.py"):
+    long = f"/console/{'a' * 300}.js"
+    for path in ("/console/nothing.js", "/console/..%2fapp.py", "/console/%2e%2e/app.py", "/console/%00.js", long):
         assert gateway.client.get(path).status_code == 404
 
 
