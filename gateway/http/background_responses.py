@@ -80,8 +80,10 @@ class BackgroundResponses:
         if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 16 and int(after) <= MAX_EVENT):
             raise BadRequest.of("starting_after", after, "the sequence_number of an event")
         response = await self._found(caller, response_id)
-        if not response.get("background"):
-            raise BadRequest("stream", "stream is true; allowed: for responses with background and stream")
+        with or_unavailable():
+            if not response.get("background") or await log_of(self._durable, caller.tenant.key, response_id).is_empty():
+                allowed = "for responses with background and stream, while their events are kept"
+                raise BadRequest("stream", f"stream is true; allowed: {allowed}")
         await self._stream(exchange, caller, response_id, after=int(after))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:

@@ -77,6 +77,14 @@ def test_its_stream_is_read_on_from_any_event(client: openai.OpenAI) -> None:
     assert over(client, final.response.id).output_text == text_of(whole)
 
 
+def test_one_that_was_not_streamed_has_no_stream(client: openai.OpenAI) -> None:
+    asked = client.responses.create(**LONG, input="Tell a long story.")
+    for _ in ("while it runs", "when it is over"):
+        with pytest.raises(openai.BadRequestError, match="allowed: for responses with background and stream"):
+            client.responses.retrieve(asked.id, stream=True)
+        client.responses.cancel(asked.id)
+
+
 def test_one_that_is_cancelled_stops_and_says_so(client: openai.OpenAI, keeper: Gateway) -> None:
     asked = client.responses.create(**LONG, input="Tell a long story.")
     assert client.responses.cancel(asked.id).status == "cancelled"
