@@ -113,7 +113,10 @@ class _BoundedHead(HttpToolsProtocol):
             self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG
             # The parser makes a parser's error of it.
             raise ValueError(HEAD_TOO_LONG)
-        super().on_header(name, value)
+        if not self._in_body:
+            # NOTE: uvicorn (0.54) takes a trailer for a header where both come in one piece. A proxy in front may pass
+            # trailers on that it would not pass as headers.
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if self._asks_to_upgrade():

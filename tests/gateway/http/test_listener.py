@@ -208,6 +208,23 @@ async def test_a_body_comes_with_a_request_that_asks_for_http2(framed: bytes, pa
         assert (await reader.readuntil(b"GET /b ")).startswith(b"HTTP/1.1 200")
 
 
+async def test_a_trailer_is_no_header() -> None:
+    names = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        names.extend(name for name, _ in scope["headers"])
+        await echo(scope, receive, send)
+
+    async with connected(note) as (reader, writer):
+        head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"4\r\nbody\r\n0\r\nx-tenant: other\r\n\r\n")
+        await reader.readuntil(b"POST / body")
+        # The next head is read as such.
+        writer.write(WHOLE)
+        await reader.readuntil(b"GET / ")
+    assert names == [b"host", b"transfer-encoding", b"host"]
+
+
 async def test_a_tunnel_is_refused() -> None:
     async with connected(echo) as (reader, writer):
         writer.write(b"CONNECT x:80 HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n")
