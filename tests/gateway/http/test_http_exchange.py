@@ -43,7 +43,8 @@ async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> Non
     scope = {"method": "GET", "path": "/", "headers": []}
     exchange = Exchange(scope, Server().receive, send, slow_reader_limit=0.01, slow_body_limit=1.0)
     with pytest.raises(SlowReader) as refused:
-        await exchange.reply_file(io.BytesIO(b"content"), 7)
+        async with asyncio.timeout(30):
+            await exchange.reply_file(io.BytesIO(b"content"), 7)
     await exchange.refuse(refused.value)
     assert started == [200]
 
