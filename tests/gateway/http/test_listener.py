@@ -175,7 +175,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a listener of the application."""
-    listener = RestListener(app, "127.0.0.1", 0, reuse_port=False)
+    listener = RestListener(app, "127.0.0.1", 0, slow_reader_limit=30.0, reuse_port=False)
     listener.start()
     host, _, port = listener.address.removeprefix("http://").rpartition(":")
     try:
