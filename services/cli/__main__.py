@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TextIO, cast
 
 import httpx
 import structlog
@@ -23,6 +23,7 @@ from ..models.hugging_face import HubError
 from ..models.manifest import ModelFolderError, ModelManifest
 from ..models.store import CalibrationFailed, ConversionFailed, ModelNotFound, OtherQuantization
 from ..models.wheel_model import WheelModelError
+from ..runtime.lossy_file import LossyFile
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError
@@ -112,7 +113,9 @@ def up(settings: StackSettings) -> None:
     Starts NATS, Redis (Valkey), processor, output processor, engines and gateway, and keeps them running. Further
     settings of a stage go through its variables, such as HEADWATER_MAX_NUM_SEQS (see `headwater serve engine --help`).
     """
-    raise typer.Exit(run_line(settings.resolved(), Console()))
+    # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
+    terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))
+    raise typer.Exit(run_line(settings.resolved(), terminal))
 
 
 @app.command()

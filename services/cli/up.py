@@ -66,7 +66,7 @@ async def _run(settings: StackSettings, folder: Path, console: Console, began: f
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
     stack = LocalStack(
-        settings, folder, served_name, report=lambda what: _say(console, f"[yellow]{shown(what)}"), forks=forks
+        settings, folder, served_name, report=lambda what: console.print(f"[yellow]{shown(what)}"), forks=forks
     )
     _on_signals(stopping, stack.hurry)
     try:
@@ -76,17 +76,10 @@ async def _run(settings: StackSettings, folder: Path, console: Console, began: f
         assert stack.record is not None
         _tell(console, stack.record, settings, time.monotonic() - began)
         await _unless(stopping, stack.run())
-        _say(console, "stopping: running answers may end (Ctrl-C again: at once)")
+        console.print("stopping: running answers may end (Ctrl-C again: at once)")
         return 0
     finally:
         await stack.stop()
-
-
-def _say(console: Console, what: str, **style: Any) -> None:
-    """Prints something; the cluster goes on where nobody reads it any more, or the disk below it is full."""
-    # Rich ends the program where the reader of a pipe is gone.
-    with contextlib.suppress(OSError, SystemExit):
-        console.print(what, **style)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -138,7 +131,7 @@ def _tell(console: Console, line: ClusterRecord, settings: StackSettings, second
         else f"{rules.min_replicas} to {rules.max_replicas}"
     )
     replicas = f"{number} replica{'s' if rules.max_replicas > 1 else ''}"
-    _say(console, f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
+    console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
     body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
     has_admins = settings.has_admins
@@ -155,5 +148,5 @@ def _tell(console: Console, line: ClusterRecord, settings: StackSettings, second
     if has_admins:
         rows["keys"] = f"{command} tenant add NAME"
     for name, value in rows.items():
-        _say(console, f"  [cyan]{name}[/]  {shown(value)}", soft_wrap=True, highlight=False)
-    _say(console, "\nCtrl-C stops everything.\n")
+        console.print(f"  [cyan]{name}[/]  {shown(value)}", soft_wrap=True, highlight=False)
+    console.print("\nCtrl-C stops everything.\n")

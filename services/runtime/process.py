@@ -15,6 +15,7 @@ from typing import Any, TextIO, cast
 import structlog
 
 from . import collector
+from .lossy_file import LossyFile
 from .settings import check_log_level
 
 READY_FD = "HEADWATER_READY_FD"
@@ -73,22 +74,6 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
             loop.remove_signal_handler(number)
 
 
-class _LogFile:
-    """A file that loses what it cannot write: no request fails for a full disk or a reader of the log that is gone."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
-            self._file.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.flush()
-
-
 def configure_logging(stage: str, level: str = "info") -> None:
     """Configures JSON lines on standard error, each with the stage's name. Raises `SettingError` for an unknown
     level."""
@@ -102,7 +87,7 @@ def configure_logging(stage: str, level: str = "info") -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _LogFile(sys.stderr))),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, LossyFile(sys.stderr))),
     )
     structlog.contextvars.bind_contextvars(stage=stage)
 

@@ -128,6 +128,7 @@ def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_out
     start_line: LineStarter,
 ) -> None:
     reading, writing = os.pipe()
+    os.close(reading)
 
     def start(*arguments: str, environment: dict[str, str], output: int) -> subprocess.Popen[bytes]:
         command = ["nohup", sys.executable, "-m", "headwater.services.cli", *arguments]
@@ -136,7 +137,6 @@ def test_a_cluster_under_nohup_stays_when_its_terminal_and_the_reader_of_its_out
     try:
         line = start_line("--executor=simulated", "--replicas=1", start=start)
     finally:
-        os.close(reading)
         os.close(writing)
     line.process.send_signal(signal.SIGHUP)
     before = line.pid_of("processor-0")
