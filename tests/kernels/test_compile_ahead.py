@@ -80,6 +80,7 @@ def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gp
     with CompileAhead(CPU) as ahead:
         for size in (16, 32, 16):
             assert ahead.note(lambda size=size: kernel[1,](x, SIZE=size)) is None
+    assert [each.exception() for each in ahead.raw_futures] == [None, None]
     assert no_gpu.compiled == [("compiler", False)] * 2
     assert not no_gpu.launched
     for size in (16, 32, 16):
