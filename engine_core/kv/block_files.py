@@ -29,7 +29,7 @@ TENANTS = "tenants"
 LOCK = "lock"
 PAGE_BYTES = 4096
 STALE_SECONDS = 7 * 86400.0
-"""After which blocks that no engine used are deleted."""
+"""Seconds after which blocks that no engine used are deleted."""
 NUM_PROBES = 8
 
 
@@ -160,7 +160,7 @@ class BlockFiles:
         for path in folder.iterdir():
             if path.name == TENANTS:
                 continue
-            # Nobody could delete blocks whose names were torn, when their tenant is removed.
+            # Blocks without the names of their tenants would stay when those tenants are removed.
             if (found := self._look(folder, path) if has_owners else None) is None:
                 path.unlink(missing_ok=True)
             else:
@@ -182,7 +182,7 @@ class BlockFiles:
 
 
 def tenants_of(folder: Path) -> set[str]:
-    """Tenants whose blocks a namespace's folder has; none where that is torn."""
+    """Tenants whose blocks a namespace's folder has; none where the file of their names is torn."""
     try:
         return set(json.loads((folder / TENANTS).read_bytes()))
     except (FileNotFoundError, TypeError, ValueError):

@@ -32,7 +32,7 @@ from .staged_loads import Part, StagedLoads
 MOST_HINTS = 1 << 16
 """Blocks whose holders are remembered; the oldest go first."""
 HINT_SECONDS = 60.0
-"""After which a hint counts no more: what it was given for has come or was computed, and its holder may be gone."""
+"""Seconds after which a hint counts no more: its blocks have come or were computed, and its holder may be gone."""
 ASSUMED_BYTES_PER_SECOND = 200e6
 """Speed of a pull before the first one was measured. Two processes on two busy cores reached 250 to 300 MB/s, without
 the copies at either end (2026-11-23)."""

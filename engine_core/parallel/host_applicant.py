@@ -47,7 +47,7 @@ class Applicant:
         self._proof = b""
         self._engine_hello = new_hello()
         self.is_believed = False
-        """It has the secret."""
+        """Whether it has proved the secret."""
         self.has_accepted = False
         """Bytes that came behind are in `frames`."""
         self.seconds_left = PROOF_SECONDS

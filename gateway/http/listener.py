@@ -126,7 +126,7 @@ class _BoundedHead(HttpToolsProtocol):
         self._head_is_here()
         super().on_headers_complete()
         if len(self.pipeline) == 1:
-            # Nothing is read behind a request that waits, and so not that the client leaves: only behind two.
+            # Where reading stops, no end of the connection is noticed: it stops behind two requests, not behind one.
             self.flow.resume_reading()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)

@@ -15,7 +15,7 @@ from .records import Scope
 SLOT_SECONDS, NUM_SLOTS = 5.0, 13
 """A minute is any 60 seconds, counted in slots that expire whole, as Redis counts it."""
 WINDOW_SECONDS = NUM_SLOTS * SLOT_SECONDS
-KNOWN_BUDGET, SHARE_OF_BUDGET = ("budget", NEVER), ("share of budget", 5.0)
+BUDGET, SHARE_OF_BUDGET = ("budget", NEVER), ("share of budget", 5.0)
 """Limits that refuse, each with the seconds until another try is worth it."""
 REQUESTS, TOKENS = 0, 1
 """Columns of a slot."""
@@ -89,8 +89,8 @@ class LocalLimits:
                 most = min(most, self._part(limits.budget) - counts.spent)
                 if most < least:
                     # What is left of the budget is known when Redis is back.
-                    known = least > limits.budget
-                    return Verdict(0, Refusal(scope.name, *(KNOWN_BUDGET if known else SHARE_OF_BUDGET)))
+                    limit_and_wait = BUDGET if least > limits.budget else SHARE_OF_BUDGET
+                    return Verdict(0, Refusal(scope.name, *limit_and_wait))
             if limits.tokens_per_minute is not None:
                 limit = self._part(limits.tokens_per_minute)
                 most = min(most, limit)

@@ -19,7 +19,7 @@ SERVING_FILES = (
     "special_tokens_map.json",
 )
 OTHER_FORMS = ("consolidated*.safetensors", "*/*")
-"""Files that serving does not need although they look so: the same weights in another layout, and folders."""
+"""Files of these forms that serving does not read: the same weights in another layout, and files in folders."""
 
 
 class HubError(Exception):

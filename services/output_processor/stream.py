@@ -55,8 +55,8 @@ Step = Callable[Concatenate["OutputStream", P], None]
 
 
 def _contained(step: Step[P]) -> Step[P]:
-    """Makes a fault that nobody foresaw end the stream alone, not the session that it shares with others: its request
-    would go to the next engine and end that session too."""
+    """Ends the stream where `step` raises an error that no code foresaw. The session goes on for other streams: if it
+    ended, the request would go to the next engine and end that engine's session too."""
 
     @functools.wraps(step)
     def contained(stream: OutputStream, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -111,7 +111,7 @@ class OutputStream:
         self, first: int, token_ids: list[int], entries: Mapping[int, Entry] | None = None, position: int = 0
     ) -> None:
         """Takes tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
-        # Contained as the others are, without the call that a decorator costs on the way of every token.
+        # As `_contained`, without the call of a decorator for every row.
         try:
             if first != self._next_index:
                 error = f"tokens from {first} on came where {self._next_index} was next"

@@ -1,4 +1,4 @@
-"""A text file that loses what it cannot write: work goes on though a disk is full, or nobody reads a pipe any more."""
+"""A text file that loses what it cannot write: a program goes on when its disk is full or its pipe has no reader."""
 
 from __future__ import annotations
 
