@@ -25,7 +25,8 @@ THINKER = "thinking"
 """A model that thinks and calls tools."""
 QUIET = ("--metrics-port=-1", "--log-level=warning")
 UNDRAFTED: dict[str, Any] = {"speculative": {"mode": "off"}}
-"""What was answered once is drafted the next time, many tokens a step: an answer that has to last would be over."""
+"""Turns drafts off. An answer that was given before is otherwise drafted, many tokens a step, and ends too early for
+tests that need it to run."""
 ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
 
 
@@ -57,7 +58,7 @@ class Stage:
         return self.addresses["grpc"]
 
     def says(self, sentence: str) -> bool:
-        """Whether it has, in its log."""
+        """Whether the log of the stage contains the sentence."""
         return sentence in self._log.text()
 
     def kill(self) -> None:
@@ -135,7 +136,7 @@ class Behind:
 
 
 class Gateway:
-    """A gateway and a client of its REST surface, which the context closes."""
+    """A gateway and a client of its REST surface. The context manager closes the client."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -151,16 +152,20 @@ class Gateway:
     def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         assert holds_within(condition, seconds), "it did not come about in time"
 
-    def first(self, read: Callable[[], ReadT], is_so: Callable[[ReadT], object]) -> ReadT:
-        """What is read, again and again, once it is so."""
+    def first(self, read: Callable[[], ReadT], condition: Callable[[ReadT], object]) -> ReadT:
+        """Reads until the condition holds, and returns the last value."""
         last: list[ReadT] = []
 
         def look() -> bool:
             last[:] = [read()]
-            return bool(is_so(last[0]))
+            return bool(condition(last[0]))
 
         assert holds_within(look, 60.0), f"it did not come about in time; the last was {last}"
         return last[0]
+
+    def wait_for_replicas(self, count: int) -> None:
+        """Returns when the gateway knows so many engines."""
+        self.first(lambda: self.client.get("/admin/replicas").json()["data"], lambda known: len(known) == count)
 
     def is_ready(self) -> bool:
         return self.client.get("/ready").status_code == 200
@@ -170,7 +175,7 @@ class Gateway:
         return self.metrics(name)[0]
 
     def metrics(self, *names: str) -> list[float]:
-        """Several at one moment."""
+        """Sums of several metrics over their labels, from one read."""
         sums = dict.fromkeys(names, 0.0)
         for line in self.client.get("/metrics").text.splitlines():
             if (name := line.split("{")[0].split(" ")[0]) in sums:

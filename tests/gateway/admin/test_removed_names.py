@@ -21,7 +21,7 @@ from headwater.gateway.jobs.durable import BACKGROUND, BATCHES, CONTENTS, FILES,
 from headwater.gateway.jobs.response_store import ResponseStore
 from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
-from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
+from headwater.gateway.tenancy.records import Limits, Removed, TenantRecord, new_uid
 from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants
 from headwater.services.runtime import subjects
@@ -112,7 +112,7 @@ def leave_everything(ada: Named) -> dict[str, str]:
     }
     for path in paths.values():
         assert ada.get(path).status_code == 200, path
-    # What runs while a tenant is removed may write once more, and is cleared later.
+    # A job that runs while its tenant is removed may write once more, and its data is cleared later.
     ada.gateway.wait_until(lambda: ada.get(paths["batch"]).json().get("status") == "completed")
     ada.gateway.wait_until(lambda: ada.get(paths["background"]).json().get("status") in OVER)
     return paths
@@ -262,11 +262,20 @@ async def test_a_key_file_never_opens_what_a_tenant_of_before_has(nats_url: str,
             assert directory.identify("Bearer key-of-file", "").key == f"file~{name}", "it does not inherit either"
 
 
-async def test_what_a_gateway_could_not_delete_is_deleted_later(
-    nats_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def eager_purge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge looks for removed tenants every 50 ms and clears them at once."""
     monkeypatch.setattr("headwater.gateway.admin.purge.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("headwater.gateway.admin.purge.SETTLED_SECONDS", 0.0)
+
+
+async def until_cleared(book: TenantStore, removed: Removed) -> None:
+    while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS sends no event)
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.usefixtures("eager_purge")
+async def test_what_a_gateway_could_not_delete_is_deleted_later(nats_url: str, redis_url: str) -> None:
     record = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid())
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
         book, durable = TenantStore(bus), Durable(bus)
@@ -276,19 +285,15 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
         file = await Files(durable).add(record.key, "late", "batch", io.BytesIO(b"late"), 4)
         async with Purge(book, durable, ResponseStore(store, 60.0)).running():
             async with asyncio.timeout(30):
-                while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS sends no event)
-                    await asyncio.sleep(0.02)
+                await until_cleared(book, removed)
         rooms = await durable.rooms()
         assert [key async for key, _ in rooms.files.all(f"{subjects.key_of(record.key)}.>")] == []
         chunks = await rooms.js.stream_info(f"OBJ_{CONTENTS}", subjects_filter=f"$O.{CONTENTS}.>")
         assert file.id not in str(chunks.state.subjects)
 
 
-async def test_what_redis_refuses_to_delete_is_tried_again(
-    nats_url: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("headwater.gateway.admin.purge.LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("headwater.gateway.admin.purge.SETTLED_SECONDS", 0.0)
+@pytest.mark.usefixtures("eager_purge")
+async def test_a_deletion_that_redis_refuses_is_retried(nats_url: str, redis_url: str) -> None:
     record = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid())
     async with Bus.open(nats_url) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
         book = TenantStore(bus)
@@ -298,11 +303,10 @@ async def test_what_redis_refuses_to_delete_is_tried_again(
         removed = await book.remove(record.id)
         with structlog.testing.capture_logs() as lines:
             async with Purge(book, Durable(bus), ResponseStore(store, 60.0)).running():
-                while record.key not in {line.get("key") for line in lines}:  # noqa: ASYNC110 (a log)
+                while record.key not in {line.get("key") for line in lines}:  # noqa: ASYNC110 (a log has no event)
                     await asyncio.sleep(0.02)
                 await store.command("DEL", of_another_type)
-                while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS sends no event)
-                    await asyncio.sleep(0.02)
+                await until_cleared(book, removed)
 
 
 def test_namespaces_of_two_tenants_with_one_name_differ(served_model: ServedModel) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -26,15 +26,34 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"hello"})
 
 
+@contextlib.asynccontextmanager
+async def listening(app: Any, slow_reader_limit: float = 0.1) -> AsyncIterator[tuple[RestListener, str, int]]:
+    """A listener of the application, its host and its port."""
+    listener = RestListener(app, "127.0.0.1", 0, slow_reader_limit=slow_reader_limit, reuse_port=False)
+    listener.start()
+    host, _, port = listener.address.removeprefix("http://").rpartition(":")
+    try:
+        yield listener, host, int(port)
+    finally:
+        await listener.stop(5.0)
+
+
+@contextlib.contextmanager
+def deaf_client(host: str, port: int) -> Iterator[None]:
+    """A client that has sent a request and reads nothing."""
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, port))
+        deaf.sendall(WHOLE)
+        yield
+
+
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    # Of a machine that is busy: what a client sends as it connects has to be here before.
+    # The first bytes of a client may arrive late on a busy machine.
     monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
-    listener = RestListener(hello, "127.0.0.1", 0, slow_reader_limit=0.1, reuse_port=False)
-    listener.start()
-    host, _, port = listener.address.rpartition(":")
-    yield host.removeprefix("http://"), int(port)
-    await listener.stop(5.0)
+    async with listening(hello) as (_, host, port):
+        yield host, port
 
 
 async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> None:
@@ -52,27 +71,20 @@ async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> No
             if num_sent >= UNSENT_BYTES:
                 is_filled.set()
 
-    listener = RestListener(endless, "127.0.0.1", 0, slow_reader_limit=0.1, reuse_port=False)
-    listener.start()
-    host, _, port = listener.address.removeprefix("http://").rpartition(":")
-    deaf = socket.socket()
-    try:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect((host, int(port)))
-        deaf.sendall(WHOLE)
-        async with asyncio.timeout(30):
-            await is_filled.wait()
-        # Others are answered, and nothing moves meanwhile but what was still on its way.
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(WHOLE.replace(b"/", b"/hello", 1))
-            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
-            writer.close()
-        assert num_sent < 4 * UNSENT_BYTES
-    finally:
-        has_left.set()
-        deaf.close()
-        await listener.stop(5.0)
+    async with listening(endless) as (_, host, port):
+        try:
+            with deaf_client(host, port):
+                async with asyncio.timeout(30):
+                    await is_filled.wait()
+                # Others are answered, and nothing moves meanwhile but what was still on its way.
+                for _ in range(3):
+                    reader, writer = await asyncio.open_connection(host, port)
+                    writer.write(WHOLE.replace(b"/", b"/hello", 1))
+                    assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+                    writer.close()
+                assert num_sent < 4 * UNSENT_BYTES
+        finally:
+            has_left.set()
 
 
 @pytest.mark.parametrize("piece_bytes", [16 << 20, 64 << 10], ids=["whole", "in pieces"])
@@ -82,7 +94,7 @@ async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
     monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
     num_bytes, is_begun, is_over = 16 << 20, asyncio.Event(), asyncio.Event()
 
-    async def long(scope: Any, receive: Any, send: Any) -> None:
+    async def long_answer(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", b"%d" % num_bytes), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         is_begun.set()
@@ -91,22 +103,13 @@ async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
             await send({"type": "http.response.body", "body": bytes(piece_bytes), "more_body": not is_last})
         is_over.set()
 
-    listener = RestListener(long, "127.0.0.1", 0, slow_reader_limit=0.1, reuse_port=False)
-    listener.start()
-    host, _, port = listener.address.rpartition(":")
-    deaf = socket.socket()
-    try:
-        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        deaf.connect((host, int(port)))
-        deaf.sendall(WHOLE)
-        async with asyncio.timeout(60):
-            await is_begun.wait()
-            await is_over.wait()
-            while listener._server.server_state.connections:  # noqa: ASYNC110 (the server tells nobody)
-                await asyncio.sleep(0.05)
-    finally:
-        deaf.close()
-        await listener.stop(5.0)
+    async with listening(long_answer) as (listener, host, port):
+        with deaf_client(host, port):
+            async with asyncio.timeout(60):
+                await is_begun.wait()
+                await is_over.wait()
+                while listener._server.server_state.connections:  # noqa: ASYNC110 (the server has no event)
+                    await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +178,13 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 @contextlib.asynccontextmanager
 async def connected(app: Any) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """A connection to a listener of the application."""
-    listener = RestListener(app, "127.0.0.1", 0, slow_reader_limit=30.0, reuse_port=False)
-    listener.start()
-    host, _, port = listener.address.removeprefix("http://").rpartition(":")
-    try:
-        reader, writer = await asyncio.open_connection(host, int(port))
+    async with listening(app, slow_reader_limit=30.0) as (_, host, port):
+        reader, writer = await asyncio.open_connection(host, port)
         try:
             async with asyncio.timeout(30):
                 yield reader, writer
         finally:
             writer.close()
-    finally:
-        await listener.stop(5.0)
 
 
 ASKS_FOR_HTTP2 = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABk\r\n"
@@ -197,7 +195,7 @@ ASKS_FOR_HTTP2 = b"host: x\r\nconnection: Upgrade, HTTP2-Settings\r\nupgrade: h2
     "framed", [b"content-length: 5\r\n\r\nfirst", b"transfer-encoding: chunked\r\n\r\n5\r\nfirst\r\n0\r\n\r\n"]
 )
 async def test_a_body_comes_with_a_request_that_asks_for_http2(framed: bytes, parts: int) -> None:
-    """As Java's HttpClient sends it. The next request on the connection is answered too."""
+    """Java's HttpClient sends such requests. The next request on the connection is answered too."""
     sent = b"POST /a HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + framed + b"GET /b HTTP/1.1\r\n" + ASKS_FOR_HTTP2 + b"\r\n"
     size = -(-len(sent) // parts)
     async with connected(echo) as (reader, writer):
@@ -219,7 +217,7 @@ async def test_a_trailer_is_no_header() -> None:
         head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
         writer.write(head + b"4\r\nbody\r\n0\r\nx-tenant: other\r\n\r\n")
         await reader.readuntil(b"POST / body")
-        # The next head is read as such.
+        # The trailer does not disturb the head of the next request.
         writer.write(WHOLE)
         await reader.readuntil(b"GET / ")
     assert names == [b"host", b"transfer-encoding", b"host"]

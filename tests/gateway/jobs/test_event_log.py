@@ -71,15 +71,10 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
     free_dir: Path, kept: dict[str, Any]
 ) -> None:
     nats = await start_nats(free_dir, jetstream=free_dir / "js", **kept)
-    async with contextlib.AsyncExitStack() as stack:
-
-        async def stop_the_last() -> None:
-            await nats.stop()
-
-        stack.push_async_callback(stop_the_last)
-        bus = await stack.enter_async_context(Bus.open(nats.url))
-        log, after, found = events_of(Durable(bus)), 0, []
-        async with log.reader() as reader:
+    after, found = 0, list[bytes]()
+    async with contextlib.AsyncExitStack() as servers:
+        servers.push_async_callback(nats.stop)
+        async with Bus.open(nats.url) as bus, (log := events_of(Durable(bus))).reader() as reader:
             for round_ in range(3):
                 for number in range(3):
                     after = await append(log, b"%d" % (3 * round_ + number), after)
@@ -87,6 +82,7 @@ async def test_each_message_is_read_once_and_in_order_over_restarts_of_the_serve
                 found += await read(reader, 2)
                 await nats.kill()
                 nats = await start_nats(free_dir, port=nats.port, jetstream=free_dir / "js", **kept)
+                servers.push_async_callback(nats.stop)
             found += await read(reader, 3)
             after = await append(log, b"9", after)
             found += await read(reader, 1)

@@ -16,7 +16,7 @@ import openai
 import pytest
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
-from headwater.services.stack.embedded import _free_port
+from tests.free_ports import free_port
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import (
     MODEL,
@@ -189,12 +189,12 @@ def text_of(lines: Iterator[str]) -> str:
 def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refused(
     gateway: Gateway, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    # Its engine is looked for and killed while it answers, however long the machine pauses meanwhile.
+    # The engines are slow, so that the answer still runs when its engine is found and killed.
     engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
     with started(*engines):
         addresses = tuple(engine.address for engine in engines)
         with start_gateway(Behind(behind.processor, behind.output_processor, addresses)) as slow:
-            slow.wait_until(lambda: len(slow.client.get("/admin/replicas").json()["data"]) == len(engines))
+            slow.wait_for_replicas(len(engines))
             undisturbed = gateway.complete(**LONG)
             with stream(slow, **LONG, stream_options={"include_usage": True}) as lines:
                 first = next(lines)
@@ -223,8 +223,8 @@ def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refus
 def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
     text_folder: Path, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    # The system gives this port to nobody else while it is free.
-    port = f"--port={_free_port()}"
+    # The system assigns this port to no other process while it is free.
+    port = f"--port={free_port()}"
     first = output_processor_stage(text_folder, port)
     with started(first):
         seeds = Behind(behind.processor, first.address, behind.replicas)
@@ -246,7 +246,7 @@ def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
 def test_an_answer_outlives_its_only_engine_though_no_new_request_may_wait_for_one(
     behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    port, pace = f"--port={_free_port()}", "--simulated-step-seconds=0.01"
+    port, pace = f"--port={free_port()}", "--simulated-step-seconds=0.01"
     first = engine_stage(port, pace, "--drain-limit=3")
     with started(first):
         seeds = Behind(behind.processor, behind.output_processor, (first.address,))
@@ -254,7 +254,7 @@ def test_an_answer_outlives_its_only_engine_though_no_new_request_may_wait_for_o
             with stream(gateway, max_tokens=700) as lines:
                 next(lines)
                 first.terminate()
-                # By its drain limit, at which it hands the answer over, the gateway knows that it leaves.
+                # The engine hands the answer over at its drain limit, when the gateway knows that the engine leaves.
                 first.process.wait(60)
                 with started(engine_stage(port, pace)):
                     rest = list(lines)

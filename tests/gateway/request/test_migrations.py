@@ -18,6 +18,7 @@ from headwater.proto.common_pb2 import (
     LOSS_CAUSE_HANDED_OVER,
     LOSS_CAUSE_MISSING,
     LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING,
+    LossCause,
 )
 from headwater.proto.output_processor_pb2 import Open
 from tests.gateway.conftest import GatewayStarter
@@ -50,12 +51,7 @@ async def stages(behind: Behind, start_gateway: GatewayStarter) -> AsyncIterator
     async with scripted_stages(behind.processor, NUM_ENGINES) as (script, output_processor, engines):
         starting = start_gateway(Behind(behind.processor, output_processor, tuple(engines)))
         gateway = await asyncio.to_thread(starting.__enter__)
-        replicas = "/admin/replicas"
-        await asyncio.to_thread(
-            gateway.first,
-            lambda: gateway.client.get(replicas).json()["data"],
-            lambda known: len(known) == NUM_ENGINES,
-        )
+        await asyncio.to_thread(gateway.wait_for_replicas, NUM_ENGINES)
         async with httpx.AsyncClient(base_url=gateway.rest, timeout=20) as client:
             yield Scripted(script, gateway, client)
         await asyncio.to_thread(starting.__exit__, None, None, None)
@@ -110,12 +106,17 @@ async def test_an_answer_goes_on_where_it_stopped_and_nothing_of_an_earlier_atte
     assert await scripted.metric("headwater_migrations_total") >= 2
 
 
+async def lose_after_a_token(script: ScriptedOutputProcessor, number: int, cause: LossCause) -> None:
+    """Answers one token in the stream of an attempt, and then loses the stream."""
+    (stream_id,) = (await script.open(number)).add.stream_ids
+    script.tokens(stream_id, number, [number], "x", number)
+    script.lose(stream_id, cause)
+
+
 async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_do(scripted: Scripted) -> None:
     script, reply = scripted.script, scripted.ask(max_tokens=50)
     for number in range(3):
-        (stream_id,) = (await script.open(number)).add.stream_ids
-        script.tokens(stream_id, number, [number], "x", number)
-        script.lose(stream_id, LOSS_CAUSE_HANDED_OVER)
+        await lose_after_a_token(script, number, LOSS_CAUSE_HANDED_OVER)
     (stream_id,) = (await script.open(3)).add.stream_ids
     script.end(stream_id, 3)
     assert (await reply).json()["choices"][0]["text"] == "xxx"
@@ -129,12 +130,10 @@ async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_
 
 
 async def test_output_processors_that_leave_in_order_use_up_no_attempt(scripted: Scripted) -> None:
-    """As in a rollout, in which an answer goes on at one that is restarted next."""
+    """In a rollout an answer may go on at the output processor that is restarted next."""
     script, reply = scripted.script, scripted.ask(max_tokens=50)
     for number in range(4):
-        (stream_id,) = (await script.open(number)).add.stream_ids
-        script.tokens(stream_id, number, [number], "x", number)
-        script.lose(stream_id, LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
+        await lose_after_a_token(script, number, LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
         script.leave()
     (stream_id,) = (await script.open(4)).add.stream_ids
     script.end(stream_id, 4)

@@ -75,12 +75,7 @@ async def stages(behind: Behind, start_gateway: GatewayStarter) -> AsyncIterator
     async with scripted_stages(behind.processor, 2) as (script, output_processor, engines):
         starting = start_gateway(Behind(behind.processor, output_processor, tuple(engines)))
         gateway = await asyncio.to_thread(starting.__enter__)
-        replicas = "/admin/replicas"
-        await asyncio.to_thread(
-            gateway.first,
-            lambda: gateway.client.get(replicas).json()["data"],
-            lambda known: len(known) == len(engines),
-        )
+        await asyncio.to_thread(gateway.wait_for_replicas, len(engines))
         async with httpx.AsyncClient(base_url=gateway.rest, timeout=20) as client:
             yield Scripted(script, gateway, client)
         await asyncio.to_thread(starting.__exit__, None, None, None)

@@ -39,7 +39,7 @@ def replica_of(model: ServedModel) -> Member:
 
 @contextlib.asynccontextmanager
 async def two_gateways(air: Air, model: ServedModel) -> AsyncIterator[tuple[BusTwin, Router, Router]]:
-    """Two gateways of one replica: the bus of the first, and both routers."""
+    """Two gateways with one replica: the bus of the first gateway, and both routers."""
     replica = replica_of(model)
     async with (
         BusTwin.on(air) as here,
@@ -64,7 +64,7 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str,
         gateway(here, replica) as one,
         gateway(there, replica) as other,
     ):
-        # So many that what is done of them by the clock, until anybody looks, is a small part.
+        # The prompt is so long that only a small part of it is computed before the test reads the account.
         dispatch = one.dispatched(one.choose(served_model.key, b"", 400_000, 16), "r")
         async with asyncio.timeout(30):
             while waiting(other, served_model)[0] == 0:  # noqa: ASYNC110 (the account has no event)
@@ -122,17 +122,13 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         return router.dispatched(router.choose(served_model.key, b"", num_tokens, 16), "r")
 
     async with (
-        contextlib.AsyncExitStack() as stack,
+        contextlib.AsyncExitStack() as servers,
         Bus.open(server.url) as here,
         Bus.open(server.url) as there,
         gateway(here, replica) as one,
         gateway(there, replica) as other,
     ):
-
-        async def stop_the_last() -> None:
-            await server.stop()
-
-        stack.push_async_callback(stop_the_last)
+        servers.push_async_callback(server.stop)
         long = [sends(one, 400_000), sends(one, 400_000)]
         async with asyncio.timeout(30):
             while other.peers.num_told < 2:  # noqa: ASYNC110 (the account has no event)
@@ -150,6 +146,7 @@ async def test_what_happens_while_nats_is_away_counts_at_the_other_once_it_is_ba
         sends(one, 100)
         one.started(sends(one, 400_000), 0)
         server = await start_nats(free_dir, port=server.port, **kept)
+        servers.push_async_callback(server.stop)
         async with asyncio.timeout(30):
             while other.peers.num_told < 4:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)

@@ -93,6 +93,38 @@ def test_alone_a_gateway_says_never_only_where_the_whole_limit_is_too_low() -> N
     assert codes == [(retry, 65.0), never, (retry, 1.0), never]
 
 
+class Spender:
+    """A tenant with a budget of 200 tokens and its requests to a gateway."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway, self._admin = gateway, {"authorization": f"Bearer {ADMIN}"}
+        made = gateway.client.post(
+            "/admin/tenants",
+            json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": {"budget": 200, "requests_per_minute": 10**6}},
+            headers=self._admin,
+        ).json()
+        self._id, self._headers = made["id"], {"authorization": f"Bearer {made['key']}"}
+
+    def is_known(self) -> bool:
+        return self._gateway.client.get("/v1/models", headers=self._headers).status_code == 200
+
+    def ask(self, num_tokens: int) -> int:
+        """Asks for so many tokens after a prompt of ten, and returns the status."""
+        body = completion_body([5] * 10, max_tokens=num_tokens, ignore_eos=True)
+        return self._gateway.client.post("/v1/completions", json=body, headers=self._headers).status_code
+
+    def num_recorded(self) -> int:
+        """Output tokens in the usage records."""
+        rows = self._gateway.client.get(f"/admin/tenants/{self._id}/usage", headers=self._admin).json()["data"]
+        return sum(row["output_tokens"] for row in rows)
+
+    def shares_again(self) -> bool:
+        """Whether the gateway counts in Redis again."""
+        # This call counts in Redis if Redis is there, and uses nothing of the budget.
+        self._gateway.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=self._headers)
+        return self._gateway.stage.says("limits are shared again")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [1.0, pytest.param(0.0, marks=pytest.mark.long)])
 async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
@@ -110,38 +142,18 @@ async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
     async with contextlib.AsyncExitStack() as stack:
         stack.push_async_callback(valkey.stop)
         gateway: Gateway = await asyncio.to_thread(stack.enter_context, start_gateway(behind, *flags))
-        admin = {"authorization": f"Bearer {ADMIN}"}
-        made = gateway.client.post(
-            "/admin/tenants",
-            json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": {"budget": 200, "requests_per_minute": 10**6}},
-            headers=admin,
-        ).json()
-        headers = {"authorization": f"Bearer {made['key']}"}
-
-        def ask(num_tokens: int) -> int:
-            body = completion_body([5] * 10, max_tokens=num_tokens, ignore_eos=True)
-            return gateway.client.post("/v1/completions", json=body, headers=headers).status_code
-
-        def num_recorded() -> int:
-            rows = gateway.client.get(f"/admin/tenants/{made['id']}/usage", headers=admin).json()["data"]
-            return sum(row["output_tokens"] for row in rows)
-
-        def shares_again() -> bool:
-            # Counts in Redis, if that is there, and uses nothing of the budget.
-            gateway.client.post("/tokenize", json={"model": MODEL, "prompt": "x"}, headers=headers)
-            return gateway.stage.says("limits are shared again")
-
-        gateway.wait_until(lambda: gateway.client.get("/v1/models", headers=headers).status_code == 200)
-        assert ask(90) == 200
+        tenant = Spender(gateway)
+        gateway.wait_until(tenant.is_known)
+        assert tenant.ask(90) == 200
         await valkey.kill()
-        assert ask(40) == (200 if share else 503)
-        gateway.wait_until(lambda: num_recorded() == (90 + 40 if share else 90))
+        assert tenant.ask(40) == (200 if share else 503)
+        gateway.wait_until(lambda: tenant.num_recorded() == (90 + 40 if share else 90))
         again = await start_valkey(free_dir, port=valkey.port, **kept)
         stack.push_async_callback(again.stop)
-        gateway.wait_until(shares_again)
+        gateway.wait_until(tenant.shares_again)
         # The records know of 100 tokens, and of 50 more where they were granted without Redis.
-        gateway.wait_until(lambda: ask(40 if share else 90) in (200, 429))
-        assert ask(1) == 429
+        gateway.wait_until(lambda: tenant.ask(40 if share else 90) in (200, 429))
+        assert tenant.ask(1) == 429
 
 
 async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_url: str, free_dir: Path) -> None:
