@@ -101,7 +101,7 @@ def test_a_host_that_is_killed_while_the_first_stage_drafts_ends_the_engine(serv
         host.signal(signal.SIGKILL)
         with pytest.raises(RankLost, match=r"rank 1 \(stage 1 on 127.0.0.1\) has closed its connection"):
             answers_of_a_new_engine(engine, PROMPTS, [greedy(400)], WholeDrafts().beside(engine.config))
-        loss.noted()
+        loss.wait()
 
 
 def test_a_disk_beside_stages_on_other_hosts_is_refused_with_a_draft_model_too(served: Path, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_stage_of_another_network_answers_to_the_bit_and_is_lost_when_the_cabl
             with pytest.raises(RankLost):
                 engine.answer([PROMPT[:20]] * 8, greedy(900))
             timer.join()
-            lost = loss.noted()
+            lost = loss.wait()
             assert loss.at - began > 2
             assert f"(stage 1 on {network.host}) " in str(lost) or "rank 0 " in str(lost)
             assert host.says(f"the engine at {network.address} has been silent for ", 60)

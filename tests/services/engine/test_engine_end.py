@@ -41,10 +41,10 @@ async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_t
 async def test_nothing_outlives_a_door(how: str) -> None:
     with engine_process(start=launched) as engine:
         core = engine.core_pid
-        named = shared_memory_of(engine.pid, core)
         async with client_of(engine) as client:
             await client.send(add(1, prompt(1), 1000, credit=3))
             await client.read_tokens(1, 3)
+            named = shared_memory_of(engine.pid, core)
             if how == "killed":
                 engine.process.kill()
             else:
