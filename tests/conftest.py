@@ -47,7 +47,7 @@ sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
 
-# On a busy machine an example may take any time.
+# An example may take any time on a busy machine.
 hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tests")
 

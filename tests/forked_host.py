@@ -74,7 +74,7 @@ class ForkedHost(ForkServerProcess):
         """What its open files are, without their numbers."""
         links = list[str]()
         for path in Path(f"/proc/{self.pid}/fd").iterdir():
-            # It may close one meanwhile.
+            # The host may close a descriptor during this loop.
             with contextlib.suppress(FileNotFoundError):
                 links.append(os.readlink(path))
         return sorted(re.sub(r"\d+", "", link) for link in links)

@@ -26,7 +26,7 @@ from tests import forked_stage  # noqa: F401 (names what the server of forks imp
 
 STDOUT, STDERR = 1, 2
 EXIT_SECONDS = 30.0
-"""How a rank has ended is told by the server that forked it, which has to be woken as well."""
+"""The server of forks reports how a rank has ended, and may be scheduled late on a busy machine."""
 
 
 class ForkedRank(ForkServerProcess):
@@ -76,7 +76,7 @@ def forked_ranks() -> Iterator[None]:
     with (
         mock.patch.object(rank_processes, "_started", ForkedRank),
         mock.patch.object(rank_processes, "EXIT_SECONDS", EXIT_SECONDS),
-        # Whoever finds a rank gone waits for the thread that asks how it ended.
+        # A caller that finds a rank gone waits for the thread that asks the server of forks how it ended.
         mock.patch.object(ranks, "EXIT_SECONDS", 2 * EXIT_SECONDS),
     ):
         yield

@@ -8,12 +8,12 @@ import socket
 
 HOST = "127.0.0.1"
 _PORTS = range(10_000, 20_000)
-"""Ports that the system gives to nobody: neither to who asks for any nor to an end of a connection. Embedded servers
-take theirs from those above."""
+"""Ports below the range from which the system assigns ports to listeners and connections. Embedded servers take theirs
+from the ports above these."""
 
 
 def free_port() -> int:
-    """A port of loopback that is free, and that only another caller of this could take."""
+    """Returns a free port of the loopback address that only another call of this function could take."""
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with contextlib.suppress(OSError), socket.create_server((HOST, port)):

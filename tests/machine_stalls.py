@@ -18,7 +18,7 @@ _OBSERVER = """
 import struct, sys, time
 woken = time.monotonic()
 while True:
-    # Of the last look: a pause between the two looks counts, too.
+    # The due time counts from the last wake, so that a pause between two sleeps counts too.
     due = woken + 0.005
     time.sleep(max(0.0, due - time.monotonic()))
     woken = time.monotonic()

@@ -12,7 +12,7 @@ def shared_memory() -> set[str]:
 
 
 def shared_memory_of(*pids: int) -> set[Path]:
-    """Named shared memory that the processes map; others of this machine have their own."""
+    """Paths of named shared memory that the processes map. Other processes of this machine map their own."""
     named = set()
     for pid in pids:
         rows = Path(f"/proc/{pid}/maps").read_text().splitlines()

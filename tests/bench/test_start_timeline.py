@@ -25,7 +25,7 @@ CORE = "engine-0's core"
 
 @pytest.fixture
 def started() -> list[float]:
-    """Times between which `pids` were started."""
+    """Times before and after the processes of `pids` were started."""
     return []
 
 

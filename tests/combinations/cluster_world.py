@@ -45,7 +45,7 @@ routed the request that they are there for."""
 BUSY_SECONDS = BUSY_STEP_SECONDS * 140
 """Half of the time of such an answer."""
 FULL_SECONDS = 10.0
-"""In which several of them have taken so many blocks, on a slow engine too."""
+"""Seconds in which several such answers fill `NUM_FULL_BLOCKS` blocks, on a slow engine too."""
 FULL: Fields = BUSY | {"n": 7, "temperature": 1.0, "seed": 7}
 NUM_FULL_BLOCKS = TIGHT_BLOCKS // 2
 """Blocks in use at which an engine is too full for a request that another one can take."""
@@ -263,7 +263,7 @@ class ClusterWorld:
 
     @contextlib.contextmanager
     def _running(self, body: dict[str, Any], is_seen: Callable[[], bool], seconds: float) -> Iterator[None]:
-        """A stream that is seen to run; where it is not in time, another one."""
+        """Opens streams until the gateway sees one run within the given seconds, and keeps that one open."""
         for _ in range(MOST_ASKED):
             with self._gateway.client.stream("POST", CHAT, json=body) as reply:
                 assert reply.status_code == 200, reply.read()

@@ -1,9 +1,9 @@
 """The chart as Helm installs it: real templates, values and schema, on an API server in memory.
 
-Run as a program it reads releases from standard input: with `steps` for each the values of an install, then of
-upgrades, and writes what was there after each step, or why the last one was refused; with `notes` the values of
-installs, and writes what helm says of each. Helm's library reads its environment when its process starts, which is why
-it has one of its own.
+Run as a program, this module reads JSON from standard input and writes JSON to standard output. With `steps` it reads
+releases, each a list of the values of an install and then of upgrades, and writes the objects after each step, or the
+reason why the last step was refused. With `notes` it reads the values of installs and writes the notes that Helm prints
+after each. Helm's library reads its environment when its process starts, so it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def applied(releases: list[list[Values]]) -> list[list[list[Object]]]:
 
 def refusals(releases: list[list[Values]]) -> list[list[list[Object]] | str]:
     """As `applied`, with Helm's words in place of a release that was refused."""
-    told: list[list[list[Object]] | str] = _asked("steps", releases)
+    told: list[list[list[Object]] | str] = _run_module("steps", releases)
     return told
 
 
-def _asked(what: str, values: Any) -> Any:
-    """The answer of this program in a process of its own."""
+def _run_module(mode: str, values: Any) -> Any:
+    """Runs this module as a program in a process of its own, and returns its answer."""
     answer = subprocess.run(
-        [sys.executable, "-m", "tests.deploy.chart", what],
+        [sys.executable, "-m", "tests.deploy.chart", mode],
         input=json.dumps(values),
         capture_output=True,
         text=True,
@@ -61,8 +61,8 @@ def _asked(what: str, values: Any) -> Any:
 
 
 def notes(values: list[Values]) -> list[str]:
-    """What helm prints after an install with each of the values."""
-    told: list[str] = _asked("notes", values)
+    """The notes that Helm prints after an install with each of the values."""
+    told: list[str] = _run_module("notes", values)
     return told
 
 
@@ -89,7 +89,7 @@ async def steps(values: list[Values]) -> list[list[Object]] | str:
     return found
 
 
-async def noted(values: Values) -> str:
+async def install_notes(values: Values) -> str:
     import helm_sdkpy  # noqa: PLC0415 (as above)
 
     with kube_api() as api:
@@ -100,5 +100,5 @@ async def noted(values: Values) -> str:
 
 
 if __name__ == "__main__":
-    answers: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {"steps": steps, "notes": noted}
+    answers: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {"steps": steps, "notes": install_notes}
     json.dump([asyncio.run(answers[sys.argv[1]](each)) for each in json.load(sys.stdin)], sys.stdout)

@@ -200,7 +200,7 @@ class LocalPod:
         for each in container.get("env", []):
             env[each["name"]] = each["value"] if "value" in each else facts[each["valueFrom"]["fieldRef"]["fieldPath"]]
         if env.get("HEADWATER_HOST") == "::":
-            # Pods share this machine's network: everywhere is the pod's own address.
+            # Pods share this machine's network, so a server may listen only at its pod's own address.
             env["HEADWATER_HOST"] = self.address
         return env
 

@@ -147,7 +147,7 @@ def test_every_flag_and_variable_of_a_stage_is_one_of_its_settings(objects: list
         # The addresses come from the role's secret.
         secrets = {"HEADWATER_NATS_URL": "nats://n", "HEADWATER_ADMIN_KEY": "0123456789abcdef"}
         settings = read_settings(SETTINGS[stage], container["args"], env | secrets)
-        # Others than gateways are reached by nobody who comes in by the pod's loopback, as `kubectl port-forward` does.
+        # `kubectl port-forward` connects to the pod's loopback address, at which only gateways listen.
         assert settings.host == ("::" if stage == "gateway" else "10.0.0.1")
         ours = {name for name in env if name.startswith("HEADWATER_")}
         assert ours <= {f"HEADWATER_{name.upper()}" for name in type(settings).__dataclass_fields__}

@@ -1,4 +1,4 @@
-"""Settings of the chart's engines that follow from others."""
+"""Settings of engines that the chart derives from its values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.services.runtime.settings import read_settings
 from tests.deploy.chart import applied
 from tests.deploy.test_chart import stages
 
-# Where it is built for, a library that does not load is an error.
+# A failure to load the library on the platform that it is built for is an error.
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 

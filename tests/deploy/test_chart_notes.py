@@ -1,4 +1,4 @@
-"""What helm prints after an install: a first chat to paste."""
+"""The notes that Helm prints after an install, with a first chat request to paste."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.deploy.chart import notes
 
-# Where it is built for, a library that does not load is an error.
+# A failure to load the library on the platform that it is built for is an error.
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 

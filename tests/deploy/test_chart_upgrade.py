@@ -1,4 +1,4 @@
-"""What changes in a cluster where a release of the chart gets other values, or is of another version."""
+"""Changes in a cluster when a release of the chart is upgraded to other values or to another version."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tests.deploy.chart import CHART, applied, of_kind
 from tests.deploy.kube_api import Object
 from tests.deploy.test_chart import SETTINGS, decoded, stages
 
-# Where it is built for, a library that does not load is an error.
+# A failure to load the library on the platform that it is built for is an error.
 if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
     pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
 
 
 @pytest.fixture(scope="module")
 def first() -> list[Object]:
-    """The release as it comes."""
+    """Objects of a release with default values."""
     ((objects,),) = applied([[{}]])
     return objects
 
 
 def others(values: list[dict[str, Any]]) -> list[list[Object]]:
-    """Releases with other values."""
+    """Objects of one release for each of the values."""
     return [objects for (objects,) in applied([[each] for each in values])]
 
 
@@ -52,7 +52,7 @@ OTHER_PODS: list[dict[str, Any]] = [
     {"models": {"huggingFaceSecret": "hub"}},
     {"models": {"resources": {"limits": {"memory": "16Gi"}}}},
 ]
-"""Values that change the pods of jobs. Kubernetes refuses another pod for a job that is there."""
+"""Values that change the pod template of a job. Kubernetes refuses to change that of an existing job."""
 
 
 def test_a_job_whose_pod_changes_is_another_job(first: list[Object]) -> None:
@@ -63,7 +63,7 @@ def test_a_job_whose_pod_changes_is_another_job(first: list[Object]) -> None:
 
 
 def test_other_rights_restart_the_servers(first: list[Object]) -> None:
-    """They read theirs when they start."""
+    """NATS and Valkey read the access rights only when they start."""
     digest = hashlib.sha256((CHART / "files/rights.json").read_bytes()).hexdigest()[:8]
     servers = of_kind(first, "StatefulSet")
     assert servers.keys() == {"hw-nats", "hw-valkey"}

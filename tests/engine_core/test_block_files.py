@@ -172,12 +172,12 @@ def test_a_folder_that_another_engine_deletes_at_the_same_time_stops_no_start(
     opened(tmp_path, OTHER_KEY).close()
     glob = Path.glob
 
-    def deleted_behind_it(self: Path, pattern: str) -> Iterator[Path]:
+    def glob_and_delete(self: Path, pattern: str) -> Iterator[Path]:
         for path in list(glob(self, pattern)):
             shutil.rmtree(path.parent)
             yield path
 
-    monkeypatch.setattr(Path, "glob", deleted_behind_it)
+    monkeypatch.setattr(Path, "glob", glob_and_delete)
     assert opened(tmp_path).write(OWNER, FIRST, b"", PAYLOAD)
 
 
@@ -205,11 +205,11 @@ def test_a_sweep_that_is_killed_leaves_no_block_without_its_tenants_name(
     for block_hash in (FIRST, SECOND):
         files.write(OWNER, block_hash, b"", PAYLOAD)
 
-    def killed_behind_the_names(folder: Path) -> None:
+    def fail_after_the_names(folder: Path) -> None:
         (folder / TENANTS).unlink(missing_ok=True)
         raise OSError("killed")
 
-    monkeypatch.setattr(shutil, "rmtree", killed_behind_the_names)
+    monkeypatch.setattr(shutil, "rmtree", fail_after_the_names)
     with pytest.raises(OSError, match="killed"):
         delete_tenants(tmp_path, {OWNER.tenant})
     assert [read(files, block_hash) for block_hash in (FIRST, SECOND)] == [None, None]
@@ -221,12 +221,12 @@ def test_a_file_that_its_engine_deletes_during_a_sweep_does_not_end_it(
     files, rmtree = opened(tmp_path), shutil.rmtree
     files.write(OWNER, FIRST, b"", PAYLOAD)
 
-    def written_meanwhile(folder: Path) -> None:
+    def write_during_the_sweep(folder: Path) -> None:
         monkeypatch.setattr(shutil, "rmtree", rmtree)
         files.write(OWNER, SECOND, FIRST, PAYLOAD)
         raise FileNotFoundError
 
-    monkeypatch.setattr(shutil, "rmtree", written_meanwhile)
+    monkeypatch.setattr(shutil, "rmtree", write_during_the_sweep)
     assert delete_tenants(tmp_path, {OWNER.tenant}) == 1
     assert not (files.folder / NAMESPACE.hex()).exists()
 

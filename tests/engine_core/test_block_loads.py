@@ -96,8 +96,8 @@ class CountedSource(ScriptedSource):
         self.num_launches += 1
 
 
-class PromptSource(ScriptedSource):
-    """Loads at once what it was asked for, as a copy within host memory does."""
+class ImmediateSource(ScriptedSource):
+    """A source whose loads end at once, as copies within host memory do."""
 
     def launch(self) -> None:
         super().launch()
@@ -106,9 +106,9 @@ class PromptSource(ScriptedSource):
 
 
 def test_a_load_does_not_overwrite_what_another_source_has_yet_to_copy() -> None:
-    """The blocks of a sequence that left are the only free ones, and what is loaded takes all of them."""
+    """The blocks of a finished sequence are the only free ones, and the load takes all of them."""
     kv_blocks = np.zeros((NUM_BLOCKS, 1), np.uint64)
-    first, second = PromptSource(kv_blocks), ScriptedSource(kv_blocks)
+    first, second = ImmediateSource(kv_blocks), ScriptedSource(kv_blocks)
     blocks, left, wanted = Blocks(first, second), chain_of(0, 16), chain_of(1000, 16)
     kv_blocks[1:] = 7
     first.save(wanted.hashes, range(1, NUM_BLOCKS), [b"", *wanted.hashes[:-1]], wanted.owner)

@@ -55,12 +55,12 @@ def test_who_stands_still_keeps_seat_and_blocks_while_nobody_waits() -> None:
     assert (bench.engine.load().num_preemptions, bench.engine.load().num_running) == (0, 2)
 
 
-def test_of_a_request_that_was_preempted_only_its_waiting_counts_for_its_rise() -> None:
+def test_only_the_waiting_time_of_a_preempted_request_raises_its_tier() -> None:
     now, config = 100.0, replace(CONFIG, max_num_seqs=1, policy="priority")
     engine = Engine(config, RecordingExecutor(config), clock=lambda: now)
 
     def run() -> int:
-        """Until nothing goes on; the tier of request 1 then."""
+        """Steps the engine until it is idle or stalled, and returns the tier of request 1."""
         for _ in range(50):
             engine.step()
         return engine._requests[1].rank[0]

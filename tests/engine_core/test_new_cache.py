@@ -13,7 +13,7 @@ NUM_BYTES = 2 * 4 * 2 * 512 * 4 * 16 * 64
 
 
 def taken_bytes(cache: torch.Tensor) -> int:
-    """Of its pages, those that lie in memory or were swapped out; what else this process does counts for nothing."""
+    """Bytes of the cache's pages that are in memory or swapped out. Other memory of this process does not count."""
     first, end = cache.data_ptr() // mmap.PAGESIZE, -(-(cache.data_ptr() + cache.nbytes) // mmap.PAGESIZE)
     with Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
         pages.seek(8 * first)

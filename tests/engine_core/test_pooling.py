@@ -34,7 +34,7 @@ def embed(engine: SmallEngine, prompts: Sequence[Sequence[int]], pooling: str) -
 
 
 def chunk(start: int, count: int) -> StepPlan:
-    """Plan of a step that computes a stretch of the pooled prompt of row 0."""
+    """Plan of a step that computes `count` tokens of the pooled prompt of row 0."""
     none = np.empty(0, np.int32)
     return StepPlan(
         step=1,
@@ -80,8 +80,8 @@ def test_a_prompt_becomes_what_its_pooling_says(pooling: str, device: str, tmp_p
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_step_may_write_its_states_where_another_steps_were(pooling: str) -> None:
-    """A graph of a GPU does."""
+def test_a_step_may_overwrite_the_states_of_an_earlier_step(pooling: str) -> None:
+    """A CUDA graph writes the states of every step to the same memory."""
     pools, hidden = Pools(), torch.empty(2, 3)
     params, ids = SamplingParams(max_tokens=0, pooling=pooling), np.zeros(4, np.int32)
     pools.admit(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=4, sampling=params, choice_index=0))

@@ -98,8 +98,8 @@ def test_an_engine_of_another_layout_lends_nothing(folder: Path) -> None:
         engine.close()
 
 
-def test_advice_of_which_no_request_made_use_is_forgotten() -> None:
-    """The engine had these blocks itself. When it has evicted them, the other one may be gone for long."""
+def test_a_hint_that_no_request_used_expires() -> None:
+    """The engine had these blocks itself. When it has evicted them, the other engine may be gone."""
     now, hashes, owner = 0.0, [b"1" * 16, b"2" * 16], Owner(b"n" * 16)
     swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
     link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=lambda _: None)

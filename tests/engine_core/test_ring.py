@@ -187,7 +187,7 @@ def test_a_killed_writer_leaves_its_whole_messages_and_no_memory_behind() -> Non
     with pytest.raises(PeerGone):
         reader.read()
     reader.close()
-    # Tests that run beside this one have some for a moment.
+    # Other tests that run at the same time hold shared memory for a moment.
     assert holds_within(lambda: shared_memory() <= before, 30)
 
 

@@ -111,7 +111,7 @@ def test_candidates_give_the_token_that_sorting_everything_gives(top_k: int, top
     assert torch.equal(candidate_sample(logits, draws, filters), filtered_sample_twin(logits, draws, filters))
 
 
-def test_a_row_with_a_logit_that_is_no_number_has_log_probabilities_that_are_none() -> None:
+def test_a_row_with_a_nan_logit_has_nan_log_probabilities() -> None:
     sampler = Sampler(2, CpuSampling(), torch.device("cpu"))
     params = SamplingParams(temperature=0.0, num_logprobs=1)
     for row in range(2):

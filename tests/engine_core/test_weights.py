@@ -41,8 +41,8 @@ def write_gguf(
     others: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     without: str = "",
 ) -> None:
-    """A checkpoint in Hugging Face's layout as the GGUF file that converters make of it; `numbers` are further metadata
-    and `others` further tensors, `without` is a tensor that is left out."""
+    """Writes a checkpoint in Hugging Face's layout as the GGUF file that converters make of it. `numbers` are added
+    metadata, `others` are added tensors, and `without` names a tensor that is left out."""
     config = json.loads((source / "config.json").read_text())
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config["num_hidden_layers"])

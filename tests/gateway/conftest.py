@@ -29,8 +29,7 @@ GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
 @pytest.fixture
 def patient_redis(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Calls of this process have the time that they take on a busy machine, which is more than those of requests
-    have."""
+    """Redis calls of this process wait up to a minute, because the machine may be busy."""
     monkeypatch.setattr(limiter, "PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(store, "_PATIENCE_SECONDS", 60.0)
 

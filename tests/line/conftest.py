@@ -44,7 +44,7 @@ def launched(*arguments: str, environment: Mapping[str, str], output: int) -> su
 
 
 class Line:
-    """One line and what a test does to it. A scope that ends with it running kills it."""
+    """One line and what a test does to it. The context manager kills the line if it still runs."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Line:
         return {each["replica_id"]: each for each in members if each["kind"] == "engine"}
 
     def loads_of(self, num_engines: int) -> dict[str, dict[str, Any]]:
-        """The same, once so many engines are heard: who is slow to answer is not heard at each time."""
+        """Loads of all engines, once so many have answered. A single listing may miss a slow engine."""
         loads: dict[str, dict[str, Any]] = {}
 
         def are_heard() -> bool:

@@ -319,6 +319,6 @@ STREAMED = [kind for kind, (reader, _) in KINDS.items() if not issubclass(reader
 
 
 def reader_of(line: ClusterRecord, kind: str, max_tokens: int) -> Reader:
-    """Of a streamed answer of so many tokens, which comes token by token also where it was given before."""
+    """Reader of a streamed answer of so many tokens, which comes token by token even if it was given before."""
     reader, body = KINDS[kind]
     return reader(line, ({"max_tokens": max_tokens} | UNDRAFTED if kind in STREAMED else {}) | body)

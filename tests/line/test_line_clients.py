@@ -22,7 +22,7 @@ def test_the_command_line_lists_every_process_of_the_line(simulated_line: Any) -
     listed: set[str] = set()
 
     def are_listed() -> bool:
-        """One that is slow to answer is not heard at each time."""
+        """Whether every process is listed. A single listing may miss a slow process."""
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         listed.clear()
         listed.update(each["replica_id"] for each in json.loads(done.stdout))

@@ -177,7 +177,7 @@ def test_figures_move_with_the_requests(page: Page, simulated_line: Line) -> Non
         explain = "[aria-label='Requests that wait or run'] button"
         assert page.run(f"document.querySelector({json.dumps(explain)}).getBoundingClientRect().right") <= 1280
         until(page, lambda: stage(page, "output processor")["running"] == "1", "the output processor tells of none")
-        # Each stage tells of itself.
+        # Each stage reports its own figures, and the reports arrive at different times.
         until(page, lambda: stage(page, "gateway")["running"] == "1", "the gateway tells of none")
         until(page, lambda: stage(page, "processor")["running"] == "0", "the processor tells of one")
         until(page, lambda: stage(page, "gateway")["index lag, p99"].endswith("s"), "no lag is told")
@@ -192,7 +192,7 @@ def test_an_engine_that_is_killed_is_seen_leaving_and_coming_back(page: Page, si
     go(page, "live")
     until(page, lambda: {"engine-0", "engine-1"} == rows(page, "Engines").keys(), "the engines are not seen")
     for pid in simulated_line.pids_of("engine-1"):
-        # The core ends with its server, and may be gone by now.
+        # The core ends with its server, and may be gone already.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     page.wait("document.querySelector('.events').innerText.includes('engine-1 has left')", 60)

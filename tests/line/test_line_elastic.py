@@ -93,7 +93,7 @@ def test_the_first_request_starts_a_replica_and_the_last_one_is_followed_by_its_
 @pytest.mark.slow
 def test_a_client_that_leaves_while_it_waits_leaves_nothing(elastic_line: Line) -> None:
     line = elastic_line
-    # Its answer takes 40 s: none is there in time, however late this process looks.
+    # The answer takes 40 s, so that the read always times out.
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4000, "ignore_eos": True} | UNDRAFTED
     with (
         pytest.raises(httpx.ReadTimeout),

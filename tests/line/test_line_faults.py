@@ -65,7 +65,7 @@ class Load:
 
 @asynccontextmanager
 async def own_servers() -> AsyncIterator[dict[str, EmbeddedServer]]:
-    """What is in it when the scope ends is stopped."""
+    """Servers by name. Those that are in it when the context ends are stopped."""
     servers: dict[str, EmbeddedServer] = {}
     try:
         yield servers
@@ -134,7 +134,7 @@ def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(s
     candidates = {each["replica_id"]: each for each in decision["candidates"]}
     assert candidates[other]["matched_tokens"] > 0
     assert candidates[home]["matched_tokens"] == 0, "bits of the dead incarnation"
-    # Nearly always where the prefix is: each replica's speed is learned, and may differ by more than it saves.
+    # Another replica may be chosen: learned speeds may differ by more than the prefix saves.
     assert costs_least(decision["replica_id"], candidates)
 
 

@@ -66,7 +66,7 @@ def serving_roles(line: Line) -> list[str]:
 
 
 def known_replicas(line: Line) -> list[dict[str, Any]]:
-    """As one of the gateways knows them: each connection may find another one."""
+    """Replicas as one of the gateways knows them. Each connection may reach another gateway."""
     try:
         # Without the certificates of this machine, which take longer to read than the answer.
         reply = httpx.get(f"{line.record.rest}/admin/replicas", timeout=10, verify=False)
@@ -154,7 +154,7 @@ def looks_at(line: Line, stage: str, name: str) -> Iterator[list[float]]:
 def busy(line: Line) -> Iterator[None]:
     """Answers run at the decode engine: it is better to compute a prompt elsewhere."""
     with contextlib.ExitStack() as stack:
-        # A stream that nobody holds ends.
+        # The list keeps the streams alive: a stream ends when it is garbage-collected.
         asked: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True} | UNDRAFTED
         streams = [stack.enter_context(line.stream(f"background {number}", **asked)) for number in range(2)]
         for events in streams:

@@ -30,7 +30,7 @@ SAMPLED: tuple[dict[str, Any], ...] = (
     {"temperature": 1, "seed": 5, "logprobs": 2} | UNDRAFTED,
     {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7},
 )
-"""The last one may be drafted, and end before anything dies: a small model repeats itself."""
+"""The last request may be drafted, and end before any process dies, because a small model repeats itself."""
 FLAGS = ("--tensor-parallel-size=2", f"--served-model-name={NAME}", "--max-model-len=1024")
 # Prompts take many steps, and a cache has room for all of them.
 ENV = {"HEADWATER_MAX_NUM_BATCHED_TOKENS": "64", "HEADWATER_MAX_NUM_SEQS": "16", "HEADWATER_NUM_BLOCKS": "1200"}

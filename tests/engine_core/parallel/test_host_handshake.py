@@ -88,15 +88,15 @@ def engine() -> Iterator[Engine]:
 
 
 @pytest.fixture
-def let_pass(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets seconds pass for the engine, whose clock stands still else: a pause of the machine is nobody's delay."""
+def advance_clock(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Advances the engine's clock by so many seconds. The clock stands still otherwise, even if the machine pauses."""
     now = [time.monotonic()]
     monkeypatch.setattr(stage_hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
-    def passed(seconds: float) -> None:
+    def advance(seconds: float) -> None:
         now[0] += seconds
 
-    return passed
+    return advance
 
 
 def ends(connection: socket.socket) -> bytes:
@@ -165,15 +165,15 @@ def test_what_is_no_stage_host_is_closed_at_its_first_bytes(engine: Engine, rubb
 
 
 def test_who_stalls_in_the_handshake_is_closed_and_holds_up_no_other(
-    engine: Engine, let_pass: Callable[[float], None]
+    engine: Engine, advance_clock: Callable[[float], None]
 ) -> None:
     with engine.connected() as silent, engine.connected() as slow:
         slow.sendall(MAGIC)
         assert holds_within(lambda: len(engine.hosts._applicants) == 2, 30)
-        let_pass(PROOF_SECONDS - 1)
+        advance_clock(PROOF_SECONDS - 1)
         joined = engine.joined()
         assert len(engine.hosts._applicants) == 2, "they have not been closed"
-        let_pass(2)
+        advance_clock(2)
         assert ends(silent) == b""
         assert ends(slow) == b""
     joined.connection.close()
@@ -188,7 +188,7 @@ def test_of_many_connections_the_oldest_is_closed(engine: Engine) -> None:
 
 
 def test_many_connections_do_not_close_that_of_a_host_which_has_the_secret(engine: Engine) -> None:
-    """It may take a minute to compare its model with the offer."""
+    """A host may take a minute to compare its model with the offer."""
     checking = join(engine.address, SECRET, Waiting([]))
     with checking.connection, contextlib.ExitStack() as stack:
         many = [stack.enter_context(engine.connected()) for _ in range(stage_hosts.MOST_APPLICANTS + 3)]
@@ -255,7 +255,7 @@ def test_a_host_waits_for_an_engine_that_is_not_there_or_does_not_answer() -> No
 
 
 def test_a_host_tries_every_address_of_the_engines_name(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine listens at one of them, and a resolver may name another first."""
+    """The engine listens at one of its addresses, and a resolver may return another one first."""
     port = int(engine.address.rsplit(":", 1)[1])
     tcp = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
     places = [(*tcp, ("127.0.0.2", port)), (*tcp, ("127.0.0.1", port))]
@@ -281,13 +281,13 @@ def test_a_host_ends_where_something_else_listens() -> None:
 
 
 def test_an_accept_that_does_not_come_leaves_the_stage_to_others(
-    engine: Engine, let_pass: Callable[[float], None]
+    engine: Engine, advance_clock: Callable[[float], None]
 ) -> None:
     undecided = join(engine.address, SECRET, Waiting([]))
     with pytest.raises(EngineAway, match="has a host for each of its stages"):
         join(engine.address, SECRET, Waiting([]))
     undecided.connection.settimeout(30)
-    let_pass(CHECK_SECONDS + 1)
+    advance_clock(CHECK_SECONDS + 1)
     assert ends(undecided.connection) == b""
     undecided.connection.close()
     refusing = join(engine.address, SECRET, Waiting([]))

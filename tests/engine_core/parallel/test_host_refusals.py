@@ -67,7 +67,7 @@ def changed_copy(folder: Path, copy: Path, what: str) -> Path:
 
 
 AWAY = "^no engine is at|has not answered in time$"
-"""What a host says of an engine that has just begun, or was paused."""
+"""Messages of a host while its engine has just started or is paused."""
 KINDS = (*REFUSALS, "weights", "config", "folder", "secret")
 
 
@@ -108,7 +108,7 @@ def empty_config(folder: Path) -> None:
 
 
 def zeros(folder: Path) -> None:
-    """As a copy that was cut short leaves them where it has reserved the room."""
+    """Replaces the weights by zeros, as an interrupted copy does that had reserved its space."""
     os.truncate(folder / "weights.safetensors", 0)
     os.truncate(folder / "weights.safetensors", WHOLE_BYTES + 1)
 

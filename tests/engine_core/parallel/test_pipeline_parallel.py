@@ -99,7 +99,7 @@ def test_stages_compute_different_groups_at_the_same_time(qwen3: tuple[Any, Path
         assert (two.config.num_groups, two.config.async_depth) == (2, 2)
         executor = two.executor
         assert isinstance(executor, MultiExecutor)
-        # The first stage counts a plan after the stages behind it may have answered.
+        # The stages behind the first one may answer before the first one counts the plan.
         assert holds_within(lambda: executor.rank_figures()[0].num_plans == executor.ranks._num_told, 30)
         num_plans = executor.rank_figures()[0].num_plans
     # Eight requests in two groups of four: twice as many steps as tokens, and some at the end whose tokens are late.

@@ -30,7 +30,7 @@ HALF = Loading(phase="loading weights", done=1, total=2)
 
 @contextmanager
 def two_ranks(run: Callable[[RankStart], None]) -> Iterator[Ranks]:
-    """Each does `run` and nothing else."""
+    """Two ranks, each of which calls `run` and does nothing else."""
 
     def started(start: RankStart, variables: Mapping[str, str]) -> CopiedProcess:
         return CopiedProcess(partial(run, start), start.descriptors)
@@ -44,7 +44,8 @@ def two_ranks(run: Callable[[RankStart], None]) -> Iterator[Ranks]:
 
 
 def wait_for_the_second(start: RankStart) -> None:
-    """As ranks do before they exchange anything. The second one says how far it is, and goes on when it is heard."""
+    """Waits for the second rank, as ranks do before they exchange data. The second rank reports its progress, and
+    continues when the engine has received the report."""
     reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
     if start.rank == 0:
         os.read(start.group.from_peers[0], 1)
@@ -88,7 +89,7 @@ def test_the_end_of_a_rank_by_any_signal_is_noticed_while_nothing_is_asked_of_it
 
 
 def close_all_as_the_second(start: RankStart) -> None:
-    """As a process does that ends slowly: the system may take seconds to free the memory of a GPU."""
+    """Closes the pipes of the second rank long before its process ends. Freeing GPU memory may take seconds."""
     if start.rank == 1:
         os.closerange(3, max(start.descriptors) + 1)
     threading.Event().wait()
@@ -106,7 +107,7 @@ def refuse_as_the_second(start: RankStart) -> None:
     raise SystemExit(1)
 
 
-def test_a_refusal_is_heard_of_any_rank() -> None:
+def test_a_refusal_of_any_rank_is_raised() -> None:
     with (
         two_ranks(refuse_as_the_second) as ranks,
         pytest.raises(ConfigError, match="dtype is 'float8'; allowed: float"),

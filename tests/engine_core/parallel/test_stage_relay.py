@@ -111,7 +111,7 @@ class Hosts:
         return stream
 
     def show(self, stage: int, states: dict[int, torch.Tensor]) -> None:
-        """Shows states of a stage, by channel, behind the stream that it has sent."""
+        """Shows states of a stage by channel, after the stream that the stage has sent."""
         for channel, each in states.items():
             send_states(self.all[stage].states, channel, self._counts["shown"][channel], each)
         self.relays[stage].note_layers(len(next(iter(states.values()))))

@@ -1,4 +1,4 @@
-"""Streams of responses in the background: what their readers cost a gateway."""
+"""Streams of background responses to clients that read nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.runtime.errors import SlowReader
 
 
-async def for_ever(*_: Any) -> MutableMapping[str, Any]:
+async def wait_for_ever(*_: Any) -> MutableMapping[str, Any]:
     await asyncio.Event().wait()
     raise AssertionError("unreachable")
 
@@ -33,7 +33,7 @@ async def test_events_are_not_read_for_a_client_that_takes_none(monkeypatch: pyt
 
     monkeypatch.setattr(background_responses, "follow", events)
     scope = {"method": "GET", "path": "/", "headers": []}
-    exchange = Exchange(scope, for_ever, for_ever, slow_reader_limit=0.1, slow_body_limit=1.0)
+    exchange = Exchange(scope, wait_for_ever, wait_for_ever, slow_reader_limit=0.1, slow_body_limit=1.0)
     responses = BackgroundResponses(Mock(), Mock(), Mock(), keep_alive=60.0)
     async with asyncio.timeout(60):
         with pytest.raises(SlowReader) as slow:

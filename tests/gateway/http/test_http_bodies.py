@@ -239,7 +239,7 @@ def test_a_client_of_grpc_at_the_port_of_rest_is_told_so(gateway: Gateway) -> No
         (b"POST /v1/models HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\n", 400, "no request of HTTP/1.1"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "no request of HTTP/1.1"),
         (b"GET / HTTP/1.1\r\nhost: localhost\r\nx: " + b"a" * 66_000 + b"\r\n\r\n", 431, "allowed: 65536 bytes"),
-        # Not a byte behind the one that is too much: what a server has not read as it closes resets the connection.
+        # No byte follows the first one past the limit, because closing a connection with unread bytes resets it.
         (b"GET /" + b"a" * (2 * MAX_HEAD_BYTES - 4), 431, "allowed: 65536 bytes"),
     ],
     ids=["a length below zero", "TLS", "a long header", "a line without end"],

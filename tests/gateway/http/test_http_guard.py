@@ -173,7 +173,7 @@ def test_who_has_no_key_learns_nothing_about_a_prompt_over_grpc(keyed: Gateway) 
                 with pytest.raises(grpc.RpcError) as raised:
                     call(request)
                 assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        # No message is parsed for it.
+        # The gateway refuses the call before it parses the message.
         with pytest.raises(grpc.RpcError) as raised:
             channel.unary_unary("/headwater.v1.Inference/Complete")(b"\xff")
         assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -70,7 +70,7 @@ async def next_of(messages: Subscription) -> bytes:
 
 @pytest.fixture
 async def stranger(nats_url: str) -> AsyncIterator[Client]:
-    """One without the cluster's token."""
+    """A NATS client without the cluster's token."""
     connection = await nats.connect(nats_url)
     yield connection
     await connection.close()
@@ -118,7 +118,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(
             await flush(stranger)
             await ours.publish(f"{word}.a", b"4")
             assert await next_of(newcomer) == b"4"
-        # It hears over a connection of its own: what was said before this has come too.
+        # This bus has a connection of its own. All earlier messages have arrived there when this one has.
         assert (await next_of(heard_without)) == b"unsigned"
         gained = {why: refused("message", why) - count for why, count in before.items()}
         assert gained["replayed"] >= 1
@@ -286,7 +286,7 @@ async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_othe
         return gateway.client.post("/v1/completions", json=body).status_code
 
     with started(*stages), Gateway(stages[-1]) as gateway:
-        # It knows the other stages too.
+        # The gateway has found the other stages when a request succeeds.
         await asyncio.to_thread(gateway.wait_until, lambda: ask(0) == 200)
         async with silent_engine() as (silent, address), opened(nats_url, None) as bus:
             async with Members(bus, [Kind.ENGINE]).running() as members, asyncio.timeout(30):

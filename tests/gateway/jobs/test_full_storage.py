@@ -64,7 +64,7 @@ def small_nats(storage: int, free_dir: Path, kept: dict[str, Any]) -> Iterator[s
 
 @pytest.fixture
 def stages_behind(request: pytest.FixtureRequest) -> Behind:
-    """Behind the gateway of `small`: those of the fixture that a test names."""
+    """Stages behind the gateway of `small`. A test may name another fixture than `behind` for them."""
     found: Behind = request.getfixturevalue(getattr(request, "param", "behind"))
     return found
 

@@ -54,8 +54,8 @@ async def fill(store: Store) -> list[str]:
 
 
 async def first_refused(responses: ResponseStore) -> str:
-    """A tenant whose conversation the full store does not take. It may take a few: Valkey gives back the buffers of
-    long requests a second or two later."""
+    """Returns the first tenant whose conversation the full store refuses. The store may accept a few before, because
+    Valkey frees the buffers of long requests a second or two later."""
     for tenant in (f"bob{number}" for number in range(10_000)):
         conversation = Conversation(id=f"conv_{tenant}", head=Head(created_at=0, metadata={}), items=[{"id": "a"}])
         try:

@@ -1,4 +1,4 @@
-"""Workers of a queue of a real JetStream, and unforeseen errors."""
+"""Workers of a queue of a real JetStream that meet unforeseen errors."""
 
 from __future__ import annotations
 

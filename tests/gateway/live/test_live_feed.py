@@ -97,7 +97,7 @@ def test_counts_of_a_model_are_a_tenants_own_and_engines_are_not_counted(keyed: 
 def test_an_administrator_sees_all_and_no_text(keyed: Gateway) -> None:
     chat(keyed, ADA)
     chat(keyed, ADA)
-    # What is late on a busy machine is found missing until it comes.
+    # On a busy machine the findings name late stages as missing until these answer.
     told = keyed.first(lambda: snapshot(keyed, ADMIN), lambda told: told["findings"] == [])
     assert {"ada", "grace"} <= {row["id"] for row in told["tenants"]}
     (replica,) = told["replicas"]
@@ -144,7 +144,7 @@ def gateways_of(told: dict[str, Any], rows: str) -> list[str]:
 
 
 def gateways_running(told: dict[str, Any]) -> list[str]:
-    """Of the requests that have their turn."""
+    """Gateways of the requests that run; the other requests are queued."""
     return gateways_of(told, "requests")[: int(told["totals"]["num_running"])]
 
 
@@ -156,14 +156,14 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
     with start_gateway(slow_behind, *flags) as other:
         name = snapshot(other, ADMIN)["gateway"]
         keyed.wait_until(lambda: name in [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]])
-        # Engines of other tests, which were killed, have gone from both.
+        # Both gateways have removed the engines that other tests killed.
         before, _ = (
             gateway.first(lambda gateway=gateway: snapshot(gateway, ADMIN), lambda told: len(told["replicas"]) == 1)  # type: ignore[misc]
             for gateway in (keyed, other)
         )
         chat(other, ADA)
         with answering(other, GRACE):
-            # For each watcher the other gateway is asked anew; one that is late counts by its last answer, or not.
+            # Each snapshot asks the other gateway again. If that one is late, its last answer counts, or none.
             told, his = (
                 keyed.first(lambda key=key: snapshot(keyed, key), lambda told: gateways_running(told) == [name])  # type: ignore[misc]
                 for key in (ADMIN, GRACE)

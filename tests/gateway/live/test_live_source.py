@@ -1,4 +1,4 @@
-"""What the console does when its stream of snapshots ends with an error."""
+"""Reconnection of the console after its stream of snapshots ended with an error."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_what_each_thinks_of_an_engine_and_how_late_its_index_is_are_shown_by_bo
 ) -> None:
     names = {snapshot(gateway)["gateway"] for gateway in pair}
     for gateway in pair:
-        # The other gateway is left out while it is late.
+        # A snapshot omits the other gateway while that one is late.
         told = gateway.first(lambda gateway=gateway: snapshot(gateway), lambda told: told["event_lags"].keys() == names)  # type: ignore[misc]
         (row,) = (each for each in told["replicas"] if each["id"] == "shared")
         assert row["gateways"].keys() == names

@@ -118,7 +118,7 @@ def test_a_response_that_fails_has_what_was_answered_until_then(slow: Gateway, w
     asked: dict[str, Any] = {"model": PLAIN_MODEL, "input": "So?", "max_output_tokens": 4000, "ignore_eos": True}
     asked |= {"stream": True} | UNDRAFTED | WAYS[way]
     events: list[dict[str, Any]] = []
-    # Whatever the machine is busy with, one of these deadlines comes behind the first token and before the last.
+    # However busy the machine is, one of these deadlines falls between the first and the last token.
     for milliseconds in ("700", "4000", "16000"):
         late = {"x-headwater-deadline-ms": milliseconds}
         with slow.client.stream("POST", PATH, json=asked, headers=late) as reply:

@@ -180,7 +180,7 @@ def test_a_client_that_leaves_ends_its_request(gateway: Gateway, stub: Any) -> N
     stream.cancel()
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
     gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
-    # Behind that: the next test counts such clients.
+    # The gateway counts the client last, and the next test reads this count.
     gateway.wait_until(lambda: gateway.refused("client_closed_request") == before + 1)
 
 

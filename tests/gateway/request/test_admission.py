@@ -72,7 +72,7 @@ async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_th
 
 
 async def test_in_a_full_queue_a_place_is_free_when_all_of_the_greediest_were_cancelled() -> None:
-    """As when a key is revoked, in the same pass of the event loop as a newcomer."""
+    """Revoking a key cancels its requests, possibly in the pass of the event loop in which another request arrives."""
     admission, release = Admission(1, 3), asyncio.Event()
 
     async def wait(tenant: str) -> None:

@@ -106,7 +106,7 @@ def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_
         )
         asked = pool.submit(httpx.post, gateway.rest + COMPLETIONS, json=body, timeout=60)
         names = ("headwater_num_streams", "headwater_num_requests_running")
-        # Both in one look: these six end, and the next begin, a few seconds later.
+        # One read returns both metrics, because these six choices end, and the next begin, a few seconds later.
         gateway.wait_until(lambda: gateway.metrics(*names) == [6, 6])
         reply = asked.result()
         usage = reply.json()["usage"]

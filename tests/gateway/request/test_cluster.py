@@ -23,7 +23,7 @@ ADDRESS = "127.0.0.1:1"
 
 @pytest.mark.parametrize("kind", [Kind.PROCESSOR, Kind.OUTPUT_PROCESSOR])
 async def test_a_connection_is_kept_while_one_member_has_its_address(kind: Kind, served_model: ServedModel) -> None:
-    """A seed that introduces itself, then a process whose container was restarted: the dead one leaves later."""
+    """A seed introduces itself. Then its container restarts, and the dead process leaves after the new one joined."""
     members, processors, outputs = Members(Bus(None), (kind,)), Processors(), OutputSessions()
     look_again = SimpleNamespace(look_again=lambda: None)
     stages = SimpleNamespace(members=members, processors=processors, outputs=outputs, cold_starts=look_again)
@@ -52,7 +52,7 @@ async def test_a_connection_is_kept_while_one_member_has_its_address(kind: Kind,
 async def test_a_model_without_a_processor_is_away_while_engines_serve_it_and_unknown_otherwise(
     served_model: ServedModel,
 ) -> None:
-    """As where the processor of one of two models is restarted: clients that get 404 do not try again."""
+    """The processor of one of two models may be restarting, and clients do not retry after 404."""
     processors, engines = Processors(), {"away", served_model.name}
     there = SimpleNamespace(processors=processors, router=SimpleNamespace(has_replica=lambda key: key in keys))
     keys = {model_key(name) for name in engines}

@@ -24,8 +24,8 @@ from tests.gateway.processes import (
 )
 
 SECONDS_A_TOKEN = 0.004
-NEWS = itertools.count(10_000, 7)
-"""First tokens of prompts that nobody has asked for."""
+NEW_FIRST_TOKENS = itertools.count(10_000, 7)
+"""First tokens of prompts that no test has sent before."""
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +46,14 @@ def prompt(first: int) -> list[int]:
 
 
 def refused_early(gateway: Gateway) -> tuple[int, httpx.Response]:
-    """A prompt, by its first token, that was asked for in half of the time that it takes, and what was answered to
-    that. Before the engine's word has come, and where the machine pauses for so long, one is computed until its
-    deadline and not told how long it takes; then a new one is asked for."""
+    """Sends new prompts with a deadline of half the time that they take, until one is refused early. Returns the first
+    token of this prompt and the reply.
+
+    A prompt is computed until its deadline instead, and its error names no time, if the gateway does not know the
+    engine's load yet or if the machine pauses."""
 
     def ask() -> tuple[int, httpx.Response]:
-        first = next(NEWS)
+        first = next(NEW_FIRST_TOKENS)
         body = completion_body(prompt(first))
         return first, gateway.client.post("/v1/completions", json=body, headers={"x-headwater-deadline-ms": "800"})
 
@@ -59,12 +61,12 @@ def refused_early(gateway: Gateway) -> tuple[int, httpx.Response]:
 
 
 def refused_early_over_grpc(gateway: Gateway) -> grpc.RpcError:
-    """As above."""
+    """Sends new prompts over gRPC until one is refused early, and returns the error."""
     with grpc.insecure_channel(gateway.grpc) as channel:
         stub: Any = inference_pb2_grpc.InferenceStub(channel)
 
         def ask() -> Any:
-            ids = processor_pb2.Prompt.TokenIds(ids=prompt(next(NEWS)))
+            ids = processor_pb2.Prompt.TokenIds(ids=prompt(next(NEW_FIRST_TOKENS)))
             request = inference_pb2.CompleteRequest(model=MODEL, token_ids=ids)
             with pytest.raises(grpc.RpcError) as raised:
                 stub.Complete(request, metadata=(("x-headwater-deadline-ms", "800"),))
@@ -79,7 +81,7 @@ def test_a_first_token_that_would_be_late_is_refused_with_the_time_it_would_take
     assert (refused.status_code, refused.json()["error"]["code"]) == (504, "deadline_exceeded")
     told = re.search(r"the first token would come in (\d+\.\d) s", refused.json()["error"]["message"])
     assert told is not None
-    # The engine takes its time whatever the machine does, and more on one that is busy.
+    # The simulated engine takes at least this long, and longer on a busy machine.
     assert 1.0 <= float(told[1]) < 30.0
     assert refused_early_over_grpc(slow).code() is grpc.StatusCode.DEADLINE_EXCEEDED
     usage = slow.complete(prompt(first), max_tokens=1)["usage"]

@@ -54,7 +54,8 @@ def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
 
 
 def begun_before_its_deadline(gateway: Gateway, headers: dict[str, str]) -> httpx.Response:
-    """Whatever the machine is busy with, one of these deadlines comes behind the first token and before the last."""
+    """Returns an answer that began before its deadline. However busy the machine is, one of these deadlines comes
+    between the first and the last token."""
     asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True, **UNDRAFTED)
     for milliseconds in (500, 4000, 16_000):
         more = headers | {"x-headwater-deadline-ms": str(milliseconds)}

@@ -189,7 +189,7 @@ def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
     ):
         stub = inference_pb2_grpc.InferenceStub(channel)
         unread = stub.CompleteStream(asked)
-        # On a machine that pauses they may have been cut off before anybody looks.
+        # If the machine pauses, the gateway may have cut these clients off already.
         impatient.wait_until(
             lambda: impatient.metric("headwater_num_streams") > 0 or num_given_up(impatient) > given_up
         )

@@ -65,7 +65,7 @@ def test_a_stream_that_may_not_be_tried_again_ends_by_its_reason() -> None:
 
 
 def stream_to(heard: list[Any]) -> ChoiceStream:
-    """A stream whose losses are heard."""
+    """A stream that appends its errors to `heard`."""
     events = SimpleNamespace(broke=heard.append)
     return ChoiceStream(Choice(0, 0, PreparedPrompt()), cast("Any", None), cast("Any", events), lambda _: None)
 

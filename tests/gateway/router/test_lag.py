@@ -85,7 +85,7 @@ async def test_a_clock_that_is_wrong_neither_is_a_lag_nor_keeps_an_expectation(
     assert gateway.believes(chain("x", 4))
     gateway.now += 0.2
     assert not gateway.believes(chain("x", 4))
-    # A second or two on a machine that pauses, and far from what the clock is wrong by.
+    # The lag is a second or two on a machine that pauses, far less than the error of the clock.
     assert 0 < gateway.router.event_lag < 25
     assert 0 < gateway.registry.get_sample_value("headwater_router_event_lag_seconds_sum") < 64 * 25  # type: ignore[operator]
 

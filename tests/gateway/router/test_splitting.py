@@ -70,7 +70,7 @@ def test_the_replica_that_goes_on_soonest_is_named_and_several_prompts_spread(cl
 
 
 def test_a_successor_that_left_and_joined_meanwhile_expects_no_fewer_than_no_requests(cluster: Cluster) -> None:
-    """As one that does not answer for a moment while NATS is away."""
+    """A replica leaves and joins again if it does not answer for a moment while NATS is away."""
     decision = choose(cluster, may_hand_over=True)
     dispatched = cluster.router.dispatched(decision, "r")
     assert decision.successor is not None

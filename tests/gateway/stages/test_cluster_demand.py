@@ -86,7 +86,7 @@ async def test_a_gateway_without_a_bus_knows_its_own_requests() -> None:
 def test_an_autoscaler_reads_the_demand_without_a_key(gateway: Gateway) -> None:
     (model,) = gateway.client.get("/v1/models").json()["data"]
     idle = {"model": model["id"], "requests": 0, "requests_without_replica": 0}
-    # Clients of other tests have left, and the gateway may not have noticed all of it.
+    # The gateway may not have noticed yet that clients of other tests have left.
     gateway.first(lambda: gateway.client.get(f"/demand/{model['id']}").json(), lambda told: told == idle)
     assert gateway.client.get("/demand/no/such-model").status_code == 404
 

@@ -64,7 +64,7 @@ async def test_a_request_waits_until_a_replica_is_there_and_no_more_than_allowed
     await there.demand.replica(MODEL)
 
 
-async def test_a_request_that_was_admitted_waits_whoever_waits_already_and_as_long_as_an_answer_may() -> None:
+async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as_its_answer_may() -> None:
     there = There(patience=0.02, max_waiting=0)
     with pytest.raises(LimitExceeded):
         await there.demand.replica(MODEL)

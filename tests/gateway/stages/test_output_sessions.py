@@ -206,8 +206,8 @@ async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_ano
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["while they run", "when they have ended"])
-async def test_one_that_left_while_streams_ran_and_is_back_goes_on_with_its_session(is_over: bool) -> None:
-    """As one that answered no probe for a moment while NATS is away."""
+async def test_an_output_processor_that_is_back_while_its_streams_run_keeps_its_session(is_over: bool) -> None:
+    """An output processor leaves and joins again if it answers no probe for a moment while NATS is away."""
     async with peers(1) as (sessions, (peer,)):
         session, heard = sessions.pick("engine"), Heard()
         (stream_id,) = session.open(opening(), [heard])
@@ -221,7 +221,7 @@ async def test_one_that_left_while_streams_ran_and_is_back_goes_on_with_its_sess
         assert list(sessions._tasks) == [session]
         sessions.leave(peer.address)
         sessions.join(peer.address)
-        # Without streams it ends at once, and another one begins.
+        # A session without streams ends at once, and another one begins.
         assert (sessions.at(peer.address) is session) is not is_over
 
 
@@ -289,7 +289,7 @@ async def test_an_output_processor_that_has_nothing_to_say_but_answers_keeps_its
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with connected() as (peer, session):
-        # An answer has a second to come, on a machine that is busy with other things.
+        # An answer may take a second on a busy machine.
         monkeypatch.setattr(silence, "TICK_SECONDS", 0.1)
         stream = Heard()
         session.open(opening(), [stream])

@@ -142,7 +142,7 @@ def cluster(
                 for gateway in gateways:
                     gateway.wait_until(gateway.is_ready, 60.0)
                 found = Cluster(runner, nats, folder, output, gateways, shared_redis_url)
-                # It may have been killed and started again.
+                # A test may have killed the server and started another one.
                 servers.callback(lambda: runner.run(found.nats.stop()))
                 yield found
 

@@ -259,7 +259,7 @@ async def test_what_nobody_uses_any_longer_leaves_redis(
         monkeypatch.setattr("headwater.gateway.tenancy.limiter.KEEP_MS", 1000)
         await asyncio.sleep(1.01)
         left: list[bytes] = []
-        # A pause of a second would let go of all of it.
+        # All scopes expire if the machine pauses for a second; the requests are then sent again.
         while not left:
             for i in range(20):
                 await limiters[1].reserve("ada", f"n{i}", rotated[:1], most=1, least=1)

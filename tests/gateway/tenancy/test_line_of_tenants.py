@@ -171,7 +171,7 @@ def test_one_request_of_many_choices_runs_no_more_of_them_at_once_than_its_tenan
     with start_gateway(slow_behind, *administered) as slow:
         ada, bob = Customer(slow, limits={"concurrency": 3}), Customer(slow)
         body = completion_body(["One", "Two", "Three", "Four"], n=3, temperature=1, **LONG)
-        # Far longer than this lasts: none of the three ends and lets a fourth begin.
+        # The choices outlast this block, so that none of the three ends and lets a fourth begin.
         with slow.client.stream("POST", COMPLETIONS, json=body | {"stream": True}, headers=ada.headers) as reply:
             assert reply.status_code == 200, reply.read()
             slow.wait_until(lambda: slow.metric("headwater_num_streams") == 3)

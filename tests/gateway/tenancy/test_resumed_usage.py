@@ -35,8 +35,8 @@ def records_of(tenant: str, nats_url: str) -> list[tuple[int, int]]:
 def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_others_and_it_counts_once(
     case: str, behind: Behind, text_folder: Path, start_gateway: GatewayStarter, nats_url: str
 ) -> None:
-    """One without NATS writes no record, as one that dies too soon. The next gateway writes it, or the output processor
-    does, where the next gateway came before the death was noticed."""
+    """A gateway without NATS writes no record, like one that dies too soon. The next gateway writes it, or the output
+    processor does if the next gateway came before the death was noticed."""
     nats, tenant = f"--nats-url={nats_url}", f"ada-{os.urandom(4).hex()}"
     headers = {"x-tenant": tenant}
     output_processor = output_processor_stage(text_folder, nats)
@@ -58,7 +58,7 @@ def test_a_gateway_that_dies_at_the_last_event_leaves_the_record_to_others_and_i
             assert resumed(other, id_of(told[0]), after, **headers) == told[after:]
         dying.stage.kill()
         other.wait_until(lambda: (1, 40) in records_of(tenant, nats_url))
-        # They write what they have left to write when they end.
+        # Both processes write their remaining records before they end.
         other.stage.terminate()
         output_processor.terminate()
     assert records_of(tenant, nats_url) == [(1, 40)]

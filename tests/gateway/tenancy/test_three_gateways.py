@@ -29,7 +29,7 @@ LONG = 8000
 
 @contextlib.contextmanager
 def flags_before(behind: Behind, servers: list[str], step_seconds: float) -> Iterator[list[str]]:
-    """Of gateways that grant nothing without Redis, before an engine of their own."""
+    """Flags of gateways that grant nothing without Redis and have an engine of their own."""
     engine = engine_stage(f"--simulated-step-seconds={step_seconds}")
     with started(engine):
         seeds = Behind(behind.processor, behind.output_processor, (engine.address,)).flags()
@@ -43,14 +43,14 @@ def servers(nats_url: str, shared_redis_url: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def flags(behind: Behind, servers: list[str]) -> Iterator[list[str]]:
-    """Answers take their time."""
+    """Flags of gateways whose answers take 2 ms a token."""
     with flags_before(behind, servers, 0.002) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def slow_flags(behind: Behind, servers: list[str]) -> Iterator[list[str]]:
-    """Some hundred tokens outlast a test, however long it pauses."""
+    """Flags of gateways whose answers take 0.1 s a token. Some hundred tokens outlast a test, even if it pauses."""
     with flags_before(behind, servers, 0.1) as found:
         yield found
 

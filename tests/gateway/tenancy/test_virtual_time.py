@@ -59,7 +59,7 @@ def test_the_length_of_answers_is_learned_from_answers_alone() -> None:
 
     ended(1000, 100, 50)
     for _ in range(10):
-        # Prompts that are embedded, and some that a full queue refuses.
+        # Prompts that are embedded or refused by a full queue have no answers.
         ended(0, 100, 0)
         ended(1000, 0, 0)
     with contextlib.ExitStack() as stack:

@@ -181,7 +181,7 @@ def test_arguments_come_while_they_are_written(parser: str) -> None:
     ],
     ids=["half a character as a name", "as arguments", "lists in lists", "half a character in Python"],
 )
-def test_what_no_message_can_carry_breaks_no_parser(parser: str, text: str, name: str, arguments: str) -> None:
+def test_text_that_no_message_can_carry_breaks_no_parser(parser: str, text: str, name: str, arguments: str) -> None:
     heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), [text])
     assert (heard.names, heard.arguments) == ([name], [arguments])
     assert f"{heard.names}{heard.arguments}".encode()

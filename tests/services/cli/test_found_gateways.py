@@ -1,4 +1,4 @@
-"""What commands say of a gateway that they do not reach, or behind whose address something else answers."""
+"""Errors of commands whose gateway is out of reach, or at whose address something else answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class BadGateway(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def proxy(tls: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Its address."""
+    """Address of a proxy whose gateway is away. The proxy uses TLS if it gets a context."""
     with ThreadingHTTPServer(("127.0.0.1", 0), BadGateway) as server:
         if tls is not None:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
@@ -59,24 +59,24 @@ def own_certificate(tmp_path: Path) -> ssl.SSLContext:
     return context
 
 
-def asked(url: str, folder: Path) -> None:
+def list_models(url: str, folder: Path) -> None:
     with open_gateway(lambda: folder, url, None, needs_key=False) as client:
         call(client, "GET", "/models")
 
 
-def test_a_certificate_that_is_not_believed_is_no_gateway_that_is_away(
+def test_an_untrusted_certificate_is_not_reported_as_a_gateway_that_is_away(
     own_certificate: ssl.SSLContext, tmp_path: Path
 ) -> None:
     with proxy(own_certificate) as url, httpx.Client(base_url=url) as client:
         with pytest.raises(AdminError, match=NOT_BELIEVED):
-            asked(url, tmp_path)
+            list_models(url, tmp_path)
         with pytest.raises(ChatError, match=NOT_BELIEVED):
             chat.first_model(client)
 
 
-def test_what_no_gateway_answers_is_told_with_its_status(tmp_path: Path) -> None:
+def test_an_answer_of_something_else_than_a_gateway_is_reported_with_its_status(tmp_path: Path) -> None:
     with (
         proxy() as url,
         pytest.raises(AdminError, match=f"^{url}/admin/models answered 502, and not as a gateway does$"),
     ):
-        asked(url, tmp_path)
+        list_models(url, tmp_path)

@@ -25,8 +25,8 @@ LOAD = ReplicaLoad(
 )
 
 
-async def heard(nats_url: str, member: Member) -> list[Member]:
-    """What is heard of this one: one that is slow to answer is not heard at each time."""
+async def listed(nats_url: str, member: Member) -> list[Member]:
+    """Entries of the member, once it is listed. A single listing may miss a slow member."""
     async with asyncio.timeout(60):
         while not (found := [each for each in await listen(nats_url) if each.epoch == member.epoch]):
             pass
@@ -43,7 +43,7 @@ async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: S
         load=LOAD,
     )
     async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: engine):
-        members = await heard(nats_url, engine)
+        members = await listed(nats_url, engine)
     assert members == [engine]
     console = Console(width=200)
     with console.capture() as captured:
@@ -80,7 +80,7 @@ async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
         rest_url="http://127.0.0.1:9",
     )
     async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: gateway):
-        members = await heard(nats_url, gateway)
+        members = await listed(nats_url, gateway)
     console = Console(width=200)
     with console.capture() as captured:
         console.print(as_table(members))

@@ -177,7 +177,7 @@ def add(stream_id: int, prompt_ids: Sequence[int], max_tokens: int = 16, **field
 
 
 def undrafted(max_tokens: int) -> Sampling:
-    """Of a greedy answer that comes token by token, though it repeats itself or was given before."""
+    """Sampling of a greedy answer without drafts, which comes token by token even if it repeats itself."""
     return Sampling(temperature=0.0, max_tokens=max_tokens, speculative=Speculative(mode="off"))
 
 

@@ -101,7 +101,7 @@ def pace() -> Pace:
 
 @pytest.fixture
 def core(request: pytest.FixtureRequest, pace: Pace) -> Iterator[Core]:
-    """A core whose steps take 5 ms, or as long as the test wants them to."""
+    """A core whose steps take 5 ms, or end when `pace` permits."""
     is_paced = getattr(request, "param", None) == "paced"
     core = Core(1.0, clock=pace.clock, sleep=pace.sleep) if is_paced else Core(0.005)
     yield core
@@ -136,7 +136,7 @@ def test_a_cancelled_request_says_nothing_after_the_step_that_runs_and_gives_its
     said = core.steps()
 
     def ended_steps() -> Iterator[Step]:
-        """Steps one by one: the next one runs until it is asked for."""
+        """Steps one by one. Each step runs until the test asks for it."""
         while True:
             pace.may_end()
             yield next(said)

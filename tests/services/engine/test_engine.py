@@ -38,7 +38,7 @@ LENGTH, STOP = common_pb2.FINISH_REASON_LENGTH, common_pb2.FINISH_REASON_STOP
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    # One test has the core stopped for as long as thousands of requests take to be sent.
+    # One test stops the core while it sends thousands of requests.
     with engine_process("--threads=1", "--hang-limit=0") as engine:
         yield engine
 
@@ -353,7 +353,7 @@ async def test_the_load_says_what_runs_and_what_steps_cost() -> None:
     assert (load.num_running, load.num_waiting, load.num_total_blocks, load.max_running) == (10, 0, 2047, 256)
     assert load.num_used_blocks == 10 * -(-164 // 16)
     assert load.prefix_queries == 640
-    # A pause of the machine makes one step longer, and the next one shorter by no more than that.
+    # A pause of the machine makes one step longer, and the next one shorter by at most as much.
     assert load.prefill_tps > 0
     assert load.itl_seconds > 0.001
 

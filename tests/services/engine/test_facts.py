@@ -62,7 +62,7 @@ async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
                     break
 
             table = SlotTable(store, model.key, 0)
-            # The writer of the index goes its own way beside the engine's words on the bus.
+            # The index is written independently of the engine's messages on the bus.
             while not [slot for slot in await table.read() if slot.is_live]:  # noqa: ASYNC110 (Redis has no event for it)
                 await asyncio.sleep(0.01)
             [slot] = await table.read()

@@ -138,7 +138,7 @@ async def test_a_grammar_that_takes_long_to_compile_delays_nobody_and_can_be_can
     engine: EngineProcess, demo_model: TextModel
 ) -> None:
     async with client_of(engine) as client:
-        # The other grammar is compiled by then: the slow one is given up after ten seconds.
+        # This request compiles the other grammar first, because the slow one is given up after ten seconds.
         await client.send(masked(5))
         await client.read_until_finished(5)
         await client.send(masked(1, SLOW, stream_ids=[1, 2]))

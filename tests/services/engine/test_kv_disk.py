@@ -24,8 +24,8 @@ from tests.services.engine.engine_process import (
 from tests.services.engine.test_kv_swap import metrics
 
 BLOCK_SIZE, PROMPT_LEN, NUM_CACHED, NUM_STORED = 16, 200, 192, 208
-"""Tokens of a block, of a prompt, of its whole blocks, and of those with the answer in them."""
-# To compute a block takes 80 ms: also where the machine paused as the disk was measured, it is quicker to read one.
+"""Tokens of a block, of a prompt, of the prompt's whole blocks, and of the whole blocks of prompt and answer."""
+# Computing a block takes 80 ms, longer than reading one even if the machine paused while the disk was measured.
 SMALL = ("--max-model-len=256", "--num-blocks=17", "--simulated-prefill-seconds=0.005")
 ASKED = [prompt(seed, PROMPT_LEN) for seed in range(3)]
 
@@ -47,7 +47,7 @@ async def until(engine: EngineProcess, holds: Callable[[dict[str, float]], bool]
 
 
 async def until_stored(engine: EngineProcess, num_answers: int) -> None:
-    """Returns when all blocks of so many answers lie on the disk, and none is on its way."""
+    """Returns when all blocks of so many answers have been written to the disk."""
     await until(engine, lambda figures: figures["headwater_kv_disk_out_tokens_total"] == num_answers * NUM_STORED)
 
 

@@ -61,7 +61,7 @@ class Peer:
         return (await metrics(self.engine))[f"headwater_{name}"]
 
     async def until_metric(self, name: str, value: float) -> None:
-        """Returns when the metric has the value. A lender hears after the puller that a pull is over."""
+        """Returns when the metric has the value. A lender learns later than the puller that a pull is over."""
         await until(self.engine, lambda figures: figures[f"headwater_{name}"] == value)
 
 
@@ -292,7 +292,7 @@ def prefetch_of(owner: Peer, puller: Peer, prompt_ids: list[int], **fields: Any)
 async def test_blocks_are_prefetched_while_the_other_engine_computes_and_the_request_finds_them() -> None:
     long = prompt(50, 800)
     chunks = ("--max-num-batched-tokens=64", "--max-num-seqs=8")
-    # The prompt takes seconds: one of the looks that follow falls into them on a busy machine, too.
+    # Computing the prompt takes seconds, so that one of the following reads of the metrics falls into that time.
     async with peer(*chunks, "--simulated-prefill-seconds=0.005") as owner, peer(*chunks) as puller:
         call = puller.client.stub.Prefetch()
         await call.write(prefetch_of(owner, puller, long))

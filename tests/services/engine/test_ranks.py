@@ -123,7 +123,7 @@ def test_what_ranks_cannot_be_is_refused_in_one_line(folder: Path, flags: tuple[
 
 
 def long_answers() -> list[pb.Add]:
-    """More than run at once, none of them drafted: some run still when something happens."""
+    """More requests than run at once, without drafts, so that some still run when the test interrupts them."""
     return [add(i, [i * 7 + j % 90 for j in range(30)], 450, sampling=undrafted(450)) for i in range(1, 33)]
 
 

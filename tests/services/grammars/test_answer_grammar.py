@@ -181,7 +181,7 @@ def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
 def test_a_pythonic_call_has_any_of_many_optional_arguments(
     thinking: TextModel, grammars: Grammars, required: list[str]
 ) -> None:
-    """A rule for each set of them would be a grammar of megabytes."""
+    """A grammar with a rule for each set of optional arguments would have megabytes."""
     model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
     schema = {"type": "object", "properties": {f"p{i}": {"type": "boolean"} for i in range(14)}, "required": required}
     tool = Tool(name="f", parameters_json=json.dumps(schema), strict=True)

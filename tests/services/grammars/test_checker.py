@@ -109,7 +109,7 @@ async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others
         assert len(children() - others) == 1
         asking[0].cancel()
         assert await asyncio.gather(*asking[1:]) == [TOO_LONG] * 3
-        # From here on only what is remembered can be answered.
+        # Without its processes the checker can answer only from memory.
         checker._processes.close()
         assert await verdict(checker, demo_folder, EXPLODING) == TOO_LONG
     assert children() <= others

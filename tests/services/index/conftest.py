@@ -1,4 +1,4 @@
-"""Calls to Redis that nobody hurries take the time that they need."""
+"""Patient calls to Redis for the tests of the index."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from headwater.services.runtime import store
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call ends with an answer or with the server, however slow the machine is."""
+    """Redis calls wait up to a minute, so that none times out on a slow machine."""
     monkeypatch.setattr(store, "_PATIENCE_SECONDS", 60.0)

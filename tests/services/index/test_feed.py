@@ -150,7 +150,7 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
 async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
     redis_url: str, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # It stays a member for as long as this takes.
+    # The engine stays a member although no probe succeeds.
     monkeypatch.setattr(membership, "_PROBE_FAILURES", 1 << 30)
     silent = Engine(served_model)
     silent.address = "127.0.0.1:1"
@@ -292,7 +292,7 @@ async def test_an_engine_that_comes_while_events_are_passed_over_is_followed_onc
             late.stores(chain(0, 10))
             members.on_member(late.member, from_bus=True)
             await asyncio.sleep(0.3)
-            # Its next events are passed over.
+            # The feed passes the new engine's events over.
             assert not feed.is_synced(late.member)
             assert late.calls == []
             now += 31

@@ -1,4 +1,4 @@
-"""Processes that fill a folder and end otherwise than they should."""
+"""Child processes that fill a folder, and how they fail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.services.runtime.progress import silent
 
 
 def fill(tmp_path: Path, program: str) -> Path:
-    """The folder that a program fills whose first flag is `--folder=…`."""
+    """Runs a program whose first flag is `--folder=…`, and returns the folder that it filled."""
     (tmp_path / "filler.py").write_text(program)
     folder = tmp_path / "home" / "folder"
     folder.parent.mkdir()

@@ -54,7 +54,7 @@ def test_byte_fallback_spells_what_no_piece_does(text: str) -> None:
 
 
 def test_user_defined_pieces_are_spelled_as_others_are() -> None:
-    """As in Gemma's files, which have a piece for each length of an indentation."""
+    """Gemma's tokenizer has such a piece for each length of an indentation."""
     tokenizer = sentencepiece(user_defined=["  ", "    ", "\n\n", "<b>"], add_space_prefix=False)
     token_ids = tokenizer.encode("a:\n\n    the  <b>of", add_special_tokens=False).ids
     table = TokenTable(tokenizer, tokenizer.get_vocab_size())

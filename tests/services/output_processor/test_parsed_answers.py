@@ -105,7 +105,7 @@ async def test_a_call_that_cannot_be_read_ends_no_other_stream(line: Line, name:
 
 
 @pytest.mark.parametrize("method", ["push", "flush"])
-async def test_a_fault_that_nobody_foresaw_ends_its_stream_alone(
+async def test_an_unforeseen_error_ends_its_stream_alone(
     line: Line, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def fail(*_: object) -> None:
@@ -118,7 +118,7 @@ async def test_a_fault_that_nobody_foresaw_ends_its_stream_alone(
     finish = await line.gateway.finish(2)
     assert (finish.error, finish.retriable) == ("an internal fault; the log has it", False)
     if method == "push":
-        # As soon as it is resumed, before its engine hears of it.
+        # The resumed stream ends at once, before its engine gets the request.
         resumed = {"output_ids": line.ids("hello"), "num_output_tokens": len(line.ids("hello")), "delivered": [0]}
         await line.gateway.send(line.gateway.opening(3, answer_format=THINKING_CALLER, **resumed))
         assert (await line.gateway.finish(3)).error == finish.error

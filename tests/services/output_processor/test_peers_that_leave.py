@@ -26,7 +26,7 @@ from tests.services.output_processor.scripted_engine import (
 
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silence of two seconds is too much, of which a peer is asked after 60 ms: a busy machine may need a second."""
+    """A peer is asked after 60 ms of silence and lost after two seconds. A busy machine may need a second to answer."""
     monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(silence, "LOST_TICKS", 200)
 

@@ -93,7 +93,7 @@ async def test_a_long_text_has_the_tokens_of_its_parts(
 async def test_a_prompt_may_be_longer_than_messages_of_grpc_are_by_default(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
 ) -> None:
-    """As long as the bodies that an operator lets a gateway take."""
+    """A prompt may be as long as the bodies that an operator lets a gateway accept."""
     reply = await processor.Prepare(request(chat("hello " * 900_000), truncate_prompt_tokens=10))
     assert len(reply.prompt_ids) == 10
 
@@ -272,7 +272,7 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explode
             return from_rpc_error(fault).message
         return "good"
 
-    # Two processes have started then: the other one takes no time to, while the grammar explodes.
+    # Both processes run after these checks, so that none has to start while the grammar explodes.
     assert await asyncio.gather(prepare(regex="b+"), prepare(regex="c+")) == ["good"] * 2
     patterns = {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}
     exploding = asyncio.create_task(prepare(json_schema=json.dumps({"patternProperties": patterns})))

@@ -91,7 +91,7 @@ class Deadly(Counted):
 
 
 class Renamed(Counted):
-    """Serves its model by another name."""
+    """A processor that serves its model under another name."""
 
     async def ListModels(self, request: ProcessorModelsRequest, context: Any) -> ProcessorModelsReply:
         (model,) = (await super().ListModels(request, context)).models
@@ -158,7 +158,7 @@ async def test_requests_share_frames_and_are_answered_as_calls_are(
 async def test_a_processor_that_was_restarted_at_its_address_may_serve_another_model(
     demo_model: TextModel, processors: Processors
 ) -> None:
-    """As a container that gets the address of the one before."""
+    """A new container may get the address of an earlier one."""
     port = free_port()
     with ThreadPoolExecutor(2) as pool:
         async with GrammarChecker() as checker:
@@ -239,7 +239,7 @@ async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
             await stage.listener.start()
             processors.join(stage.listener.address)
         async with asyncio.timeout(30):
-            # A session may be open before the models are known: without both, a processor is not asked, or by a call.
+            # A session may be open before the models are known. A processor gets frames when both are there.
             while not all(each.models and each.session.is_open for each in processors._pool.values()):  # noqa: ASYNC110 (a network)
                 await asyncio.sleep(0.01)
         with pytest.raises(errors.Unavailable, match="the processor is gone"):
@@ -256,7 +256,7 @@ async def test_a_leaving_processor_answers_what_it_was_asked(
 ) -> None:
     stage, _ = stages
     await joined(processors, stage)
-    # Short enough for one frame together: a second one might come when the first is answered and the session over.
+    # All requests fit in one frame. A second frame might come after the first is answered and the session is over.
     asked = [request("Wörter. " * 4500, truncate_prompt_tokens=100) for _ in range(4)]
     assert sum(each.ByteSize() for each in asked) < MAX_FRAME_BYTES
     running = asyncio.gather(*(processors.prepare(each, NoSpan()) for each in asked))

@@ -1,4 +1,4 @@
-"""What becomes of a program whose output cannot be written."""
+"""Programs whose output cannot be written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ print("went on", file=sys.stderr)
 """
 
 
-def shown(stdout: int) -> subprocess.Popen[str]:
+def started(stdout: int) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     return subprocess.Popen([sys.executable, "-c", SHOWS], stdin=pipe, stdout=stdout, stderr=pipe, text=True)
 
 
 def test_bars_and_lines_whose_reader_is_gone_end_nothing() -> None:
-    with shown(subprocess.PIPE) as program:
+    with started(subprocess.PIPE) as program:
         assert program.stdout is not None
         program.stdout.close()
         program.stdout = None
@@ -40,7 +40,7 @@ def test_bars_and_lines_whose_reader_is_gone_end_nothing() -> None:
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="the system has no device that is always full")
-def test_nor_do_those_on_a_full_disk() -> None:
-    with FULL.open("wb") as full, shown(full.fileno()) as program:
+def test_bars_and_lines_on_a_full_disk_end_nothing() -> None:
+    with FULL.open("wb") as full, started(full.fileno()) as program:
         _, said = program.communicate(timeout=60)
     assert said.startswith("went on\n")

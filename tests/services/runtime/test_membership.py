@@ -27,7 +27,7 @@ ENGINES = (Kind.ENGINE,)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that is there may be slow to answer; one that is not refuses at once."""
+    """A probe waits 20 s, because a running process may be slow to answer. A missing process refuses at once."""
     monkeypatch.setattr(prober, "PROBE_SECONDS", 20.0)
 
 
@@ -129,7 +129,7 @@ async def test_an_engine_that_is_silent_on_the_bus_stays_while_it_answers(
 
 class Engine(engine_pb2_grpc.EngineServicer):
     num_asked = 0
-    """Times that any of them was asked."""
+    """Number of calls to all engines of this class."""
 
     def __init__(self, member: Member) -> None:
         self.member = member
@@ -340,7 +340,7 @@ async def test_while_the_bus_is_away_whoever_answers_stays_and_whoever_does_not_
 async def test_a_dead_process_leaves_though_its_successor_answers_at_its_address(
     nats_url: str, served: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a container is restarted: another name, the same address."""
+    """A restarted container has another name and the same address."""
     monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.5)
     kinds = (Kind.ENGINE, Kind.PROCESSOR)
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)

@@ -1,4 +1,4 @@
-"""What a stage does whatever it works on: its log."""
+"""The log of a stage, where it cannot be written."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_full_disk_costs_lines_of_the_log_and_nothing_else() -> None:
     assert stage.stdout == b"went on\n"
 
 
-def test_so_does_a_reader_of_the_log_that_is_gone() -> None:
+def test_a_reader_that_is_gone_costs_lines_of_the_log_and_nothing_else() -> None:
     stage = subprocess.Popen([sys.executable, "-c", LOGS], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with stage:
         assert stage.stderr is not None

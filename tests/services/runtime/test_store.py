@@ -17,7 +17,7 @@ ECHO = Script("return {KEYS[1], ARGV[1]}")
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call that nobody hurries ends with an answer or with the server, however slow the machine is."""
+    """Redis calls without a limit of their own wait up to a minute, so that none times out on a slow machine."""
     for name in ("_PATIENCE_SECONDS", "_CONNECT_SECONDS"):
         monkeypatch.setattr(store_module, name, 60.0)
 

@@ -70,7 +70,7 @@ async def test_a_server_whose_log_cannot_be_read_is_not_left_behind(free_dir: Pa
 async def test_a_server_that_does_not_get_ready_is_started_once_and_has_minutes(
     free_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NATS reads all that it keeps before it serves: a second start would begin from the beginning."""
+    """NATS reads all its stored data before it serves. A second start would read it from the beginning again."""
     assert embedded.START_SECONDS >= 300
     monkeypatch.setattr(embedded, "START_SECONDS", 3.0)
     born = free_dir / "pids"

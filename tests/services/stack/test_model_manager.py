@@ -40,7 +40,7 @@ async def managed(
         return await bus.request(subjects.models_control(stack.supervisor_id), said, seconds=seconds)
 
     async def ask(request: dict[str, Any]) -> Any:
-        # Asked again until the manager listens: what changes something is asked once.
+        # A request that changes nothing is repeated until the manager listens; others are sent once.
         while await answer({"do": "list"}, 2) is None:
             assert not running.done()
         answered = await answer(request, 100)

@@ -187,7 +187,7 @@ def test_engines_take_the_gpus_that_a_variable_leaves_visible(
     if device == "cuda":
         assert [stack.engine_env(place)["CUDA_VISIBLE_DEVICES"] for place in range(3)] == engines
     else:
-        # A GPU that is asked for by name is not taken in spite of the variable, which engines inherit.
+        # Engines inherit the variable, and the plan does not override it even where a GPU is requested.
         assert "CUDA_VISIBLE_DEVICES" not in plan(device="cuda").engine_env(0)
 
 

@@ -1,4 +1,4 @@
-"""The file of loaded models: what is wrong with it is told."""
+"""Problems with the file of loaded models are reported."""
 
 from __future__ import annotations
 

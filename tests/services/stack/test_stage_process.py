@@ -152,7 +152,7 @@ def test_pauses_grow_from_death_to_death_and_are_short_again_after_a_long_life()
 
 
 async def pauses_between(*seconds: float) -> list[float]:
-    """Pauses of a stage that is kept behind lives of so many seconds."""
+    """Pauses before the restarts of a kept stage whose lives last so many seconds."""
     said, lives = list[str](), iter((*seconds, 60.0))
     is_last = asyncio.Event()
 

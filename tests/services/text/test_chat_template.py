@@ -48,8 +48,8 @@ def test_the_final_message_can_be_left_open(demo_model: TextModel) -> None:
 
 
 @pytest.mark.parametrize("begun", ["<", "end", "|", "I", "Hello ", "", "\n\n```"])
-def test_a_message_that_is_left_open_ends_where_it_does(demo_model: TextModel, begun: str) -> None:
-    """Also where the template writes the same letters behind it, as those of `<|im_end|>`."""
+def test_a_message_that_is_left_open_ends_with_its_content(demo_model: TextModel, begun: str) -> None:
+    """The template may write the same letters after the message, such as those of `<|im_end|>`."""
     messages = [{"role": "user", "content": "Write"}, {"role": "assistant", "content": begun}]
     text = demo_text(demo_model, messages, continue_final_message=True)
     assert text.endswith(f"<|im_end|>\n<|im_start|>assistant\n{begun}")

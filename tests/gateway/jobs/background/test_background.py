@@ -25,7 +25,7 @@ def flags(nats_url: str, shared_redis_url: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def keeper(slow_behind: Behind, start_gateway: GatewayStarter, flags: list[str]) -> Iterator[Gateway]:
-    """A long answer is cancelled before it is over, however long the machine pauses."""
+    """A gateway whose long answers still run when a test cancels them, even if the machine pauses."""
     with start_gateway(slow_behind, *flags) as running:
         yield running
 
@@ -77,7 +77,7 @@ def test_its_stream_is_read_on_from_any_event(client: openai.OpenAI) -> None:
     assert over(client, final.response.id).output_text == text_of(whole)
 
 
-def test_one_that_was_not_streamed_has_no_stream(client: openai.OpenAI) -> None:
+def test_a_response_that_was_not_streamed_has_no_stream(client: openai.OpenAI) -> None:
     asked = client.responses.create(**LONG, input="Tell a long story.")
     for _ in ("while it runs", "when it is over"):
         with pytest.raises(openai.BadRequestError, match="allowed: for responses with background and stream"):
@@ -127,7 +127,7 @@ def test_another_gateway_goes_on_with_what_was_computed(
     gateway: Gateway, slow_behind: Behind, start_gateway: GatewayStarter, own_nats_url: str, shared_redis_url: str
 ) -> None:
     """Of one that leaves: the second run dispatches nothing, says nothing twice, and in the end all of it is there."""
-    # Many seconds long: it has to be computing still when both gateways have been asked which of them does.
+    # The answer must still be running when both gateways have been asked which of them computes it.
     asked: Any = LONG | {"input": "Tell of the sea.", "max_output_tokens": 800}
     flags = (f"--nats-url={own_nats_url}", f"--redis-url={shared_redis_url}")
     with openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0) as official:

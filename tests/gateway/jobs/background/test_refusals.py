@@ -113,7 +113,7 @@ async def test_a_limit_that_no_waiting_helps_against_ends_the_response(bench: Be
 async def test_a_response_that_cannot_be_served_now_is_queued_again_and_served_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Long enough for the looks at it while it rests.
+    # The response must rest long enough for the test to read its state.
     monkeypatch.setattr(busy, "FIRST_REST_SECONDS", 3.0)
     bench.app.refused["ada"] = "rate_limit_exceeded"
     async with bench.running():
@@ -141,9 +141,9 @@ async def test_one_tenant_gets_three_quarters_of_the_seats_and_others_the_rest(b
     async with bench.running():
         response = await bench.over("bob", await bench.ask("bob"))
         assert response["status"] == "completed"
-        # They began before, and each asks over NATS first.
+        # These runs began earlier, but each one asks NATS before it calls the application.
         async with asyncio.timeout(30):
-            while bench.app.num_open < 48:  # noqa: ASYNC110 (the application says nothing)
+            while bench.app.num_open < 48:  # noqa: ASYNC110 (the application has no event)
                 await asyncio.sleep(0.02)
         assert bench.app.num_open == 48
         bench.app.gate.set()

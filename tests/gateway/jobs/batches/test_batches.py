@@ -207,7 +207,7 @@ def test_a_form_in_another_charset_than_utf_8_is_refused(batching: Gateway) -> N
         reply = batching.client.post("/v1/files", content=form % value, headers=headers)
         return reply.status_code, reply.json()["error"]["code"]
 
-    # Python decodes a megabyte of it in minutes.
+    # Python takes minutes to decode a megabyte of Punycode.
     assert refused("punycode", "a" * 1_000_000) == (415, "unsupported_media_type")
     assert refused("idna", "a") == (415, "unsupported_media_type")
     assert refused("UTF-8", "batch") == (400, "missing_field")
@@ -326,7 +326,7 @@ def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_di
             # Some of its results are kept: more are than the other one has answered.
             holder = max((one, other), key=num_answered)
             survivor = other if holder is one else one
-            # With the last line its results would go.
+            # The survivor would delete the kept results with the last line.
             survivor.stage.process.send_signal(signal.SIGSTOP)
             holder.stage.kill()
             engines[0].kill()

@@ -1,4 +1,4 @@
-"""Which batches a gateway runs at once, over a JetStream of its own."""
+"""The batches that a gateway runs at once, over a JetStream server of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["durable"]
 
 
 class EndlessFor(Answering):
-    """Answers no line of one tenant."""
+    """An application that never answers the lines of one tenant."""
 
     def __init__(self, tenant: str) -> None:
         super().__init__()
