@@ -11,7 +11,7 @@ from ..config import EngineConfig
 from ..executor import Int32Array, StepPlan
 from ..platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
 
-ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))
+ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32), *range(576, 1025, 64))
 """Numbers of rows that decode steps are padded to."""
 FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Numbers of rows whose launches an engine has before it serves, beside the largest number."""
@@ -19,7 +19,7 @@ FEW = 64
 """Decoding rows or chunks beside which a step with prompt tokens has room for few or for all."""
 MOST_PADDED = 2048
 """Tokens up to which the time to launch a step without a graph shows; past it only the largest step recurs."""
-PROBED_ROWS = (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 1024, 2048)
+PROBED_ROWS = (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 768, 1024, 2048)
 """Numbers of rows from every range in which a library may choose another algorithm: those of padded steps, and odd ones
 as draws have that are not padded."""
 NO_TILES: Int32Array = np.empty((0, 2), np.int32)

@@ -18,7 +18,7 @@ from .token_file import has_unsigned_tenants
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64
 """Tokens that the kernels of a GPU read at once."""
-GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 2048}
+GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 1024, "max-num-batched-tokens": 2048}
 """A step of a GPU takes more requests than one of a CPU before it takes longer. A larger budget keeps those that decode
 waiting without computing prompts faster."""
 

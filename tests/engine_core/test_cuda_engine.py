@@ -81,6 +81,17 @@ def test_an_answer_does_not_depend_on_batch_chunks_depth_preemption_or_steps_ahe
     assert answers == alone(folder, asked, SEEDED)
 
 
+def test_an_answer_among_seven_hundred_is_the_one_among_forty_eight(folder: Path) -> None:
+    asked = [[3 + i % 500, 3 + i // 7, 5][: 1 + i % 3] for i in range(700)]
+    seeded = [SamplingParams(temperature=0.9, seed=i, max_tokens=12) for i in range(len(asked))]
+    answers = []
+    for most in (1024, 48):
+        one = engine(folder, max_num_seqs=most, num_blocks=1100)
+        answers.append(one.tokens(asked, *seeded))
+        one.close()
+    assert answers[0] == answers[1]
+
+
 def test_an_answer_after_a_prefix_hit_and_beside_sharers_is_the_same(folder: Path) -> None:
     asked = prompts(24, shared=576)
     one = engine(folder)

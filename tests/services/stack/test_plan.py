@@ -65,7 +65,7 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
     assert engine.gpu_memory_utilization == 0.5
     assert (engine.kv_swap_memory, engine_of(plan()).kv_swap_memory) == (7, 0)
     assert (engine.kv_disk_dir, engine.kv_disk_memory, engine_of(plan()).kv_disk_dir) == (Path("/blocks"), 8, None)
-    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 2048)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (1024, 2048)
     assert engine.block_size == processor.block_size == 64
     assert processor.kv_format == "fp8"
 
@@ -118,7 +118,7 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
     stack = plan(device="cuda")
     # The stages read the variable by themselves.
     assert not [flag for flag in stack.engine(0) + stack.processor(0) if flag.startswith("--block-size")]
-    assert engine_of(stack).max_num_seqs == 512
+    assert engine_of(stack).max_num_seqs == 1024
 
 
 @pytest.mark.parametrize(
