@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -194,6 +195,10 @@ def main() -> None:
         # The program that needs it says what is missing.
         with contextlib.suppress(ImportError):
             import_module(module)
+    # Threads that an import has begun are not in a fork, but the locks that they hold are.
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     # No later collection looks at what exists now: forks go on sharing its pages.
     gc.freeze()
     gc.enable()

@@ -65,6 +65,7 @@ _OF_ALL_CORES = (
 CORE_MODULES = {
     "cpu": (*_OF_ALL_CORES, "headwater.engine_core.platforms.cpu", "headwater.kernels.cpu.compiler_start"),
     "cuda": (
+        "headwater.kernels.triton_hash",
         *_OF_ALL_CORES,
         "headwater.engine_core.executors.build_cuda",
         "headwater.engine_core.layers.ordered",
@@ -74,8 +75,8 @@ CORE_MODULES = {
         "triton.compiler",
     ),
 }
-"""Modules that the core of an engine imports, by its device. The last one of a CPU does what is slow once in a process.
-None of a GPU's calls the driver: a GPU that a process has opened is closed to its forks."""
+"""Modules that the core of an engine imports, by its device. The last one of a CPU and the first one of a GPU do what
+is slow once in a process. None of a GPU's calls the driver: a GPU that a process has opened is closed to its forks."""
 VARIABLES_OF_STAGES = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 """Variables that engines get, and that nothing reads which stages import."""
 VARIABLES_OF_CORES = ("CUDA_VISIBLE_DEVICES",)

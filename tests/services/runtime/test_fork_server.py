@@ -82,6 +82,18 @@ async def test_a_fork_has_its_arguments_variables_and_files_and_what_the_server_
         process.send_signal(signal.SIGTERM)
 
 
+async def test_a_fork_finds_what_threads_of_imports_have_done(tmp_path: Path, environment: dict[str, str]) -> None:
+    body = "import threading, time\ndone = []\n"
+    body += "def work():\n    time.sleep(0.5)\n    done.append(1)\nthreading.Thread(target=work).start()\n"
+    (tmp_path / "begins_a_thread.py").write_text(body)
+    with fork_server(["begins_a_thread"], environment=environment) as client:
+        assert client is not None
+        code = "import begins_a_thread; raise SystemExit(len(begins_a_thread.done))"
+        process = await start(client, code, tmp_path, environment)
+        assert process is not None
+        assert await process.wait() == 1
+
+
 async def test_a_fork_that_a_signal_ends_says_which(
     forks: ForkClient, tmp_path: Path, environment: dict[str, str]
 ) -> None:
