@@ -13,7 +13,7 @@ from ..platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
 
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32), *range(576, 1025, 64))
 """Numbers of rows that decode steps are padded to."""
-FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+FIRST_ROWS = (1, 8, 64)
 """Numbers of rows whose launches an engine has before it serves, beside the largest number."""
 FEW = 64
 """Decoding rows or chunks beside which a step with prompt tokens has room for few or for all."""
