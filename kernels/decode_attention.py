@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .decode_folds import fold_split, fresh_fold, num_keys
 from .decode_plan import FEW_ROWS, DecodePlan
 from .dependent_launch import launch_options, release_dependents, wait_for_inputs
 from .device import num_multiprocessors
@@ -27,6 +28,7 @@ from .online_softmax import (
     first_keys,
     fresh_state,
     joined,
+    merge_states,
     parts_of,
     row_sums,
     stages_of,
@@ -68,6 +70,7 @@ def decode_attention(
     num_rows, _, head_dim = q.shape
     assert q.is_contiguous()
     assert out.is_contiguous()
+    assert plan.folded is None or not window
     if k_scale is None and not window and serves(q, k_cache) and (plan.is_direct or num_rows in FEW_ROWS):
         attend = hopper_decode_attention if plan.is_direct else hopper_decode_splits
         attend(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale, dependent=dependent)
@@ -81,7 +84,7 @@ def decode_attention(
         table_rows,
         seq_lens,
         *(plan.counts, plan.items, plan.tails),
-        *(plan.first_partials, plan.partial_acc, plan.partial_ml),
+        *(plan.first_partials, plan.folded, plan.partial_acc, plan.partial_ml),
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
@@ -160,6 +163,7 @@ def _decode_splits(
     p_item,
     p_tail,
     p_first_partial,
+    p_folded,
     p_partial_acc,
     p_partial_ml,
     p_out,
@@ -187,22 +191,20 @@ def _decode_splits(
 ):
     ROWS: tl.constexpr = 16
     tl.static_assert(GROUP <= ROWS)
-    o_h = tl.arange(0, ROWS)
-    o_d = tl.arange(0, HEAD_DIM)
+    o_h, o_d = tl.arange(0, ROWS), tl.arange(0, HEAD_DIM)
     is_head = o_h < GROUP
     num_whole, num_items = _num_items(p_count, num_rows * MAX_SPLITS, DIRECT)
     lists = (p_item, p_tail, num_whole, num_items)
-    rows = (p_seq_len, p_table_row, p_first_partial)
+    rows = (p_seq_len, p_table_row, p_first_partial, p_folded)
     # Heads of one split run beside one another: their keys lie together. The next item and the first keys that it reads
     # are looked up while this one is computed.
     i_task = tl.program_id(0)
     i_next = i_task + tl.num_programs(0)
     item = _ask_for_item(lists, i_task // NUM_KV_HEADS, DIRECT)
     i_row, i_split = _split_of(lists, i_task // NUM_KV_HEADS, item, MAX_SPLITS, DIRECT)
-    seq_len, table_row, first_partial = _facts(rows, i_row, MAX_SPLITS, DIRECT)
+    seq_len, table_row, first_partial, item_keys = _facts(rows, i_row, i_split, MAX_SPLITS, SPLIT, DIRECT)
     p_row = p_table + table_row.to(tl.int64) * stride_table
-    first, oldest = first_keys(i_split * SPLIT, seq_len, WINDOW, TILE)
-    pages = pages_of(p_row, first, tl.minimum(i_split * SPLIT + SPLIT, seq_len), PAGE, HALF)
+    pages = _first_pages(p_row, i_split * SPLIT, item_keys, seq_len, WINDOW, TILE, PAGE, HALF)
     # Lengths and lists are older than the kernel before this one, queries and the newest keys are not.
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
@@ -212,63 +214,82 @@ def _decode_splits(
         i_kv = i_task % NUM_KV_HEADS
         scale, v_scale = _scales(p_k_scale, p_v_scale, i_kv, qk_scale, FP8)
         first, oldest = first_keys(i_split * SPLIT, seq_len, WINDOW, TILE)
-        end = tl.minimum(i_split * SPLIT + SPLIT, seq_len)
+        end = tl.minimum(i_split * SPLIT + item_keys, seq_len)
         item = _ask_for_item(lists, i_next // NUM_KV_HEADS, DIRECT)
         b_parts = parts_of(b_q, FP8)
-        b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
-        for i_n in range(first, end, TILE):
-            keys, values = load_tile(
-                p_k,
-                p_v,
-                p_row,
-                pages,
-                i_n,
-                end,
-                i_kv,
-                stride_block,
-                stride_head,
-                stride_slot,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                PAGE,
-                HALF,
-                False,
-                FP8,
-                ON_GPU,
-            )
-            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
-            visible = _visible(i_n, oldest, end, WINDOW, HALF)
-            b_m, b_l, b_acc = attend_tile(
-                b_parts,
-                keys,
-                values,
-                visible,
-                scale,
-                b_m,
-                b_l,
-                b_acc,
-                True,
-            )
+        keys_of = (p_k, p_v, p_row, pages, first, end, oldest, i_kv, stride_block, stride_head)
+        shape: tl.constexpr = (SPLIT, TILE, HALF, PAGE, HEAD_DIM, NUM_KV_HEADS, stride_slot, WINDOW, FP8, ON_GPU)
+        # A single split has a loop without the state of folded ones, which takes registers: in one loop 256 rows of 300
+        # keys took 1.5 % longer (2026-11-27).
+        if p_folded is None:
+            b_m, b_sum, b_acc = _attend_item(b_parts, keys_of, scale, shape, False)
+        elif item_keys > SPLIT:
+            b_m, b_sum, b_acc = _attend_item(b_parts, keys_of, scale, shape, True)
+        else:
+            b_m, b_sum, b_acc = _attend_item(b_parts, keys_of, scale, shape, False)
         next_row, next_split = _split_of(lists, i_next // NUM_KV_HEADS, item, MAX_SPLITS, DIRECT)
-        next_len, table_row, next_partial = _facts(rows, next_row, MAX_SPLITS, DIRECT)
+        next_len, table_row, next_partial, item_keys = _facts(rows, next_row, next_split, MAX_SPLITS, SPLIT, DIRECT)
         o_q_next = _query_offsets(next_row, i_next % NUM_KV_HEADS, o_h, o_d, NUM_KV_HEADS, GROUP, HEAD_DIM)
         b_q = tl.load(p_q + o_q_next, mask=is_head[:, None], other=0.0)
 
-        b_acc = joined(b_acc)
         # NOTE: the last condition always holds. Without it, and with one key head, nothing in the loop reads the task,
         # and a pass of Triton 3.6 (RemoveLayoutConversions) fails on a loop with fewer results than state.
         is_stored = is_head & (first < end) & (i_task >= 0)
-        b_sum = tl.where(first < end, row_sums(b_l), 1.0)
-        if seq_len <= SPLIT:
+        if seq_len <= SPLIT if p_folded is None else (i_split == 0) & (end == seq_len):
             tl.store(p_out + o_q, finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty), mask=is_stored[:, None])
         else:
             o_partial = (first_partial + i_split).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_h
             _store_partial(p_partial_acc, p_partial_ml, o_partial, o_d, b_m, b_sum, b_acc, is_stored, HEAD_DIM)
         p_row = p_table + table_row.to(tl.int64) * stride_table
-        first, oldest = first_keys(next_split * SPLIT, next_len, WINDOW, TILE)
-        pages = pages_of(p_row, first, tl.minimum(next_split * SPLIT + SPLIT, next_len), PAGE, HALF)
+        pages = _first_pages(p_row, next_split * SPLIT, item_keys, next_len, WINDOW, TILE, PAGE, HALF)
         i_split, seq_len, first_partial, o_q = next_split, next_len, next_partial, o_q_next
         i_task, i_next = i_next, _task_after(p_count, i_next, DIRECT)
+
+
+@triton.jit
+def _attend_item(b_q, keys_of, scale, shape: tl.constexpr, FOLDS: tl.constexpr):
+    """State after an item's keys: maxima and sums [ROWS], weighted values [ROWS, D]. FOLDS: the item has several
+    splits."""
+    p_k, p_v, p_row, pages, first, end, oldest, i_kv, stride_block, stride_head = keys_of
+    SPLIT: tl.constexpr = shape[0]
+    TILE: tl.constexpr = shape[1]
+    HALF: tl.constexpr = shape[2]
+    PAGE: tl.constexpr = shape[3]
+    HEAD_DIM: tl.constexpr = shape[4]
+    FP8: tl.constexpr = shape[8]
+    ROWS: tl.constexpr = b_q[0].shape[0]
+    b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
+    if FOLDS:
+        fold = fresh_fold(ROWS, HEAD_DIM, FP8)
+    for i_n in range(first, end, TILE):
+        if FOLDS:
+            fold, b_m, b_l, b_acc = fold_split(fold, i_n, first, b_m, b_l, b_acc, SPLIT, HEAD_DIM, FP8)
+        keys, values = load_tile(
+            p_k,
+            p_v,
+            p_row,
+            pages,
+            i_n,
+            end,
+            i_kv,
+            stride_block,
+            stride_head,
+            shape[6],
+            shape[5],
+            HEAD_DIM,
+            PAGE,
+            HALF,
+            False,
+            FP8,
+            shape[9],
+        )
+        pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
+        visible = _visible(i_n, oldest, end, shape[7], HALF)
+        b_m, b_l, b_acc = attend_tile(b_q, keys, values, visible, scale, b_m, b_l, b_acc, True)
+    b_sum, b_whole = tl.where(first < end, row_sums(b_l), 1.0), joined(b_acc)
+    if FOLDS:
+        b_m, b_sum, b_whole = merge_states(fold[0], fold[1], joined(fold[2]), b_m, b_sum, b_whole)
+    return b_m, b_sum, b_whole
 
 
 @triton.jit
@@ -306,11 +327,29 @@ def _num_items(p_count, num_direct, DIRECT: tl.constexpr):
 
 
 @triton.jit
-def _facts(rows, i_row, MAX_SPLITS: tl.constexpr, DIRECT: tl.constexpr):
-    """The length of a row, which row of the block tables is its own, and where its partial results begin."""
-    p_seq_len, p_table_row, p_first_partial = rows
+def _facts(rows, i_row, i_split, MAX_SPLITS: tl.constexpr, SPLIT: tl.constexpr, DIRECT: tl.constexpr):
+    """The length of a row, which row of the block tables is its own, where its partial results begin, and the number of
+    keys of the item that begins with i_split."""
+    p_seq_len, p_table_row, p_first_partial, p_folded = rows
     first_partial = i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)
-    return tl.load(p_seq_len + i_row), tl.load(p_table_row + i_row), first_partial
+    item_keys = num_keys(p_folded, i_row, i_split, SPLIT)
+    return tl.load(p_seq_len + i_row), tl.load(p_table_row + i_row), first_partial, item_keys
+
+
+@triton.jit
+def _first_pages(
+    p_row,
+    first,
+    item_keys,
+    seq_len,
+    WINDOW: tl.constexpr,
+    TILE: tl.constexpr,
+    PAGE: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Blocks of the first tile of an item whose keys would begin at `first` without a window."""
+    start, _ = first_keys(first, seq_len, WINDOW, TILE)
+    return pages_of(p_row, start, tl.minimum(first + item_keys, seq_len), PAGE, HALF)
 
 
 @triton.jit

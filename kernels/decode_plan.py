@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .decode_folds import MOST_ROWS, list_folds, num_programs, plan_folds
 from .hopper_attention import ROWS, num_teams
 from .online_softmax import SPLIT, first_keys
 
@@ -51,6 +52,9 @@ class DecodePlan:
     """float32 [partials, Hq, D]"""
     partial_ml: torch.Tensor
     """float32 [partials, Hq, 2]: maximum and sum."""
+    folded: torch.Tensor | None = None
+    """int32 [max_rows], where programs fold: number of first splits of a row that one program computes. It stores their
+    merged state as the row's first partial result, or the row's attention if these are all of its splits."""
 
     @property
     def is_direct(self) -> bool:
@@ -68,8 +72,11 @@ class DecodePlan:
         head_dim: int,
         device: torch.device,
         max_partials: int | None = None,
+        fold: bool = False,
     ) -> DecodePlan:
-        """max_partials bounds the splits of all rows together; by default the worst case, max_rows whole contexts."""
+        """max_partials bounds the splits of all rows together; by default the worst case, max_rows whole contexts. With
+        `fold`, programs fold a row's first splits, where a plan has a work list and at most MOST_ROWS rows: for rows
+        with neither shared splits nor windows."""
         max_splits = triton.cdiv(max_seq_len, SPLIT)
         partials = max_rows * max_splits if max_partials is None else max_partials
         rows_per_tile = num_teams(device) * (ROWS // (num_q_heads // num_kv_heads))
@@ -91,12 +98,18 @@ class DecodePlan:
             arrived=ints(max_rows * num_kv_heads),
             partial_acc=torch.zeros(partials, num_q_heads, head_dim, dtype=torch.float32, device=device),
             partial_ml=torch.zeros(partials, num_q_heads, 2, dtype=torch.float32, device=device),
+            folded=ints(max_rows) if fold and DIRECT_ROWS < max_rows <= MOST_ROWS else None,
         )
+
+    def without_folds(self) -> DecodePlan:
+        """The same plan for rows that share splits or have windows."""
+        return replace(self, folded=None)
 
     def beside(self) -> DecodePlan:
         """Plan for other rows of the same step. Their attention comes after this one's in the same layer or in another,
         so it writes partial results to the same place."""
-        own = ("counts", "items", "tails", "shared_splits", "shared_rows", "first_partials")
+        own = {"counts", "items", "tails", "shared_splits", "shared_rows", "first_partials"}
+        own |= {"folded"} if self.folded is not None else set()
         return replace(self, **{name: getattr(self, name).clone() for name in own})
 
 
@@ -119,6 +132,14 @@ def plan_decode(
     assert num_rows <= plan.max_rows
     assert not (share and window)
     plan.counts.zero_()
+    if plan.folded is not None:
+        assert not share
+        assert not window
+        few, num_kv_heads = num_rows in FEW_ROWS, len(plan.arrived) // plan.max_rows
+        programs = num_programs(seq_lens.device, few=few)
+        plan_folds(seq_lens, plan.folded, num_kv_heads=num_kv_heads, num_programs=programs, walks_list=few)
+        list_folds(seq_lens, plan.folded, plan.counts, plan.items, plan.tails, plan.first_partials)
+        return
     _plan_decode[(num_rows, _STRIPES)](
         seq_lens,
         table_rows,

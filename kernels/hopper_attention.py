@@ -37,11 +37,17 @@ def num_teams(device: torch.device) -> int:
 
 def serves(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
     """Whether the kernels for Hopper compute attention of these queries over this cache."""
+    return q.dtype == k_cache.dtype and serves_cache(k_cache)
+
+
+def serves_cache(k_cache: torch.Tensor) -> bool:
+    """Whether the kernels for Hopper compute attention of queries of this cache's type [num_blocks, Hk, block_size,
+    D]."""
     return (
-        q.dtype == k_cache.dtype == torch.bfloat16
-        and q.shape[2] in (64, 128)
+        k_cache.dtype == torch.bfloat16
+        and k_cache.shape[3] in (64, 128)
         and bulk_copied(k_cache)
-        and is_hopper(q.device)
+        and is_hopper(k_cache.device)
     )
 
 

@@ -273,10 +273,16 @@ def _merge(partials, num_splits, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constex
             b_l_next = gl.load(p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0, cache_modifier=".cg")
             p_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
             b_next = gl.load(p_next, mask=present[:, None], other=0.0, cache_modifier=".cg")
-            b_m_new = gl.maximum(b_m, b_m_next)
-            b_shift = finite(b_m_new)
-            b_old_scale, b_next_scale = gl.exp2(b_m - b_shift), gl.exp2(b_m_next - b_shift)
-            b_l = gl.fma(b_l, b_old_scale, b_l_next * b_next_scale)
-            b_acc = gl.fma(b_acc, spread(b_old_scale, b_acc), b_next * b_next_scale[:, None])
-            b_m = b_m_new
+            b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_next)
     return b_l, b_acc
+
+
+@gluon.jit
+def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
+    """Computes `online_softmax.merge_states`."""
+    b_m_new = gl.maximum(b_m, b_m_next)
+    b_shift = finite(b_m_new)
+    b_old_scale, b_next_scale = gl.exp2(b_m - b_shift), gl.exp2(b_m_next - b_shift)
+    b_l = gl.fma(b_l, b_old_scale, b_l_next * b_next_scale)
+    b_acc = gl.fma(b_acc, spread(b_old_scale, b_acc), b_acc_next * b_next_scale[:, None])
+    return b_m_new, b_l, b_acc

@@ -18,6 +18,7 @@ from .decode_plan import DecodePlan
 from .device import num_multiprocessors
 from .hopper_attention import finite, fold, hide, reference, spread, weigh
 from .hopper_decode_attention import (
+    merge_states,
     release_dependents,
     row_sums,
     scores,
@@ -69,6 +70,7 @@ def hopper_decode_splits(
         plan.items,
         plan.tails,
         plan.first_partials,
+        plan.folded,
         plan.partial_acc,
         plan.partial_ml,
         out,
@@ -101,6 +103,7 @@ def _decode_items(
     p_item,
     p_tail,
     p_first_partial,
+    p_folded,
     p_partial_acc,
     p_partial_ml,
     p_out,
@@ -134,8 +137,8 @@ def _decode_items(
     results = (p_first_partial, p_partial_acc, p_partial_ml, p_out)
     gl.warp_specialize(
         [
-            (_attend_items, (lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT, shape)),
-            (_copy_items, (lists, rings, k, v, tables, p_seq_len, DEPENDENT, shape)),
+            (_attend_items, (lists, rings, p_q, p_seq_len, p_folded, results, qk_scale, DEPENDENT, shape)),
+            (_copy_items, (lists, rings, k, v, tables, p_seq_len, p_folded, DEPENDENT, shape)),
         ],
         [1],
         [40],
@@ -167,7 +170,13 @@ def _split_of(item):
 
 
 @gluon.jit
-def _copy_items(lists, rings, k, v, tables, p_seq_len, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def _num_splits(p_folded, i_row, i_split):
+    """Number of splits of an item that begins with i_split: the first split of a row stands for all that are folded."""
+    return 1 if p_folded is None else gl.load(p_folded + i_row, mask=i_split == 0, other=1)
+
+
+@gluon.jit
+def _copy_items(lists, rings, k, v, tables, p_seq_len, p_folded, DEPENDENT: gl.constexpr, shape: gl.constexpr):
     """Fills the ring with keys and values in turn."""
     p_table, p_table_row, stride_table = tables
     NUM_KV_HEADS: gl.constexpr = shape[0]
@@ -186,7 +195,8 @@ def _copy_items(lists, rings, k, v, tables, p_seq_len, DEPENDENT: gl.constexpr, 
             p_row = p_table + gl.load(p_table_row + i_row).to(gl.int64) * stride_table
             first = i_split * SPLIT
             # Past the end it is the last part again.
-            last = (gl.minimum(first + SPLIT, seq_len) - 1) // PART * PART
+            end = gl.minimum(first + _num_splits(p_folded, i_row, i_split) * SPLIT, seq_len)
+            last = (end - 1) // PART * PART
             for start in range(first, last + 1, TILE):
                 middle = gl.minimum(start + 2 * PART, last)
                 left = (gl.load(p_row + start // PAGE) * NUM_KV_HEADS + i_kv) * PAGE
@@ -219,7 +229,9 @@ def _copy(source, origins, rings, turn, shape: gl.constexpr):
 
 
 @gluon.jit
-def _attend_items(lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def _attend_items(
+    lists, rings, p_q, p_seq_len, p_folded, results, qk_scale, DEPENDENT: gl.constexpr, shape: gl.constexpr
+):
     NUM_KV_HEADS: gl.constexpr = shape[0]
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
@@ -233,14 +245,13 @@ def _attend_items(lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT: gl
     # A thread has a whole row, so that folds are its own.
     flat: gl.constexpr = gl.BlockedLayout([1, PART], [32, 1], [4, 1], [1, 0])
     p_first_partial, p_partial_acc, p_partial_ml, p_out = results
-    o_r = gl.arange(0, ROWS, layout=row)
-    o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, mma))
+    o_r, o_d = gl.arange(0, ROWS, layout=row), gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, mma))
     o_q = o_r[:, None] * HEAD_DIM + o_d[None, :]
     is_head = o_r < GROUP
-    turn = gl.program_id(0) * 0
-    i_task, i_round = gl.program_id(0), turn
+    i_task, turn, i_round = gl.program_id(0), gl.program_id(0) * 0, gl.program_id(0) * 0
     i_row, i_split = _split_of(_ask_for_item(lists, i_task // NUM_KV_HEADS))
-    seq_len, first_partial = gl.load(p_seq_len + i_row), gl.load(p_first_partial + i_row)
+    facts = (p_seq_len, p_first_partial, p_folded)
+    seq_len, first_partial, num_splits = _facts(facts, i_row, i_split)
     first_q = _first_query(i_row, i_task, shape)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
@@ -250,23 +261,24 @@ def _attend_items(lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT: gl
         i_round += 1
         i_next = _task_of(i_round)
         next_item = _ask_for_item(lists, i_next // NUM_KV_HEADS)
-        first = i_split * SPLIT
-        end = gl.minimum(first + SPLIT, seq_len)
+        first, end = i_split * SPLIT, gl.minimum(i_split * SPLIT + num_splits * SPLIT, seq_len)
         b_query = gl.convert_layout(b_q, gl.DotOperandLayout(0, mma, 2))
-        b_m = gl.full([ROWS], float("-inf"), gl.float32, row)
-        b_l = fold(gl.full([ROWS, PART], 0.0, gl.float32, flat))
-        b_acc = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, mma)
+        folded, b_m, b_l, b_acc = _fresh_states(ROWS, mma, flat, shape)
         b_last = gl.full([ROWS], 0, gl.int32, row) + end - 1
         for start in range(first, end, TILE):
+            if p_folded is not None:
+                folded, b_m, b_l, b_acc = _fold_split(folded, start, first, b_m, b_l, b_acc, mma, flat, shape)
             b_m, b_l, b_acc = _attend(b_query, rings, turn, start, b_last, qk_scale, b_m, b_l, b_acc, flat, shape)
             turn += 2
         next_row, next_split = _split_of(next_item)
-        next_len, next_partial = gl.load(p_seq_len + next_row), gl.load(p_first_partial + next_row)
+        next_len, next_partial, num_splits = _facts(facts, next_row, next_split)
         next_q = _first_query(next_row, i_next, shape)
         b_q = gl.load(p_q + next_q + o_q, mask=is_head[:, None], other=0.0)
 
         b_sum = gl.convert_layout(row_sums(b_l), row)
-        if seq_len <= SPLIT:
+        if p_folded is not None:
+            b_m, b_sum, b_acc = _end_fold(folded, b_m, b_sum, b_acc, (i_split == 0) & (seq_len > SPLIT))
+        if seq_len <= SPLIT if p_folded is None else (i_split == 0) & (end == seq_len):
             b_out = b_acc * (1.0 / b_sum)[:, None]
             gl.store(p_out + first_q + o_q, b_out.to(p_out.dtype.element_ty), mask=is_head[:, None])
         else:
@@ -274,6 +286,44 @@ def _attend_items(lists, rings, p_q, p_seq_len, results, qk_scale, DEPENDENT: gl
             where = (p_partial_acc, p_partial_ml, o_partials, is_head, o_d)
             store_partial(where, i_split, b_m, b_sum, b_acc, NUM_Q_HEADS, HEAD_DIM)
         i_task, i_split, seq_len, first_partial, first_q = i_next, next_split, next_len, next_partial, next_q
+
+
+@gluon.jit
+def _facts(facts, i_row, i_split):
+    """The length of a row, where its partial results begin, and the number of splits of the item that begins with
+    i_split."""
+    p_seq_len, p_first_partial, p_folded = facts
+    return gl.load(p_seq_len + i_row), gl.load(p_first_partial + i_row), _num_splits(p_folded, i_row, i_split)
+
+
+@gluon.jit
+def _fresh_states(ROWS: gl.constexpr, layout: gl.constexpr, flat: gl.constexpr, shape: gl.constexpr):
+    """State of folded splits and of the one that begins, both empty."""
+    b_m = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
+    b_sum = gl.full([ROWS], 0.0, gl.float32, gl.SliceLayout(1, layout))
+    b_l = fold(gl.full([ROWS, shape[6]], 0.0, gl.float32, flat))
+    b_acc = gl.full([ROWS, shape[2]], 0.0, gl.float32, layout)
+    return (b_m, b_sum, b_acc), b_m, b_l, b_acc
+
+
+@gluon.jit
+def _fold_split(folded, start, first, b_m, b_l, b_acc, layout: gl.constexpr, flat: gl.constexpr, shape: gl.constexpr):
+    """Merges the state of a split into that of the ones before it where position `start` begins another split; returns
+    both states."""
+    if (start > first) & (start % shape[4] == 0):
+        b_sum = gl.convert_layout(row_sums(b_l), b_m.type.layout)
+        folded = merge_states(folded[0], folded[1], folded[2], b_m, b_sum, b_acc)
+        _, b_m, b_l, b_acc = _fresh_states(b_m.shape[0], layout, flat, shape)
+    return folded, b_m, b_l, b_acc
+
+
+@gluon.jit
+def _end_fold(folded, b_m, b_sum, b_acc, is_fold):
+    """State of the last split, merged into that of the ones before it where `is_fold`. The first of several splits is
+    such, and is stored as the merge leaves it; a later one is stored as it is."""
+    b_m_new, b_sum_new, b_acc_new = merge_states(folded[0], folded[1], folded[2], b_m, b_sum, b_acc)
+    b_m, b_sum = gl.where(is_fold, b_m_new, b_m), gl.where(is_fold, b_sum_new, b_sum)
+    return b_m, b_sum, gl.where(is_fold, b_acc_new, b_acc)
 
 
 @gluon.jit

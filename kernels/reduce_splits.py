@@ -29,6 +29,7 @@ def reduce_splits(
         seq_lens,
         plan.counts,
         plan.first_partials,
+        plan.folded,
         plan.partial_acc,
         plan.partial_ml,
         out,
@@ -55,6 +56,7 @@ def _reduce_splits(
     p_seq_len,
     p_count,
     p_first_partial,
+    p_folded,
     p_partial_acc,
     p_partial_ml,
     p_out,
@@ -79,6 +81,7 @@ def _reduce_splits(
     num_splits = (seq_len + SPLIT - 1) // SPLIT
     oldest_split = first_keys(0, seq_len, WINDOW, SPLIT)[0] // SPLIT
     first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
+    num_folded = 1 if p_folded is None else tl.load(p_folded + i_row)
     if EARLY:
         # The product that follows has its weights in shared memory when the last programs of attention end.
         release_dependents(DEPENDENT)
@@ -88,10 +91,16 @@ def _reduce_splits(
     if i_row + tl.program_id(1) == 0:
         # The next layer draws its tickets anew.
         tl.store(p_count + 3, 0)
-    if num_splits > 1:
+    if num_splits > num_folded:
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)
         b_l = tl.zeros((HEADS,), tl.float32)
         b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)
+        if p_folded is not None:
+            # The merge goes on from the state of the folded splits.
+            o_partial = first * NUM_Q_HEADS + b_head
+            b_m, b_l = tl.load(p_partial_ml + o_partial * 2), tl.load(p_partial_ml + o_partial * 2 + 1)
+            b_acc = tl.load(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :])
+            oldest_split = num_folded
         for i_first in range(oldest_split, num_splits, UNROLL):
             for i_ahead in tl.static_range(UNROLL):
                 # Splits past the last are empty states, which a merge leaves out to the bit.

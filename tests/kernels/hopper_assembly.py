@@ -96,21 +96,23 @@ def descriptor(name: str, dtype: Any, *block: int) -> str:
     return f"tensordesc<{name}{list(block)},{layout!r}>"
 
 
-def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, int], head_dim: int) -> str:
+def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, Any], head_dim: int) -> str:
+    """A constant that is a type is the type of that argument."""
     ring = described(keys_per_copy, head_dim)
+    types = TYPES | {"k": ring, "v": ring} | {name: each for name, each in constants.items() if isinstance(each, str)}
     values = SHAPE | {"NUM_KV_HEADS": 3, "HEAD_DIM": head_dim} | constants
-    return compiled(kernel, TYPES | {"k": ring, "v": ring}, values, GluonASTSource)
+    return compiled(kernel, types, {name: values[name] for name in values.keys() - types.keys()}, GluonASTSource)
 
 
-def any_gpu(num_kv_heads: int, head_dim: int) -> str:
+def any_gpu(num_kv_heads: int, head_dim: int, *, folds: bool = False) -> str:
     unused = dict.fromkeys(("p_k_scale", "p_v_scale"), "*i32")
     caches = dict.fromkeys(("p_k", "p_v"), "*bf16") | dict.fromkeys(("stride_block", "stride_head"), "i32")
     values = SHAPE | {"NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim, "stride_slot": head_dim}
     values |= {"TILE": TILE, "HALF": HALF, "FP8": False, "MAX_SPLITS": 8, "WINDOW": 0, "DIRECT": False, "ON_GPU": True}
+    types = TYPES | unused | caches | ({"p_folded": "*i32"} if folds else {})
+    values |= {} if folds else {"p_folded": None}
     registers = decode_attention.MAX_REGISTERS
-    return compiled(
-        decode_attention._decode_splits, TYPES | unused | caches, values, ASTSource, num_stages=2, maxnreg=registers
-    )
+    return compiled(decode_attention._decode_splits, types, values, ASTSource, num_stages=2, maxnreg=registers)
 
 
 def many_rows(tiles: TeamTiles) -> dict[str, Any]:
@@ -294,12 +296,17 @@ def main() -> None:
         f"{name}, heads of {head_dim}": with_rings(kernel, num_keys, constants, head_dim)
         for head_dim in (64, 128)
         for name, kernel, num_keys, constants in (
-            ("splits", splits._decode_items, splits.PART, ring),
+            ("splits", splits._decode_items, splits.PART, ring | {"p_folded": None}),
+            ("folded splits", splits._decode_items, splits.PART, ring | {"p_folded": "*i32"}),
             ("rows", rows._decode_rows, HALF, direct),
         )
     }
     others = {
-        f"{num_kv_heads} key heads of {head_dim}": any_gpu(num_kv_heads, head_dim) for num_kv_heads, head_dim in HEADS
+        f"{num_kv_heads} key heads of {head_dim}{', folded' if folds else ''}": any_gpu(
+            num_kv_heads, head_dim, folds=folds
+        )
+        for num_kv_heads, head_dim in HEADS
+        for folds in (False, True)
     }
     products = {
         f"{name}, {num_rows} rows": packed(bits, num_rows, has_zeros=has_zeros)

@@ -128,6 +128,7 @@ def decode(
     layers: int = 1,
     window: int = 0,
     scale: float | None = None,
+    fold: bool = False,
 ) -> torch.Tensor:
     """Decode attention of these sequences of the batch (all by default), poisoned outputs first; of several layers that
     one plan serves, the last."""
@@ -140,6 +141,7 @@ def decode(
         num_kv_heads=batch.num_kv_heads,
         head_dim=batch.head_dim,
         device=batch.device,
+        fold=fold,
     )
     plan.partial_acc.fill_(POISON)
     plan.partial_ml.fill_(POISON)

@@ -47,7 +47,7 @@ def of_heads(num_kv_heads: int) -> dict[str, str]:
     """What computes heads, by name."""
     splits, rows = hopper_decode_splits, hopper_decode_attention
     number = {"NUM_KV_HEADS": num_kv_heads}
-    ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES} | number
+    ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES, "p_folded": None} | number
     direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES} | number
     return {
         "any GPU": any_gpu(num_kv_heads, HEAD_DIM),
