@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from headwater.kernels.hopper_attention import serves_cache
 from headwater.kernels.step_rows import load_tokens
 
 from ..config import EngineConfig
@@ -69,6 +70,9 @@ class DeviceModel:
         self.decoder, self.platform, self.kv_cache = decoder, platform, kv_cache
         self.graphs, self.buffers, self.shapes = Graphs(), buffers, shapes
         self._table, self._block_size = table, config.block_size
+        # Folds are measured with the caches that the kernels for Hopper serve; with fp8 and blocks of 16 their state
+        # does not fit in registers.
+        self._can_fold = serves_cache(kv_cache[0, 0])
         self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
         self.shown: Shown | None = None
         """Is given, within each forward pass, the layers' inputs that it names and the result."""
@@ -97,8 +101,7 @@ class DeviceModel:
 
     def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """As `hidden`, without a graph."""
-        words, table = self.buffers.words(shape), self._table
-        device = self.platform.device
+        words, table, device = self.buffers.words(shape), self._table, self.platform.device
         token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=device)
         slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=device)
         load_tokens(words.rows, words.positions, self._token_ids, table.block_ids, self._block_size, token_ids, slots)
@@ -107,7 +110,7 @@ class DeviceModel:
             seq_lens=words.seq_lens,
             table_rows=words.table_rows,
             block_tables=table.block_ids,
-            decode=self.platform.decode_plan(shape.num_decodes),
+            decode=self.platform.decode_plan(shape.num_decodes, folds=self._folds(shape)),
             windowed=self.platform.windowed_plan(shape.num_decodes),
             shares=shape.shares,
             chunk_lens=words.chunk_lens,
@@ -119,7 +122,8 @@ class DeviceModel:
         self.platform.refresh(attention)
         ends = None
         if shape.num_ends:
-            plan = self.platform.plan_ends(words.end_lens, words.end_rows, table.block_ids, shares=shape.shares)
+            where = words.end_lens, words.end_rows, table.block_ids
+            plan = self.platform.plan_ends(*where, shares=shape.shares, folds=self._folds(shape))
             ends = LastTokens(words.end_tokens, plan)
         batch = ForwardBatch(
             token_ids=token_ids,
@@ -137,6 +141,9 @@ class DeviceModel:
         hidden = self.decoder.forward(*given, ends=ends, inputs=inputs)
         self.shown.show(hidden, inputs.states)
         return hidden
+
+    def _folds(self, shape: StepShape) -> bool:
+        return self._can_fold and not shape.shares
 
 
 def _nothing(num_shown: int) -> None:

@@ -114,14 +114,15 @@ class CudaPlatform:
                 num_kv_heads=model.num_kv_heads,
                 head_dim=model.head_dim,
                 device=device,
+                fold=True,
             )
             for max_rows in sorted({1, max_decodes})
         ]
         self._ends_plan = self._decode_plans[-1].beside()
         self._window = model.sliding_window
         # Without a window nobody asks for these.
-        self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
-        self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
+        self._windowed_plans = [plan.without_folds().beside() if self._window else plan for plan in self._decode_plans]
+        self._windowed_ends_plan = self._ends_plan.without_folds().beside() if self._window else self._ends_plan
         self._early = False
         """Whether products of few tokens fill rings with weights before their tokens are there."""
         self._choices: dict[ProbedProduct, ProductChoice] = {}
@@ -182,9 +183,11 @@ class CudaPlatform:
         launch_planes(weights.linears.values(), EARLY_ROWS)
         launch_rounded(weights.linears.values())
 
-    def decode_plan(self, num_rows: int) -> DecodePlan:
-        """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
-        return next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
+    def decode_plan(self, num_rows: int, *, folds: bool = False) -> DecodePlan:
+        """The workspace for this many decoding rows: a single row has one of its own, which needs no work list. With
+        `folds`, first splits are folded: of rows that share nothing."""
+        plan = next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
+        return plan if folds else plan.without_folds()
 
     def windowed_plan(self, num_rows: int) -> DecodePlan:
         """As `decode_plan`, for layers with a sliding window."""
@@ -216,7 +219,13 @@ class CudaPlatform:
         return plan
 
     def plan_ends(
-        self, seq_lens: torch.Tensor, table_rows: torch.Tensor, block_tables: torch.Tensor, *, shares: bool
+        self,
+        seq_lens: torch.Tensor,
+        table_rows: torch.Tensor,
+        block_tables: torch.Tensor,
+        *,
+        shares: bool,
+        folds: bool = False,
     ) -> AttentionPlan:
         """Plan of the last layer, where every row that is looked at decodes; beside that of the other layers."""
         nothing = seq_lens[:0]
@@ -225,7 +234,7 @@ class CudaPlatform:
             seq_lens=seq_lens,
             table_rows=table_rows,
             block_tables=block_tables,
-            decode=self._ends_plan,
+            decode=self._ends_plan if folds else self._ends_plan.without_folds(),
             windowed=self._windowed_ends_plan,
             shares=shares,
             chunk_lens=nothing,
@@ -333,13 +342,7 @@ class CudaPlatform:
                 shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale)
             dependent = plan.dependent or not decode.is_direct
             if decode_attention(
-                q[:n],
-                *where,
-                k_scale=k_scale,
-                v_scale=v_scale,
-                scale=scale,
-                window=window,
-                dependent=dependent,
+                q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale, window=window, dependent=dependent
             ):
                 parts = plan.seq_lens, decode, out[:n]
                 reduce_splits(*parts, v_scale=v_scale, window=window, dependent=dependent, early=self._early)

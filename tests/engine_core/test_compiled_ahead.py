@@ -42,7 +42,16 @@ from headwater.engine_core.platforms.peer_group import PeerGroup
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.shards import NUM_LEAVES, WHOLE, Shard, Stage, local_config
-from headwater.kernels import gated_gemm, gemm, hopper_attention, peer_sum, product_probe, tree_gemm, wide_gemm
+from headwater.kernels import (
+    decode_attention,
+    gated_gemm,
+    gemm,
+    hopper_attention,
+    peer_sum,
+    product_probe,
+    tree_gemm,
+    wide_gemm,
+)
 from headwater.kernels.compile_ahead import CompileAhead
 from headwater.kernels.peer_memory import PeerMemory, new_numbers, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS
@@ -307,6 +316,23 @@ def serve_at_random(device: CudaExecutor, config: EngineConfig) -> None:
         rows = np.arange(num_rows, dtype=np.int32)
         masks = np.full((1, num_rows, words), -1, np.int32)
         device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
+
+
+@pytest.mark.parametrize(
+    ("block_size", "kv_dtype", "folds"),
+    [(64, torch.bfloat16, {True}), (64, torch.float8_e4m3fn, set()), (16, torch.bfloat16, set())],
+    ids=["bf16", "fp8", "blocks of 16"],
+)
+def test_steps_that_share_nothing_fold_first_splits_of_bf16_caches(
+    launches: Launches, block_size: int, kv_dtype: torch.dtype, folds: set[bool]
+) -> None:
+    config = replace(CONFIG, block_size=block_size, num_blocks=800 * 64 // block_size)
+    device = executor(config, kv_dtype)
+    names = {name for _, name, *_ in launches.seen}
+    assert {"_plan_folds" in names, "_list_folds" in names} == (folds or {False})
+    noted = launches.arguments(decode_attention._decode_splits, "p_folded", "DIRECT")
+    assert {folded is not type(None) for folded, is_direct in noted if not is_direct} == {False} | folds
+    device.close()
 
 
 def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_library(launches: Launches) -> None:

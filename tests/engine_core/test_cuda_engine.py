@@ -11,6 +11,7 @@ from headwater.engine_core.executors import cuda
 from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.own_rows import OwnRows
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.hopper_attention import is_hopper
 from tests.engine_core.small_models import FAMILIES, SHAPE, SmallEngine, convert, greedy, random_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -90,6 +91,32 @@ def test_an_answer_among_seven_hundred_is_the_one_among_forty_eight(folder: Path
         answers.append(one.tokens(asked, *seeded))
         one.close()
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("num_requests", [64, 128])
+def test_an_answer_whose_first_splits_are_folded_is_the_one_alone(
+    num_requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096}
+    random_checkpoint("qwen3", tmp_path / "hf", **sizes)
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    torch.manual_seed(1)
+    asked = [torch.randint(3, SHAPE["vocab_size"], (1500 + 37 * i % 700,)).tolist() for i in range(num_requests)]
+    seeded = [SamplingParams(temperature=0.9, seed=i, max_tokens=40) for i in range(num_requests)]
+    one = engine(folder, max_num_seqs=num_requests, num_blocks=40 * num_requests, max_num_batched_tokens=8192)
+    assert isinstance(one.executor, CudaExecutor)
+    folded, maxima = one.executor._model.platform.decode_plan(num_requests, folds=True).folded, []
+    step = one.engine.step
+
+    def noted() -> Any:
+        maxima.append(folded.max())
+        return step()
+
+    monkeypatch.setattr(one.engine, "step", noted)
+    answers = one.tokens(asked, *seeded)
+    one.close()
+    assert max(map(int, maxima)) > 1 or not is_hopper(torch.device("cuda"))
+    assert answers[::9] == alone(folder, asked[::9], seeded[::9])
 
 
 def test_an_answer_after_a_prefix_hit_and_beside_sharers_is_the_same(folder: Path) -> None:
