@@ -15,7 +15,7 @@ from .config import EngineConfig
 from .executor import Executor, Int32Array, StepResult
 from .kv.block_files import BlockFiles
 from .kv.block_source import BlockSource
-from .kv.peer_link import FromLink, HolderLeft, LeaseCopied, LeaseEnd, LeaseRequest, PeerLink, Placed, Pulled
+from .kv.peer_link import FromLink, PeerLink
 from .kv.tiers import Tiers
 from .prefetch import NewPrefetch
 from .request import FinishReason, Holder, NewRequest
@@ -175,23 +175,8 @@ class Engine:
 
     def take(self, message: FromLink) -> None:
         """Takes a message of the link to other engines."""
-        leases, peers = self._tiers.leases, self._tiers.peers
-        assert leases is not None
-        assert peers is not None
         self._is_idle = False
-        match message:
-            case Placed():
-                peers.placed(message)
-            case Pulled():
-                peers.pulled(message)
-            case HolderLeft(holder=holder):
-                peers.holder_left(holder)
-            case LeaseRequest():
-                leases.lend(message)
-            case LeaseCopied(lease=lease):
-                leases.copied(lease)
-            case LeaseEnd(lease=lease, num_copied=num_copied):
-                leases.end(lease, num_copied)
+        self._tiers.take(message)
 
     def cancel(self, key: int, reason: FinishReason = FinishReason.CANCELLED) -> None:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the steps in flight."""

@@ -17,7 +17,7 @@ from .disk_blocks import DiskBlocks
 from .host_blocks import HostBlocks
 from .lending import Lender, Release, Steps
 from .peer_blocks import PeerBlocks
-from .peer_link import PeerLink
+from .peer_link import FromLink, HolderLeft, LeaseCopied, LeaseEnd, LeaseRequest, PeerLink, Placed, Pulled
 from .swapper_parts import SwapperParts
 
 
@@ -68,6 +68,24 @@ class Tiers:
         """In order of preference."""
         found: list[BlockSource | None] = [self.host, self.disk, self.peers]
         return [source for source in found if source is not None]
+
+    def take(self, message: FromLink) -> None:
+        """Takes a message of the link to other engines."""
+        assert self.leases is not None
+        assert self.peers is not None
+        match message:
+            case Placed():
+                self.peers.placed(message)
+            case Pulled():
+                self.peers.pulled(message)
+            case HolderLeft(holder=holder):
+                self.peers.holder_left(holder)
+            case LeaseRequest():
+                self.leases.lend(message)
+            case LeaseCopied(lease=lease):
+                self.leases.copied(lease)
+            case LeaseEnd(lease=lease, num_copied=num_copied):
+                self.leases.end(lease, num_copied)
 
     def describe(self, load: EngineLoad) -> None:
         """Fills in what the tiers hold and did."""
