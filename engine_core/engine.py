@@ -28,7 +28,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.speculator import Speculator
 from .scheduling.step_builder import PlannedStep
 from .scheduling.step_results import ResultHandler
-from .step_output import EngineLoad, Finished, StepOutput
+from .step_output import EngineLoad, Finished, MaskReport, StepOutput
 
 NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 """Masks of an engine without grammars."""
@@ -48,10 +48,13 @@ class Engine:
         disk_files: BlockFiles | None = None,
         peer_link: PeerLink | None = None,
         sources: Sequence[BlockSource] = (),
+        report_masks: Callable[[MaskReport], None] = lambda report: None,
     ) -> None:
         """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that have a grammar; others
         fill it. Positions are one more than a row's drafts. `disk_files` is the place of blocks on a disk;
-        `peer_link` leads to other engines; `sources` are asked beside the engine's own tiers, which come first."""
+        `peer_link` leads to other engines; `sources` are asked beside the engine's own tiers, which come first.
+        `report_masks` is called in the middle of a step, as soon as there is something to report to those who fill
+        masks: the device waits for them. It must not call the engine."""
         self._config = config
         self._clock = clock
         self._tiers = Tiers(config, executor, disk_files, peer_link, clock)
@@ -65,7 +68,8 @@ class Engine:
             copies_blocks=executor.copies_blocks,
         )
         self._prefetches = Prefetches.of(self._tiers.peers, self._scheduler, config, clock)
-        self._results = ResultHandler(self._scheduler, clock)
+        self._report_masks = report_masks
+        self._results = ResultHandler(self._scheduler, clock, report_masks)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
         loads = self._scheduler.loads
@@ -335,8 +339,8 @@ class Engine:
         planned = self._scheduler.schedule()
         # Blocks that the step overwrites may have to be copied first.
         self._scheduler.loads.launch()
-        if planned is not None:
-            self._output.masks_wanted = planned.masks_wanted
+        if planned is not None and planned.masks_wanted is not None:
+            self._report_masks(MaskReport(wanted=planned.masks_wanted))
         return planned
 
     @property
@@ -369,12 +373,12 @@ class Engine:
         if self._late_plans is not None:
             self._late_plans.note_retired(planned)
         self._scheduler.retire(planned.plan.step)
-        self._output.step, self._output.is_drawn = planned.plan.step, planned.is_draw
+        self._output.step = planned.plan.step
 
     def _take_output(self, *, is_told: bool) -> StepOutput | None:
         output = self._output
         output.cache_events = self._scheduler.cache.take_events()
-        if not (is_told or output.finishes or output.cache_events or output.masks_wanted):
+        if not (is_told or output.finishes or output.cache_events):
             return None
         for finished in output.finishes:
             self._requests.pop(finished.key, None)

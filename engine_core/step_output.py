@@ -89,6 +89,18 @@ class MasksWanted:
 
 
 @dataclass(slots=True, kw_only=True)
+class MaskReport:
+    """Masks that are wanted from now on, or tokens that were drawn under masks: num_tokens[i] of request keys[i]."""
+
+    wanted: MasksWanted | None = None
+    keys: list[int] = field(default_factory=list)
+    """Requests that got tokens; those that ended with them are left out."""
+    num_tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    """Tokens of all requests, one after another."""
+
+
+@dataclass(slots=True, kw_only=True)
 class DiskUse:
     """Figures of the engine's blocks on a disk."""
 
@@ -197,7 +209,4 @@ class StepOutput:
     embeddings: dict[int, bytes] = field(default_factory=dict)
     """By key: float32 [hidden size]; the request's finish is in the same output."""
     cache_events: CacheEvents | None = None
-    masks_wanted: MasksWanted | None = None
-    is_drawn: bool = False
-    """Whether its tokens were drawn under masks; then all of them were."""
     load: EngineLoad = field(default_factory=EngineLoad)

@@ -12,7 +12,7 @@ from ..executor import Int32Array, StepResult
 from ..kv.prefix_hash import token_bytes
 from ..ragged import places
 from ..request import FinishReason, TokenLogprobs
-from ..step_output import Finished, PromptLogprobsPart, Started, StepOutput
+from ..step_output import Finished, MaskReport, PromptLogprobsPart, Started, StepOutput
 from .masks import Rows
 from .request_state import NO_ROW, RequestState
 from .scheduler import Scheduler
@@ -31,6 +31,8 @@ class Sampled(NamedTuple):
     """[S] what they might have gained; None: that much."""
     num_drafts: Int32Array | None
     """[S] of them; None where none had any."""
+    are_own: bool
+    """Whether the executor drafted them."""
     logprobs: dict[int, TokenLogprobs]
     """By place in `tokens`."""
 
@@ -59,15 +61,19 @@ class DraftCounts:
 
 
 class ResultHandler:
-    """Writes known tokens into the table and speaks through a StepOutput."""
+    """Writes known tokens into the table and speaks through a StepOutput. Tokens that were drawn under masks are
+    reported at once, before the rest of their step is settled."""
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, scheduler: Scheduler, clock: Callable[[], float], report_masks: Callable[[MaskReport], None]
+    ) -> None:
         self.num_generated_tokens = 0
         self.drafts = DraftCounts()
         self._scheduler = scheduler
         self._table = scheduler.table
         self._cache = scheduler.cache
         self._clock = clock
+        self._report_masks = report_masks
         # From the end of a block to its tokens.
         self._in_block = np.arange(-self._table.block_size, 0)
 
@@ -80,17 +86,10 @@ class ResultHandler:
         sampled = self._alive(planned, result)
         if not sampled.rows.size:
             return
-        if sampled.reserved is not None and sampled.num_drafts is not None:
-            self._settle_drafts(sampled.rows, sampled.num_drafts, sampled.num_tokens - 1)
-            self._scheduler.roll_back(sampled.rows, sampled.reserved, sampled.num_tokens)
-            if result.num_drafts is not None and self._scheduler.speculator is not None:
-                self._scheduler.speculator.settle_drafts(
-                    sampled.rows, sampled.reserved - 1, sampled.num_drafts, sampled.num_tokens - 1
-                )
         if sampled.tokens.shape[1] == 1:
-            self._settle_tokens(sampled.rows, sampled.tokens[:, 0], sampled.logprobs, output)
+            self._settle_tokens(sampled, output, is_draw=planned.is_draw)
         else:
-            self._settle_runs(sampled, output)
+            self._settle_runs(sampled, output, is_draw=planned.is_draw)
 
     def finish(
         self,
@@ -117,55 +116,49 @@ class ResultHandler:
     def _alive(self, planned: PlannedStep, result: StepResult) -> Sampled:
         """Without rows whose request ended while the step was in flight."""
         rows, reserved, num_drafts = planned.sampled_rows, planned.reserved, result.num_drafts
+        are_own = num_drafts is not None
         if reserved is not None and num_drafts is None:
             num_drafts = reserved - 1
         if not self._scheduler.has_leavers or (is_alive := self._table.is_alive[rows]).all():
-            return Sampled(rows, result.token_ids, result.num_tokens, reserved, num_drafts, result.logprobs)
+            return Sampled(rows, result.token_ids, result.num_tokens, reserved, num_drafts, are_own, result.logprobs)
         most = result.token_ids.shape[1]
         moves = most * (np.arange(rows.size) - np.cumsum(is_alive) + 1)
         logprobs = {at - int(moves[at // most]): entry for at, entry in result.logprobs.items() if is_alive[at // most]}
         if reserved is not None and num_drafts is not None:
             reserved, num_drafts = reserved[is_alive], num_drafts[is_alive]
         tokens, num_tokens = result.token_ids[is_alive], result.num_tokens[is_alive]
-        return Sampled(rows[is_alive], tokens, num_tokens, reserved, num_drafts, logprobs)
+        return Sampled(rows[is_alive], tokens, num_tokens, reserved, num_drafts, are_own, logprobs)
 
-    def _settle_drafts(self, rows: Rows, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
-        self.drafts.note(num_drafts, num_accepted)
-        self._table.num_drafted[rows] += num_drafts
-        self._table.num_accepted[rows] += num_accepted
-
-    def _settle_tokens(
-        self, rows: Rows, tokens: Int32Array, logprobs: dict[int, TokenLogprobs], output: StepOutput
-    ) -> None:
-        table = self._table
+    def _settle_tokens(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
+        table, rows, tokens = self._table, sampled.rows, sampled.tokens[:, 0]
         # The token's position is also how many tokens have their KV computed by retired steps.
         positions = table.num_known[rows]
         ends = positions + 1
         table.token_ids[rows, positions] = tokens
         table.num_known[rows] = ends
-        self.num_generated_tokens += rows.size
-        self._say(rows, positions, [1] * rows.size, tokens, logprobs, output)
-        if self._scheduler.speculator is not None:
-            self._scheduler.speculator.settle(table, rows, positions)
+        is_stop = table.are_stops(rows, positions, tokens)
+        ended = (is_stop | (ends == table.max_len[rows])).nonzero()[0].tolist()
+        self._say(rows, positions, [1] * rows.size, tokens, sampled.logprobs, output)
+        if is_draw:
+            self._report_drawn(output, ended)
+        self._settle_speculation(sampled, positions)
         if (full_rows := rows[table.hash_due[rows] <= positions]).size:
             self._cache_full_blocks(full_rows)
-        is_stop = table.are_stops(rows, positions, tokens)
-        for i in (is_stop | (ends == table.max_len[rows])).nonzero()[0].tolist():
+        for i in ended:
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
-    def _settle_runs(self, sampled: Sampled, output: StepOutput) -> None:
+    def _settle_runs(self, sampled: Sampled, output: StepOutput, *, is_draw: bool) -> None:
         """Settles the tokens that each row gained, but none behind one that stops it."""
         table, rows, counts = self._table, sampled.rows, sampled.num_tokens
         first, of, columns = table.num_known[rows], np.repeat(np.arange(rows.size), counts), places(counts)
         rows_of, known, positions = rows[of], sampled.tokens[of, columns], first[of] + columns
         is_stop = table.are_stops(rows_of, positions, known)
         last = (is_stop | (positions + 1 == table.max_len[rows_of])).nonzero()[0]
-        ends: list[tuple[int, int | None]] = []
+        ended, stops = list[int](), list[int | None]()
         if last.size:
             done, at = np.unique(of[last], return_index=True)
             last = last[at]
-            stops = [int(known[i]) if is_stop[i] else None for i in last.tolist()]
-            ends = list(zip(rows[done].tolist(), stops, strict=True))
+            ended, stops = done.tolist(), [int(known[i]) if is_stop[i] else None for i in last.tolist()]
             counts = counts.copy()
             counts[done] = columns[last] + 1
             is_counted = columns < counts[of]
@@ -173,15 +166,40 @@ class ResultHandler:
         ends_at = first + counts
         table.token_ids[rows_of, positions] = known
         table.num_known[rows] = ends_at
-        self.num_generated_tokens += known.size
         logprobs = _counted(sampled.logprobs, sampled.tokens.shape[1], counts)
         self._say(rows, first, counts.tolist(), known, logprobs, output)
-        if self._scheduler.speculator is not None:
-            self._scheduler.speculator.settle(table, rows, first)
+        if is_draw:
+            self._report_drawn(output, ended)
+        self._settle_speculation(sampled, first)
         if (full_rows := rows[table.hash_due[rows] < ends_at]).size:
             self._cache_full_blocks(full_rows)
-        for row, stop_token_id in ends:
-            self._end(row, stop_token_id, output)
+        for i, stop_token_id in zip(ended, stops, strict=True):
+            self._end(rows[i], stop_token_id, output)
+
+    def _report_drawn(self, output: StepOutput, ended: list[int]) -> None:
+        """Reports the tokens of the output, but not those of its rows that end with them."""
+        keys, num_tokens, token_ids = output.keys, output.num_tokens, output.token_ids
+        if ended:
+            left = [i for i in range(len(keys)) if i not in ended]
+            starts = np.cumsum(num_tokens) - num_tokens
+            token_ids = [token for i in left for token in token_ids[starts[i] : starts[i] + num_tokens[i]]]
+            keys, num_tokens = [keys[i] for i in left], [num_tokens[i] for i in left]
+        if keys:
+            self._report_masks(MaskReport(keys=keys, num_tokens=num_tokens, token_ids=token_ids))
+
+    def _settle_speculation(self, sampled: Sampled, first: Int32Array) -> None:
+        """Takes back what drafts of the rows reserved in vain, and shows the speculator tokens from `first` on."""
+        rows, speculator = sampled.rows, self._scheduler.speculator
+        if sampled.reserved is not None and sampled.num_drafts is not None:
+            num_accepted = sampled.num_tokens - 1
+            self.drafts.note(sampled.num_drafts, num_accepted)
+            self._table.num_drafted[rows] += sampled.num_drafts
+            self._table.num_accepted[rows] += num_accepted
+            self._scheduler.roll_back(rows, sampled.reserved, sampled.num_tokens)
+            if sampled.are_own and speculator is not None:
+                speculator.settle_drafts(rows, sampled.reserved - 1, sampled.num_drafts, num_accepted)
+        if speculator is not None:
+            speculator.settle(self._table, rows, first)
 
     def _end(self, row: int, stop_token_id: int | None, output: StepOutput) -> None:
         request = self._table.requests[row]
@@ -202,6 +220,7 @@ class ResultHandler:
         output.keys = self._table.keys[rows].tolist()
         output.first_index = (first_positions - self._table.num_prompt[rows]).tolist()
         output.num_tokens, output.token_ids = num_tokens, tokens.tolist()
+        self.num_generated_tokens += tokens.size
         output.logprobs = logprobs
 
     def _cache_full_blocks(self, rows: Rows) -> None:

@@ -79,7 +79,6 @@ def run(
     executor: MeasuredExecutor,
     commands: RingReader,
     reports: RingWriter,
-    mask_reports: RingWriter,
     rank_reports: RankReports | None = None,
 ) -> None:
     """Steps until the server closes the command ring."""
@@ -108,11 +107,7 @@ def run(
             if (output := engine.step()) is not None:
                 # The server waits for a word after each step that says something.
                 is_idle = False
-                report = encode(Step(output, *executor.take()))
-                if output.is_drawn or output.masks_wanted is not None:
-                    # First of all: the device waits for it.
-                    mask_reports.write(report)
-                reports.write(report)
+                reports.write(encode(Step(output, *executor.take())))
 
 
 def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:
@@ -186,19 +181,25 @@ def main() -> None:
     longest_step = executor.warm_up()
     measured = MeasuredExecutor(executor, prefill_seconds=longest_step / config.max_num_batched_tokens)
     with contextlib.closing(measured):
-        masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)
         progress("measuring steps", 0, 1)
         kept_costs = KeptCosts.of_engine(os.environ, settings, config, facts)
-        speculator = build_speculator(settings, config, executor, facts, kept_costs)
         link = None
         if config.num_peer_blocks:
             link = open_peer_link(ends.records, reports, key_of(options, config, facts, executor), config, executor)
-        engine = Engine(config, measured, masks=masks, speculator=speculator, disk_files=disk_files, peer_link=link)
+        engine = Engine(
+            config,
+            measured,
+            masks=map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size),
+            speculator=build_speculator(settings, config, executor, facts, kept_costs),
+            disk_files=disk_files,
+            peer_link=link,
+            report_masks=lambda report: mask_reports.write(encode(report)),
+        )
         with contextlib.closing(engine):
             collector.leave_out_what_exists()
             reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings), link)))
-            run(engine, measured, commands, reports, mask_reports, rank_reports_of(executor, reports))
+            run(engine, measured, commands, reports, rank_reports_of(executor, reports))
 
 
 class SpokenProgress:

@@ -25,11 +25,11 @@ from llguidance import LLExecutor, LLMatcher
 
 from headwater.engine_core.ring import PeerGone, RingReader
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.step_output import MasksWanted, StepOutput
+from headwater.engine_core.step_output import MaskReport, MasksWanted
 
 from ..grammars.grammars import GrammarError, check
 from .mask_table import Int32Array
-from .messages import Command, Fail, MasksFilled, decode_step
+from .messages import Command, Fail, MasksFilled, decode_mask_report
 from .token_bounds import TokenBounds, bounds_of
 
 MAX_THREADS = 8
@@ -168,18 +168,15 @@ class MaskWriter:
         with contextlib.suppress(PeerGone):
             while True:
                 reports.wait()
-                self.on_output(*(decode_step(message).output for message in reports.read()))
+                self.on_reports(*map(decode_mask_report, reports.read()))
 
-    def on_output(self, *outputs: StepOutput) -> None:
+    def on_reports(self, *reports: MaskReport) -> None:
         """Writes the masks that can be written now, and says so. In one thread at a time."""
         start, due = time.perf_counter(), dict[int, Follower]()
-        for output in outputs:
-            if (wanted := output.masks_wanted) is not None:
-                self._seat(wanted, due)
-            if output.is_drawn:
-                self._read(output, due)
-            for finished in output.finishes:
-                due.pop(finished.key, None)
+        for report in reports:
+            if report.wanted is not None:
+                self._seat(report.wanted, due)
+            self._read(report, due)
         if due:
             # Each thread takes a stretch of the list. Matchers of a family wait for one another: they stand together.
             followers = sorted(due.values(), key=lambda follower: id(follower.family))
@@ -204,9 +201,9 @@ class MaskWriter:
             follower.row, follower.ticket, follower.draft_ids = row, ticket, drafts
             self._holders[row] = due[key] = follower
 
-    def _read(self, output: StepOutput, due: dict[int, Follower]) -> None:
-        token_ids = iter(output.token_ids)
-        for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+    def _read(self, report: MaskReport, due: dict[int, Follower]) -> None:
+        token_ids = iter(report.token_ids)
+        for key, num_tokens in zip(report.keys, report.num_tokens, strict=True):
             gained = list(islice(token_ids, num_tokens))
             if (follower := self._followers.get(key)) is not None:
                 follower.read(gained)

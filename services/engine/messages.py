@@ -20,7 +20,7 @@ from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.ring import RingEnd
-from headwater.engine_core.step_output import EngineLoad, StepOutput
+from headwater.engine_core.step_output import EngineLoad, MaskReport, StepOutput
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):
@@ -224,4 +224,4 @@ _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
-decode_step = msgspec.msgpack.Decoder(Step).decode
+decode_mask_report = msgspec.msgpack.Decoder(MaskReport).decode

@@ -24,7 +24,7 @@ from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.scheduling.speculator import Speculator
-from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.step_output import MaskReport, StepOutput
 from tests.engine_core.checked_executor import MODEL, CheckedExecutor
 from tests.engine_core.fixed_speculator import FixedSpeculator, Undrafted
 
@@ -137,6 +137,7 @@ class Driver:
             masks=self.masks,
             speculator=self._beside_grammars(),
             sources=() if self.sources is None else self.sources(self.executor.kv_blocks),
+            report_masks=self._hear_wanted,
         )
         self.wanted: dict[int, Want] = {}
         """By row."""
@@ -236,10 +237,6 @@ class Driver:
                 stream.num_draft_tokens = finish.work.num_draft_tokens
                 stream.num_accepted_tokens = finish.work.num_accepted_tokens
                 stream.num_steps = finish.work.num_steps
-        if (wanted := output.masks_wanted) is not None:
-            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices, wanted.draft_ids)
-            for key, row, ticket, index, draft_ids in zip(*columns, strict=True):
-                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1), draft_ids)
         if (events := output.cache_events) is not None:
             assert self.cached >= set(events.removed)
             self.cached -= set(events.removed)
@@ -247,6 +244,12 @@ class Driver:
             assert len(set(stored)) == len(stored)
             assert self.cached.isdisjoint(stored)
             self.cached |= set(stored)
+
+    def _hear_wanted(self, report: MaskReport) -> None:
+        if (wanted := report.wanted) is not None:
+            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices, wanted.draft_ids)
+            for key, row, ticket, index, draft_ids in zip(*columns, strict=True):
+                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1), draft_ids)
 
     def _hear_logprobs(self, output: StepOutput) -> None:
         """The simulated model finds each token the likeliest."""

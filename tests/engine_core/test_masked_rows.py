@@ -16,6 +16,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.step_output import MaskReport, StepOutput
 from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
 from tests.kernels.paging import GPU, LONG_INTERPRETED
@@ -80,7 +81,8 @@ def run(
     given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
     executor, config, _ = build_executor(given, lambda phase, done, total: None)
     masks = np.zeros((num_positions, config.num_rows, VOCAB_SIZE // 32), np.int32)
-    engine = Engine(config, executor, masks=masks, speculator=None if guesser is None else guesser.beside(config))
+    speculator, reports = None if guesser is None else guesser.beside(config), list[MaskReport]()
+    engine = Engine(config, executor, masks=masks, speculator=speculator, report_masks=reports.append)
     answers: list[list[int]] = [[] for _ in masked]
     scored = [0] * len(masked)
     seats: dict[int, tuple[int, int]] = {}
@@ -92,8 +94,7 @@ def run(
         )
     num_left = len(masked)
     while num_left:
-        if (output := engine.step()) is None:
-            continue
+        output = engine.step() or StepOutput(step=0)
         keys = [key for key, num_tokens in zip(output.keys, output.num_tokens, strict=True) for _ in range(num_tokens)]
         for at, (key, token) in enumerate(zip(keys, output.token_ids, strict=True)):
             if masked[key]:
@@ -101,9 +102,10 @@ def run(
             answers[key].append(token)
             scored[key] += at in output.logprobs
         drafts: dict[int, list[int]] = {}
-        if (wanted := output.masks_wanted) is not None:
+        for wanted in (report.wanted for report in reports if report.wanted is not None):
             seats |= dict(zip(wanted.keys, zip(wanted.rows, wanted.tickets, strict=True), strict=True))
-            drafts = dict(zip(wanted.keys, wanted.draft_ids, strict=True))
+            drafts |= dict(zip(wanted.keys, wanted.draft_ids, strict=True))
+        reports.clear()
         num_left -= len(output.finishes)
         for key in {*output.keys, *drafts} & seats.keys():
             (row, ticket), draft_ids = seats[key], drafts.get(key, [])

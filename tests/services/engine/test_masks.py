@@ -11,21 +11,17 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.ring import RingReader, RingWriter, create_ring
-from headwater.engine_core.step_output import MasksWanted, StepOutput
+from headwater.engine_core.step_output import MaskReport, MasksWanted
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Command, MasksFilled, Step, encode
+from headwater.services.engine.messages import Command, MasksFilled, encode
 from headwater.services.grammars.grammars import fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.text.model import TextModel
 from tests.services.grammars.structured_engine import EOS, VOCAB_SIZE
 from tests.services.grammars.test_structured_answers import schema_grammar
-
-
-def report(output: StepOutput) -> bytes:
-    return encode(Step(output, prefill_tokens=0, decode_rows=0, seconds=0.0))
 
 
 async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -> None:
@@ -36,14 +32,12 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
     writer.follow(7, *await compiler.member(schema_grammar({"type": "boolean"}).encode()), [])
     async with owned_task(writer.run(RingReader(reader_end))):
         await asyncio.sleep(0)
-        reports.write(
-            report(StepOutput(step=1, masks_wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])))
-        )
+        reports.write(encode(MaskReport(wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0]))))
         # Waits in this thread, so nothing runs in the loop.
         assert said.get(timeout=20) == MasksFilled([1], [3], [0], [1])
         assert table[0, 1].any()
         token_id = int(np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0])
-        reports.write(report(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True)))
+        reports.write(encode(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id])))
         assert said.get(timeout=20) == MasksFilled([1], [3], [1], [1])
     reports.close()
     writer.close()
@@ -68,7 +62,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
 
     def ask(key: int, ticket: int, draft_ids: list[int]) -> list[list[int]]:
         wanted = MasksWanted(keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids])
-        writer.on_output(StepOutput(step=1, masks_wanted=wanted))
+        writer.on_reports(MaskReport(wanted=wanted))
         assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1], [[yes]])]
         said.clear()
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
@@ -79,7 +73,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     assert ask(7, 1, [yes, no, sir]) == [masks[0], masks[1], everything, everything]
     assert ask(7, 1, [no]) == [masks[0], everything]
     # None of that was the answer.
-    writer.on_output(StepOutput(step=2, keys=[7], num_tokens=[2], token_ids=[yes, sir], is_drawn=True))
+    writer.on_reports(MaskReport(keys=[7], num_tokens=[2], token_ids=[yes, sir]))
     assert said == [MasksFilled([1], [1], [2], [1])]
     assert table[0, 1].tolist() == masks[2]
     writer.close()
@@ -102,9 +96,9 @@ async def test_what_the_grammar_forces_is_said_with_the_mask_of_its_first_token(
         """What is forced, at first and after each token."""
         writer = MaskWriter(np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None)
         writer.follow(7, *await compiler.member(grammar.encode()), [], is_drafted=is_drafted)
-        writer.on_output(StepOutput(step=1, masks_wanted=wanted))
+        writer.on_reports(MaskReport(wanted=wanted))
         for token_id in tokens:
-            writer.on_output(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True))
+            writer.on_reports(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id]))
         writer.close()
         forced = [command.forced_ids for command in said if isinstance(command, MasksFilled)]
         said.clear()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.step_output import MasksWanted, StepOutput
+from headwater.engine_core.step_output import MaskReport, MasksWanted
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.engine.grammar_queue import GrammarQueue
 from headwater.services.engine.grammars import GrammarCompiler
@@ -111,7 +111,7 @@ async def test_masks_behind_drafts_hold_to_the_bounds(compiler: GrammarCompiler,
     bounds = sampling(bad_words=((yes, sir),), min_tokens=3, min_tokens_blocked_ids=EOS)
     writer.follow(1, *member, [], sampling=bounds)
     wanted = MasksWanted(keys=[1], rows=[0], tickets=[1], output_indices=[0], draft_ids=[[yes, man]])
-    writer.on_output(StepOutput(step=1, masks_wanted=wanted))
+    writer.on_reports(MaskReport(wanted=wanted))
     allowed = [set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))) for row in table[:, 0]]
     assert (man in allowed[1], sir in allowed[1], allowed[1] & {*EOS}) == (True, False, set())
     # Two of three tokens, but the grammar has no third.

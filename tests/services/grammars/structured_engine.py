@@ -17,7 +17,7 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculator import Speculator
-from headwater.engine_core.step_output import Finished, StepOutput
+from headwater.engine_core.step_output import Finished, MaskReport, StepOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command, Fail, MasksFilled
@@ -64,8 +64,9 @@ async def answers(
 ) -> tuple[list[Told], Engine]:
     """What became of all, asked at once."""
     masks = np.zeros((settings.max_draft_tokens + 1, settings.max_num_seqs, VOCAB_SIZE // 32), np.int32)
-    engine = Engine(settings, executor or simulated(settings), masks=masks, speculator=speculator)
-    commands: list[Command] = []
+    reports, commands = list[MaskReport](), list[Command]()
+    executor = executor or simulated(settings)
+    engine = Engine(settings, executor, masks=masks, speculator=speculator, report_masks=reports.append)
     writer = MaskWriter(masks, commands.append, lambda seconds: None)
     told = [Told(list(ask.output_ids)) for ask in asks]
     for key, ask in enumerate(asks):
@@ -86,8 +87,10 @@ async def answers(
         for command in commands[: turns.randrange(4)]:
             _apply(engine, command)
             commands.remove(command)
-        if (output := engine.step()) is not None:
-            writer.on_output(output)
+        output = engine.step()
+        writer.on_reports(*reports)
+        reports.clear()
+        if output is not None:
             for finished in output.finishes:
                 writer.forget(finished.key)
             _hear(output, told)
