@@ -78,6 +78,8 @@ class Engine:
         waits = self._tiers.leases is None or config.num_groups > 1
         self._late_plans = None if waits else LatePlans(clock, lambda: executor.prefill_seconds)
         self._output = StepOutput(step=0)
+        self._forced: list[tuple[Rows, Int64Array, Int32Array, list[list[int]]]] = []
+        """Tokens that grammars force, said since the last plan: rows, tickets, output indices, tokens."""
         self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
@@ -99,11 +101,7 @@ class Engine:
         self._promote_waiting()
         if self._prefetches is not None:
             self._prefetches.advance()
-        planned = self._schedule()
-        for each in planned:
-            self._in_flight.submit(each)
-            if self._late_plans is not None:
-                self._late_plans.note_launched(each)
+        planned = self._launch()
         retired, is_told = self._retire(planned), False
         for step, result in retired:
             self._results.settle(step, result, self._output)
@@ -221,17 +219,18 @@ class Engine:
         noted = np.array(rows), np.array(tickets), np.array(output_indices, np.int32)
         self._scheduler.held.note(*noted, counts)
         if forced_ids:
-            self._foresee(*noted, forced_ids)
+            self._forced.append((*noted, forced_ids))
 
-    def _foresee(
-        self, rows: Rows, tickets: Int64Array, output_indices: Int32Array, forced_ids: Sequence[Sequence[int]]
-    ) -> None:
-        """Takes tokens that grammars force from these outputs on. They count where none of the outputs is known yet."""
+    def _foresee(self) -> None:
+        """Takes the tokens that grammars force from outputs on, as said with their masks. They count where none of the
+        outputs is known yet."""
         table, speculator = self._scheduler.table, self._scheduler.speculator
-        positions = table.num_prompt[rows] + output_indices
-        is_next = (table.held.tickets[rows] == tickets) & (positions == table.num_known[rows])
-        if speculator is not None and is_next.any():
-            speculator.foresee(table, rows[is_next], [forced_ids[i] for i in np.flatnonzero(is_next).tolist()])
+        for rows, tickets, output_indices, forced_ids in self._forced:
+            positions = table.num_prompt[rows] + output_indices
+            is_next = (table.held.tickets[rows] == tickets) & (positions == table.num_known[rows])
+            if speculator is not None and is_next.any():
+                speculator.foresee(table, rows[is_next], [forced_ids[i] for i in np.flatnonzero(is_next).tolist()])
+        self._forced.clear()
 
     def fail(self, key: int, error: str) -> None:
         """Ends a request whose mask cannot be made; a key that is not here has ended already."""
@@ -314,14 +313,24 @@ class Engine:
         unsaid = {block_hash for planned in self._in_flight for chain in planned.stored for block_hash in chain.hashes}
         return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
 
-    def _schedule(self) -> list[PlannedStep]:
-        """A draw, a step, both or neither, to be launched in this order."""
+    def _launch(self) -> list[PlannedStep]:
+        """Launches a draw, a step, both or neither, in this order, and returns them. All that the draw does not need
+        comes after its launch."""
         is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
-        draw = self._plan_draw(is_computing=is_computing)
+        if (draw := self._plan_draw(is_computing=is_computing)) is not None:
+            self._submit(draw)
+        self._foresee()
         # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
         # If it did not wait, the next step is launched right behind the draw.
-        step = self._plan_step(has_draw=draw is not None) if is_computing or draw is None else None
+        step = self._plan_step() if is_computing or draw is None else None
+        if step is not None:
+            self._submit(step)
         return [planned for planned in (draw, step) if planned is not None]
+
+    def _submit(self, planned: PlannedStep) -> None:
+        self._in_flight.submit(planned)
+        if self._late_plans is not None:
+            self._late_plans.note_launched(planned)
 
     def _plan_draw(self, *, is_computing: bool) -> PlannedStep | None:
         """The sampling of what is held and can be drawn now; while the device is busy, only of all that is held: what
@@ -330,9 +339,9 @@ class Engine:
             return None
         return self._scheduler.draw()
 
-    def _plan_step(self, *, has_draw: bool) -> PlannedStep | None:
+    def _plan_step(self) -> PlannedStep | None:
         """A step, unless enough are in flight or it is better to wait."""
-        self._has_held_back = self._scheduler.held.hold_back(is_in_flight=has_draw or len(self._in_flight) > 0)
+        self._has_held_back = self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
         self._plans_later = self._is_early
         if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
             return None
