@@ -72,14 +72,14 @@ class Engine:
         self._results = ResultHandler(self._scheduler, clock, report_masks)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
-        loads = self._scheduler.loads
-        self._tiers.open_leases(self._scheduler.pool, loads.release, self._in_flight)
+        self._tiers.open_leases(self._scheduler.pool, self._scheduler.loads.release, self._in_flight)
         # Stages of a pipeline begin a step as soon as it is planned; other engines wait in `step` for their device.
         waits = self._tiers.leases is None or config.num_groups > 1
         self._late_plans = None if waits else LatePlans(clock, lambda: executor.prefill_seconds)
         self._output = StepOutput(step=0)
         self._forced: list[tuple[Rows, Int64Array, Int32Array, list[list[int]]]] = []
         """Tokens that grammars force, said since the last plan: rows, tickets, output indices, tokens."""
+        self._launched: list[PlannedStep] = []
         self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
@@ -98,10 +98,26 @@ class Engine:
         Returns what there is to say, if anything; waits for the executor only when as many steps are in flight as may
         be or nothing can be planned before results are known, and never where other engines may ask for blocks.
         """
+        self.launch()
+        return self.settle()
+
+    def launch(self) -> None:
+        """The first half of `step`: the device is at work when it returns. `settle` has to follow."""
         self._promote_waiting()
         if self._prefetches is not None:
             self._prefetches.advance()
-        planned = self._launch()
+        is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
+        # All that a draw does not need comes after its launch.
+        draw = self._submit(self._plan_draw(is_computing=is_computing))
+        self._foresee()
+        # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
+        # If it did not wait, the next step is launched right behind the draw.
+        step = self._submit(self._plan_step()) if is_computing or draw is None else None
+        self._launched = [planned for planned in (draw, step) if planned is not None]
+
+    def settle(self) -> StepOutput | None:
+        """The second half of `step`."""
+        planned, self._launched = self._launched, []
         retired, is_told = self._retire(planned), False
         for step, result in retired:
             self._results.settle(step, result, self._output)
@@ -126,9 +142,8 @@ class Engine:
 
     def _lend(self) -> bool:
         """Goes on with what other engines copy from here. Whether there is more to do soon."""
-        if (leases := self._tiers.leases) is None:
-            return False
-        return self._scheduler.lend(leases) or leases.is_busy
+        leases = self._tiers.leases
+        return leases is not None and (self._scheduler.lend(leases) or leases.is_busy)
 
     def _promote_waiting(self) -> None:
         """Once a second at most."""
@@ -313,24 +328,12 @@ class Engine:
         unsaid = {block_hash for planned in self._in_flight for chain in planned.stored for block_hash in chain.hashes}
         return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
 
-    def _launch(self) -> list[PlannedStep]:
-        """Launches a draw, a step, both or neither, in this order, and returns them. All that the draw does not need
-        comes after its launch."""
-        is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
-        if (draw := self._plan_draw(is_computing=is_computing)) is not None:
-            self._submit(draw)
-        self._foresee()
-        # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
-        # If it did not wait, the next step is launched right behind the draw.
-        step = self._plan_step() if is_computing or draw is None else None
-        if step is not None:
-            self._submit(step)
-        return [planned for planned in (draw, step) if planned is not None]
-
-    def _submit(self, planned: PlannedStep) -> None:
-        self._in_flight.submit(planned)
-        if self._late_plans is not None:
-            self._late_plans.note_launched(planned)
+    def _submit(self, planned: PlannedStep | None) -> PlannedStep | None:
+        if planned is not None:
+            self._in_flight.submit(planned)
+            if self._late_plans is not None:
+                self._late_plans.note_launched(planned)
+        return planned
 
     def _plan_draw(self, *, is_computing: bool) -> PlannedStep | None:
         """The sampling of what is held and can be drawn now; while the device is busy, only of all that is held: what

@@ -81,7 +81,9 @@ def run(
     reports: RingWriter,
     rank_reports: RankReports | None = None,
 ) -> None:
-    """Steps until the server closes the command ring."""
+    """Steps until the server closes the command ring. What a step says is written once the next one is launched, or
+    there is none to launch: the device does not wait for that, nor do those who fill masks share their processor."""
+    said = LateReport(reports)
     is_prepared, is_idle, num_commands = False, False, 0
     with contextlib.suppress(PeerGone):
         while True:
@@ -90,10 +92,12 @@ def run(
             if engine.has_work():
                 is_idle = False
                 if engine.holds_back:
+                    said.write()
                     commands.wait(PATIENCE_SECONDS)
                     if engine.awaits_device_alone and not commands.is_readable():
                         continue
             else:
+                said.write()
                 sleep = STORING_SECONDS if engine.has_background_work else engine.idle_seconds
                 if not is_idle or sleep is None:
                     reports.write(encode(Idle(engine.load(), num_commands)))
@@ -104,10 +108,26 @@ def run(
             for message in commands.read():
                 _apply(engine, decode_command(message))
                 num_commands, is_idle = num_commands + 1, False
-            if (output := engine.step()) is not None:
+            engine.launch()
+            said.write()
+            if (output := engine.settle()) is not None:
                 # The server waits for a word after each step that says something.
                 is_idle = False
-                reports.write(encode(Step(output, *executor.take())))
+                said.report = Step(output, *executor.take())
+
+
+class LateReport:
+    """The report of a step, until there is time to write it."""
+
+    def __init__(self, reports: RingWriter) -> None:
+        self._reports = reports
+        self.report: Step | None = None
+
+    def write(self) -> None:
+        """Writes it, if there is one that is not written."""
+        if self.report is not None:
+            self._reports.write(encode(self.report))
+            self.report = None
 
 
 def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:
