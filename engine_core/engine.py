@@ -21,7 +21,6 @@ from .prefetch import NewPrefetch
 from .request import FinishReason, Holder, NewRequest
 from .scheduling.in_flight import StepsInFlight
 from .scheduling.late_plans import LatePlans
-from .scheduling.masks import Int64Array, Rows
 from .scheduling.prefetches import Prefetches
 from .scheduling.request_state import RequestState, finished_at_once
 from .scheduling.scheduler import Scheduler
@@ -77,8 +76,8 @@ class Engine:
         waits = self._tiers.leases is None or config.num_groups > 1
         self._late_plans = None if waits else LatePlans(clock, lambda: executor.prefill_seconds)
         self._output = StepOutput(step=0)
-        self._forced: list[tuple[Rows, Int64Array, Int32Array, list[list[int]]]] = []
-        """Tokens that grammars force, said since the last plan: rows, tickets, output indices, tokens."""
+        self._foreseen: list[tuple[int, int, int, list[int]]] = []
+        """Tokens that grammars force, said since the last plan: row, ticket, output index, tokens."""
         self._launched: list[PlannedStep] = []
         self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
@@ -219,33 +218,34 @@ class Engine:
         return not self._is_idle
 
     def masks_filled(
-        self,
-        rows: list[int],
-        tickets: list[int],
-        output_indices: list[int],
-        num_masks: list[int] | None = None,
-        forced_ids: list[list[int]] | None = None,
+        self, rows: list[int], tickets: list[int], output_indices: list[int], num_masks: list[int] | None = None
     ) -> None:
         """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output output_indices[i]
         on num_masks[i] of them, or one where that is not given; see `MasksWanted`. They stay until these outputs are
-        known. From that output on the grammar forces the tokens forced_ids[i], as far as that is known."""
+        known."""
         self._is_idle = False
         counts = np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
-        noted = np.array(rows), np.array(tickets), np.array(output_indices, np.int32)
-        self._scheduler.held.note(*noted, counts)
-        if forced_ids:
-            self._forced.append((*noted, forced_ids))
+        self._scheduler.held.note(np.array(rows), np.array(tickets), np.array(output_indices, np.int32), counts)
+
+    def foresee(
+        self, rows: list[int], tickets: list[int], output_indices: list[int], forced_ids: list[list[int]]
+    ) -> None:
+        """Says that grammars force the tokens forced_ids[i] from output output_indices[i] of the request that got the
+        ticket on, as far as that is known."""
+        self._is_idle = False
+        self._foreseen += zip(rows, tickets, output_indices, forced_ids, strict=True)
 
     def _foresee(self) -> None:
-        """Takes the tokens that grammars force from outputs on, as said with their masks. They count where none of the
-        outputs is known yet."""
-        table, speculator = self._scheduler.table, self._scheduler.speculator
-        for rows, tickets, output_indices, forced_ids in self._forced:
-            positions = table.num_prompt[rows] + output_indices
-            is_next = (table.held.tickets[rows] == tickets) & (positions == table.num_known[rows])
-            if speculator is not None and is_next.any():
-                speculator.foresee(table, rows[is_next], [forced_ids[i] for i in np.flatnonzero(is_next).tolist()])
-        self._forced.clear()
+        """Shows the speculator the tokens that grammars force, those left out that have become known since."""
+        table, speculator, found = self._scheduler.table, self._scheduler.speculator, dict[int, list[int]]()
+        for row, ticket, output_index, forced_ids in self._foreseen:
+            first, end = int(table.num_prompt[row]) + output_index, int(table.num_known[row])
+            is_right = table.token_ids[row, first:end].tolist() == forced_ids[: end - first]
+            if table.held.tickets[row] == ticket and first <= end < first + len(forced_ids) and is_right:
+                found[row] = forced_ids[end - first :]
+        self._foreseen.clear()
+        if speculator is not None and found:
+            speculator.foresee(table, np.array(list(found)), list(found.values()))
 
     def fail(self, key: int, error: str) -> None:
         """Ends a request whose mask cannot be made; a key that is not here has ended already."""

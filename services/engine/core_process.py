@@ -42,9 +42,11 @@ from .messages import (
     Ends,
     Fail,
     Failed,
+    Forced,
     FromPeers,
     Idle,
     MasksFilled,
+    OfMasks,
     OfRequests,
     Prefetch,
     Prepared,
@@ -141,7 +143,9 @@ def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWrit
 
 
 def _apply(engine: Engine, command: Command) -> None:
-    if isinstance(command, FromPeers):
+    if isinstance(command, OfMasks):
+        _apply_to_masks(engine, command)
+    elif isinstance(command, FromPeers):
         engine.take(command.message)
     elif isinstance(command, Prefetch):
         engine.prefetch(command.prefetch)
@@ -151,6 +155,19 @@ def _apply(engine: Engine, command: Command) -> None:
         engine.bound_prompts(command.seconds)
     else:
         _apply_to_requests(engine, command)
+
+
+def _apply_to_masks(engine: Engine, command: OfMasks) -> None:
+    match command:
+        case MasksFilled(rows, tickets, output_indices, num_masks):
+            engine.masks_filled(rows, tickets, output_indices, num_masks)
+        case Forced(rows, tickets, output_indices, forced_ids):
+            engine.foresee(rows, tickets, output_indices, forced_ids)
+        case Fail(keys, errors):
+            for key, error in zip(keys, errors, strict=True):
+                engine.fail(key, error)
+        case _:
+            assert_never(command)
 
 
 def _apply_to_requests(engine: Engine, command: OfRequests) -> None:
@@ -166,11 +183,6 @@ def _apply_to_requests(engine: Engine, command: OfRequests) -> None:
         case Stall(keys):
             for key in keys:
                 engine.stall(key)
-        case MasksFilled(rows, tickets, output_indices, num_masks, forced_ids):
-            engine.masks_filled(rows, tickets, output_indices, num_masks, forced_ids)
-        case Fail(keys, errors):
-            for key, error in zip(keys, errors, strict=True):
-                engine.fail(key, error)
         case Probe(keys):
             engine.ask(keys)
         case _:

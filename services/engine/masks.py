@@ -15,10 +15,9 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -27,9 +26,8 @@ from headwater.engine_core.ring import PeerGone, RingReader
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import MaskReport, MasksWanted
 
-from ..grammars.grammars import GrammarError, check
 from .mask_table import Int32Array
-from .messages import Command, Fail, MasksFilled, decode_mask_report
+from .messages import Command, Fail, Forced, MasksFilled, decode_mask_report
 from .token_bounds import TokenBounds, bounds_of
 
 MAX_THREADS = 8
@@ -73,6 +71,8 @@ class Follower:
     ticket: int = 0
     has_mask: bool = False
     """Whether the row has the mask of the next token."""
+    num_words: int = 0
+    """Words of that mask that are not zero, or a smaller number from 2 on."""
     draft_ids: list[int] = field(default_factory=list)
     """Drafted tokens, for which masks are wanted beside that of the next token."""
     is_drafted: bool = True
@@ -86,12 +86,14 @@ class Follower:
 
     def read(self, token_ids: list[int]) -> None:
         """The answer goes on."""
-        self._keep(token_ids)
+        if self.bounds is not None:
+            self._keep(self.bounds.num_looked_at, token_ids)
         self.unread += token_ids
         self.num_outputs += len(token_ids)
         self.has_mask, self.draft_ids = False, []
-        is_forced = self.forced_ids[: len(token_ids)] == token_ids
-        self.forced_ids = self.forced_ids[len(token_ids) :] if is_forced else []
+        if self.forced_ids:
+            is_forced = self.forced_ids[: len(token_ids)] == token_ids
+            self.forced_ids = self.forced_ids[len(token_ids) :] if is_forced else []
 
     def restrict(self, mask: Int32Array, num_drafts: int = 0) -> None:
         """Takes out of a mask [words] behind so many drafts what the bounds forbid."""
@@ -99,8 +101,8 @@ class Follower:
             last_ids = [*self.last_ids, *self.draft_ids[:num_drafts]]
             self.bounds.restrict(mask, last_ids, self.num_outputs + num_drafts)
 
-    def _keep(self, token_ids: list[int]) -> None:
-        if self.bounds is not None and (num_kept := self.bounds.num_looked_at):
+    def _keep(self, num_kept: int, token_ids: list[int]) -> None:
+        if num_kept:
             self.last_ids = [*self.last_ids, *token_ids][-num_kept:]
 
 
@@ -172,20 +174,27 @@ class MaskWriter:
 
     def on_reports(self, *reports: MaskReport) -> None:
         """Writes the masks that can be written now, and says so. In one thread at a time."""
-        start, due = time.perf_counter(), dict[int, Follower]()
+        start, due, faults = time.perf_counter(), dict[int, Follower](), dict[int, str]()
+        self._advance(reports, due, faults)
+        if due:
+            followers = list(due.values())
+            self._fill_behind_drafts([each for each in followers if each.draft_ids and each.key not in faults])
+            self._tell(followers, faults)
+            self._observe(time.perf_counter() - start)
+            self._force([each for each in followers if each.is_drafted and each.has_mask])
+
+    def _advance(self, reports: Iterable[MaskReport], due: dict[int, Follower], faults: dict[int, str]) -> None:
+        """Notes who is due a mask, writes the masks of next tokens, and notes by key what went wrong."""
         for report in reports:
             if report.wanted is not None:
                 self._seat(report.wanted, due)
             self._read(report, due)
-        if due:
-            # Each thread takes a stretch of the list. Matchers of a family wait for one another: they stand together.
-            followers = sorted(due.values(), key=lambda follower: id(follower.family))
-            self._consume(followers)
-            faults = self._fill([each for each in followers if not each.has_mask])
-            self._force([each for each in followers if each.is_drafted and each.has_mask and not each.forced_ids])
-            self._fill_behind_drafts([each for each in followers if each.draft_ids and each.key not in faults])
-            self._tell(followers, faults)
-            self._observe(time.perf_counter() - start)
+        # Each thread takes a stretch of the list. Matchers of a family wait for one another: they stand together.
+        waiting = [each for each in due.values() if not (each.has_mask or each.key in faults)]
+        waiting.sort(key=lambda follower: id(follower.family))
+        if waiting:
+            self._consume(waiting)
+            self._fill(waiting, faults)
 
     def _seat(self, wanted: MasksWanted, due: dict[int, Follower]) -> None:
         draft_ids = wanted.draft_ids or [[] for _ in wanted.keys]
@@ -202,11 +211,11 @@ class MaskWriter:
             self._holders[row] = due[key] = follower
 
     def _read(self, report: MaskReport, due: dict[int, Follower]) -> None:
-        token_ids = iter(report.token_ids)
+        end = 0
         for key, num_tokens in zip(report.keys, report.num_tokens, strict=True):
-            gained = list(islice(token_ids, num_tokens))
+            start, end = end, end + num_tokens
             if (follower := self._followers.get(key)) is not None:
-                follower.read(gained)
+                follower.read(report.token_ids[start:end])
                 if follower.row >= 0:
                     due[key] = follower
 
@@ -225,29 +234,19 @@ class MaskWriter:
             for matcher, token_id in tokens:
                 matcher.consume_token(token_id)
 
-    def _fill(self, followers: list[Follower]) -> dict[int, str]:
-        """Writes the masks of next tokens. What went wrong, by key."""
+    def _fill(self, followers: list[Follower], faults: dict[int, str]) -> None:
         table = self._table[0]
         self._compute([(each.matcher, each.row) for each in followers if not each.matcher.is_error()], table)
         for each in followers:
-            each.restrict(table[each.row])
-        allows_any: list[bool] = np.any(table[[each.row for each in followers], :FIRST_WORDS], axis=1).tolist()
-        faults: dict[int, str] = {}
-        for each, allows in zip(followers, allows_any, strict=True):
-            fault = _fault(each, allows or bool(table[each.row].any()))
-            each.has_mask = fault is None
-            if fault is not None:
-                faults[each.key] = fault
-        return faults
-
-    def _force(self, followers: list[Follower]) -> None:
-        """Notes what the grammar forces where the mask of the next token allows one alone. llguidance makes such masks
-        wherever the grammar forces text, and allows the tokens by which the tokenizer writes it."""
-        masks = self._table[0]
-        num_first = np.bitwise_count(masks[[each.row for each in followers], :FIRST_WORDS]).sum(axis=1).tolist()
-        for each, num_allowed in zip(followers, num_first, strict=True):
-            if num_allowed <= 1 and np.bitwise_count(masks[each.row]).sum() == 1:
-                each.forced_ids = each.matcher.deep_copy().compute_ff_tokens()
+            if each.bounds is not None:
+                each.restrict(table[each.row])
+        rows = [each.row for each in followers]
+        num_first: list[int] = np.count_nonzero(table[rows, :FIRST_WORDS], axis=1).tolist()
+        for each, num_words in zip(followers, num_first, strict=True):
+            each.num_words = num_words if num_words > 1 else int(np.count_nonzero(table[each.row]))
+            each.has_mask = each.num_words > 0 and not each.matcher.is_error()
+            if not each.has_mask:
+                faults[each.key] = _fault(each)
 
     def _fill_behind_drafts(self, followers: list[Follower]) -> None:
         """Writes a mask behind each draft, position by position. Behind a draft that the mask before it does not allow
@@ -279,13 +278,29 @@ class MaskWriter:
         if filled := [each for each in followers if each.key not in faults]:
             rows, tickets = [each.row for each in filled], [each.ticket for each in filled]
             num_masks = [1 + len(each.draft_ids) for each in filled]
-            forced_ids = [each.forced_ids[: self._most_forced] for each in filled]
-            indices = [each.num_outputs for each in filled]
-            self._send(MasksFilled(rows, tickets, indices, num_masks, forced_ids if any(forced_ids) else []))
+            self._send(MasksFilled(rows, tickets, [each.num_outputs for each in filled], num_masks))
         if faults:
             self._send(Fail(list(faults), list(faults.values())))
         for each in followers:
             each.draft_ids = []
+
+    def _force(self, followers: list[Follower]) -> None:
+        """Says what the grammar forces where the mask of the next token allows one alone: the draw of that token does
+        not wait for it. llguidance makes such masks wherever the grammar forces text, and allows the tokens by which
+        the tokenizer writes it."""
+        for each in followers:
+            if each.num_words == 1 and not each.forced_ids and _is_single(self._table[0, each.row]):
+                each.forced_ids = each.matcher.deep_copy().compute_ff_tokens()
+        if forced := [each for each in followers if each.forced_ids]:
+            rows, tickets = [each.row for each in forced], [each.ticket for each in forced]
+            forced_ids = [each.forced_ids[: self._most_forced] for each in forced]
+            self._send(Forced(rows, tickets, [each.num_outputs for each in forced], forced_ids))
+
+
+def _is_single(mask: Int32Array) -> bool:
+    """Whether a mask [words] with one word that is not zero allows one token alone."""
+    word = int(mask[np.flatnonzero(mask)[0]])
+    return word.bit_count() == 1
 
 
 def _allows(masks: Int32Array, follower: Follower, place: int) -> bool:
@@ -303,12 +318,8 @@ def _read_away(reports: RingReader) -> None:
                 pass
 
 
-def _fault(follower: Follower, allows_any: bool) -> str | None:
-    try:
-        check(follower.matcher)
-    except GrammarError as error:
-        return f"the grammar cannot be followed any further: {error}"
-    if allows_any:
-        return None
+def _fault(follower: Follower) -> str:
+    if follower.matcher.is_error():
+        return f"the grammar cannot be followed any further: {follower.matcher.get_error()}"
     left = "that allowed_token_ids and bad_words leave " if follower.bounds is not None else ""
     return f"nothing {left}matches the grammar from here on"

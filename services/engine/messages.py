@@ -46,14 +46,22 @@ class Stall(msgspec.Struct, tag="stall", array_like=True):
 
 class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
     """Row rows[i] of the mask table holds the masks for num_masks[i] outputs from output_indices[i] on, of whoever got
-    tickets[i]. From that output on the grammar forces the tokens forced_ids[i], as far as that is known."""
+    tickets[i]."""
 
     rows: list[int]
     tickets: list[int]
     output_indices: list[int]
     num_masks: list[int]
-    forced_ids: list[list[int]] = []
-    """Forced tokens of each row; empty where no row has any."""
+
+
+class Forced(msgspec.Struct, tag="forced", array_like=True):
+    """From output output_indices[i] on the grammar of whoever got tickets[i] for rows[i] forces the tokens
+    forced_ids[i], as far as that is known."""
+
+    rows: list[int]
+    tickets: list[int]
+    output_indices: list[int]
+    forced_ids: list[list[int]]
 
 
 class Fail(msgspec.Struct, tag="fail", array_like=True):
@@ -109,8 +117,9 @@ class CopiedLease(msgspec.Struct, tag="copied_lease", array_like=True):
 
 OfPrefetches = Prefetch | EndPrefetch
 FromPeers = BlocksPulled | BlocksPlaced | HolderGone | LendBlocks | CopiedLease | EndLease
-OfRequests = Add | Cancel | Credit | Stall | MasksFilled | Fail | Probe
-Command = OfRequests | OfPrefetches | FromPeers | BoundPrompts
+OfMasks = MasksFilled | Forced | Fail
+OfRequests = Add | Cancel | Credit | Stall | Probe
+Command = OfMasks | OfRequests | OfPrefetches | FromPeers | BoundPrompts
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):

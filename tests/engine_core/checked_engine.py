@@ -174,19 +174,22 @@ class Driver:
 
     def fill_masks(self, *, at_once: bool = False) -> None:
         """As the server would: also for requests that have ended, and again what is there."""
-        filled = []
+        filled, foretold = [], []
         for row, want in self.wanted.items():
             tokens = self.streams[want.key].tokens
             if len(tokens) >= want.index and (at_once or want.due <= self.num_steps):
                 drafts = want.draft_ids if len(tokens) == want.index else []
                 for i in range(len(drafts) + 1):
                     self.masks[i, row] = grammar([*tokens, *drafts[:i]])
-                forced = [] if self.foretold is None else self.foretold(self.streams[want.key])
-                filled.append((row, want.ticket, len(tokens), len(drafts) + 1, forced))
+                filled.append((row, want.ticket, len(tokens), len(drafts) + 1))
+                if self.foretold is not None:
+                    foretold.append((row, want.ticket, len(tokens), self.foretold(self.streams[want.key])))
                 want.index, want.draft_ids = len(tokens) + 1, []
                 want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)
         if filled:
             self.engine.masks_filled(*map(list, zip(*filled, strict=True)))
+        if foretold:
+            self.engine.foresee(*map(list, zip(*foretold, strict=True)))
 
     @property
     def awaits_masks(self) -> bool:

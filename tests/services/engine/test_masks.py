@@ -15,7 +15,7 @@ from headwater.engine_core.step_output import MaskReport, MasksWanted
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Command, MasksFilled, encode
+from headwater.services.engine.messages import Command, Forced, MasksFilled, encode
 from headwater.services.grammars.grammars import fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime.tasks import owned_task
@@ -63,7 +63,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     def ask(key: int, ticket: int, draft_ids: list[int]) -> list[list[int]]:
         wanted = MasksWanted(keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids])
         writer.on_reports(MaskReport(wanted=wanted))
-        assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1], [[yes]])]
+        assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1]), Forced([1], [ticket], [0], [[yes]])]
         said.clear()
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
         return filled
@@ -80,7 +80,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     compiler.close()
 
 
-async def test_what_the_grammar_forces_is_said_with_the_mask_of_its_first_token(
+async def test_what_the_grammar_forces_is_said_behind_the_mask_of_its_first_token(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
     said: list[Command] = []
@@ -93,21 +93,22 @@ async def test_what_the_grammar_forces_is_said_with_the_mask_of_its_first_token(
     wanted = MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])
 
     async def said_by(num_positions: int, *, is_drafted: bool = True, tokens: list[int]) -> list[list[list[int]]]:
-        """What is forced, at first and after each token."""
+        """What is forced, at first and after each token, where anything is."""
         writer = MaskWriter(np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None)
         writer.follow(7, *await compiler.member(grammar.encode()), [], is_drafted=is_drafted)
         writer.on_reports(MaskReport(wanted=wanted))
         for token_id in tokens:
             writer.on_reports(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id]))
         writer.close()
-        forced = [command.forced_ids for command in said if isinstance(command, MasksFilled)]
+        assert isinstance(said[0], MasksFilled)
+        forced = [command.forced_ids for command in said if isinstance(command, Forced)]
         said.clear()
         return forced
 
-    assert await said_by(16, tokens=run) == [*([run[i:]] for i in range(len(run))), []]
+    assert await said_by(16, tokens=run) == [[run[i:]] for i in range(len(run))]
     # What the longest draft takes, and the longest draft behind it.
     assert await said_by(2, tokens=[]) == [[run[:3]]]
-    assert await said_by(1, tokens=[]) == await said_by(16, is_drafted=False, tokens=[]) == [[]]
+    assert await said_by(1, tokens=[]) == await said_by(16, is_drafted=False, tokens=[]) == []
     compiler.close()
 
 

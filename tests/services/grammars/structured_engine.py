@@ -20,7 +20,7 @@ from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import Finished, MaskReport, StepOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Command, Fail, MasksFilled
+from headwater.services.engine.messages import Command, Fail, Forced, MasksFilled
 from headwater.services.engine.token_bounds import without_bounds
 
 VOCAB_SIZE = 49152
@@ -100,8 +100,10 @@ async def answers(
 
 def _apply(engine: Engine, command: Command) -> None:
     match command:
-        case MasksFilled(rows, tickets, output_indices, num_masks, forced_ids):
-            engine.masks_filled(rows, tickets, output_indices, num_masks, forced_ids)
+        case MasksFilled(rows, tickets, output_indices, num_masks):
+            engine.masks_filled(rows, tickets, output_indices, num_masks)
+        case Forced(rows, tickets, output_indices, forced_ids):
+            engine.foresee(rows, tickets, output_indices, forced_ids)
         case Fail(keys, errors):
             for key, error in zip(keys, errors, strict=True):
                 engine.fail(key, error)
