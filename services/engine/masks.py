@@ -15,7 +15,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -167,15 +167,20 @@ class MaskWriter:
         self._thread.shutdown(wait=False)
 
     def _read_along(self, reports: RingReader) -> None:
+        def read() -> Iterator[MaskReport]:
+            return map(decode_mask_report, reports.read())
+
         with contextlib.suppress(PeerGone):
             while True:
                 reports.wait()
-                self.on_reports(*map(decode_mask_report, reports.read()))
+                self.on_reports(*read(), following=read)
 
-    def on_reports(self, *reports: MaskReport) -> None:
-        """Writes the masks that can be written now, and says so. In one thread at a time."""
+    def on_reports(self, *reports: MaskReport, following: Callable[[], Iterable[MaskReport]] = tuple) -> None:
+        """Writes the masks that can be written now, and says so. In one thread at a time. `following` returns reports
+        that came meanwhile: a step's drafts follow its tokens, and rows whose masks are said apart are drawn apart."""
         start, due, faults = time.perf_counter(), dict[int, Follower](), dict[int, str]()
         self._advance(reports, due, faults)
+        self._advance(following(), due, faults)
         if due:
             followers = list(due.values())
             self._fill_behind_drafts([each for each in followers if each.draft_ids and each.key not in faults])

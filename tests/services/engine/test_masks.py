@@ -80,6 +80,26 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     compiler.close()
 
 
+async def test_masks_of_drafts_that_follow_drawn_tokens_are_said_with_the_masks_behind_these_tokens(
+    demo_folder: Path, demo_model: TextModel
+) -> None:
+    said: list[Command] = []
+    compiler, table = GrammarCompiler(demo_folder), np.zeros((2, 2, VOCAB_SIZE // 32), np.int32)
+    writer = MaskWriter(table, said.append, lambda seconds: None)
+    grammar = grammar_of(StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ())
+    yes, sir = (demo_model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", " sir"))
+    for key in (7, 8):
+        writer.follow(key, *await compiler.member(grammar.encode()), [], is_drafted=False)
+    writer.on_reports(MaskReport(wanted=MasksWanted(keys=[7, 8], rows=[0, 1], tickets=[3, 4], output_indices=[0, 0])))
+    drafts = MasksWanted(keys=[8], rows=[1], tickets=[4], output_indices=[1], draft_ids=[[sir]])
+    drawn = MaskReport(keys=[7, 8], num_tokens=[1, 1], token_ids=[yes, yes])
+    writer.on_reports(drawn, following=lambda: [MaskReport(wanted=drafts)])
+    assert said == [MasksFilled([0, 1], [3, 4], [0, 0], [1, 1]), MasksFilled([0, 1], [3, 4], [1, 1], [1, 2])]
+    assert table[0, 0].tolist() == table[0, 1].tolist() != table[1, 1].tolist()
+    writer.close()
+    compiler.close()
+
+
 async def test_what_the_grammar_forces_is_said_behind_the_mask_of_its_first_token(
     demo_folder: Path, demo_model: TextModel
 ) -> None:
