@@ -12,7 +12,6 @@ import numpy as np
 
 from ..executor import DrawPlan, Int32Array, StepPlan
 from ..ragged import places
-from ..sampling.verification import positions_of
 
 
 def spread_drafts(plan: StepPlan) -> StepPlan:
@@ -50,7 +49,10 @@ class SpreadDraw:
 
 
 def spread_draw(plan: DrawPlan) -> SpreadDraw:
-    num_positions = positions_of(plan.num_drafts, len(plan.rows))
+    if plan.num_drafts is None:
+        place = np.zeros(len(plan.rows), np.int32)
+        return SpreadDraw(rows=plan.rows, place=place, positions=plan.positions, output_indices=plan.output_indices)
+    num_positions = plan.num_drafts + 1
     place = places(num_positions)
     return SpreadDraw(
         rows=np.repeat(plan.rows, num_positions),
