@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from .gumbel import PURPOSE_SAMPLE, gumbel_noise, gumbel_of, noise_keys, row_keys
+from .token_mask import LOWEST, masked
 
 BLOCK = 4096
 
@@ -58,19 +59,30 @@ class Candidates:
         )
 
 
-def sample(logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor) -> None:
-    """Draws from logits bf16 or float32 [R, V]; writes out int32 [R]."""
-    pick_best(candidates, logits.shape[0], best_of_stretches(logits, draws, candidates), out)
+def sample(
+    logits: torch.Tensor, draws: Draws, candidates: Candidates, out: torch.Tensor, masks: torch.Tensor | None = None
+) -> None:
+    """Draws from logits bf16 or float32 [R, V], under masks int32 [R, words] if given, as if `mask_tokens` had masked
+    them; writes out int32 [R]."""
+    pick_best(candidates, logits.shape[0], best_of_stretches(logits, draws, candidates, masks=masks), out)
 
 
-def best_of_stretches(logits: torch.Tensor, draws: Draws, candidates: Candidates, first_token: int = 0) -> int:
-    """Fills the candidates of the tokens first_token … first_token + N - 1, whose logits [R, N] are given. Returns how
-    many there are of each row."""
+def best_of_stretches(
+    logits: torch.Tensor,
+    draws: Draws,
+    candidates: Candidates,
+    first_token: int = 0,
+    masks: torch.Tensor | None = None,
+) -> int:
+    """Fills the candidates of the tokens first_token … first_token + N - 1, whose logits [R, N], and masks if any, are
+    given. Returns how many there are of each row."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
+    assert masks is None or (masks.stride(1) == 1 and masks.shape[1] * 32 >= vocab_size)
     num_stretches: int = triton.cdiv(vocab_size, BLOCK)
     _best_of_stretch[(num_rows, num_stretches)](
         logits,
+        masks,
         draws.temperatures,
         draws.seeds,
         draws.choice_indices,
@@ -78,10 +90,12 @@ def best_of_stretches(logits: torch.Tensor, draws: Draws, candidates: Candidates
         candidates.scores,
         candidates.ids,
         logits.stride(0),
+        0 if masks is None else masks.stride(0),
         candidates.ids.stride(0),
         vocab_size,
         first_token,
         BLOCK=BLOCK,
+        LOWEST=LOWEST,
         PURPOSE=PURPOSE_SAMPLE,
         ON_GPU=logits.is_cuda,
         num_warps=4,
@@ -129,6 +143,7 @@ def best_token(b_score, b_id):
 @triton.jit
 def _best_of_stretch(
     p_logit,
+    p_mask,
     p_temperature,
     p_seed,
     p_choice,
@@ -136,16 +151,20 @@ def _best_of_stretch(
     p_score,
     p_id,
     stride_logit,
+    stride_mask,
     stride_candidate,
     vocab_size,
     first_token,
     BLOCK: tl.constexpr,
+    LOWEST: tl.constexpr,
     PURPOSE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
     i_row, i_stretch = tl.program_id(0).to(tl.int64), tl.program_id(1)
     o_v = i_stretch * BLOCK + tl.arange(0, BLOCK)
     b_logit = tl.load(p_logit + i_row * stride_logit + o_v, mask=o_v < vocab_size, other=float("-inf")).to(tl.float32)
+    if p_mask is not None:
+        b_logit = masked(b_logit, p_mask + i_row * stride_mask, o_v, vocab_size, LOWEST)
     temperature = tl.load(p_temperature + i_row)
     is_greedy = temperature == 0.0
     if is_greedy:

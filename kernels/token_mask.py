@@ -34,6 +34,14 @@ def mask_tokens_twin(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
+def masked(b_logit, p_mask, o_v, vocab_size, LOWEST: tl.constexpr):
+    """Logits float32 of tokens o_v of a row under its mask."""
+    b_word = tl.load(p_mask + o_v // 32, mask=o_v < vocab_size, other=0)
+    is_allowed = ((b_word >> (o_v % 32)) & 1) != 0
+    return tl.where(is_allowed, tl.maximum(b_logit, LOWEST), float("-inf"))
+
+
+@triton.jit
 def _mask_tokens(
     p_logit,
     p_mask,
@@ -48,8 +56,6 @@ def _mask_tokens(
     i_row = tl.program_id(0).to(tl.int64)
     o_v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o_v < vocab_size
-    b_word = tl.load(p_mask + i_row * stride_mask + o_v // 32, mask=inside, other=0)
     b_logit = tl.load(p_logit + i_row * stride_logit + o_v, mask=inside, other=0.0).to(tl.float32)
-    is_allowed = ((b_word >> (o_v % 32)) & 1) != 0
-    b_masked = tl.where(is_allowed, tl.maximum(b_logit, LOWEST), float("-inf"))
+    b_masked = masked(b_logit, p_mask + i_row * stride_mask, o_v, vocab_size, LOWEST)
     tl.store(p_out + i_row * stride_out + o_v, b_masked, mask=inside)

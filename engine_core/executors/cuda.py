@@ -133,7 +133,8 @@ class CudaExecutor:
                 self._draw_and_advance(shape, hidden)
                 self._draw(hidden)
                 self._draw_special(len(hidden), EVERYTHING, 0)
-                self._draw_masked(len(hidden), EVERYTHING)
+                for needs in (PLAIN, EVERYTHING):
+                    self._draw_masked(len(hidden), needs)
             if self.can_draft:
                 self._own_rows.draft(shape, 1)
                 self._own_rows.store(self._sampler.tokens, 1, self._results)

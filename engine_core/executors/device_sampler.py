@@ -3,7 +3,7 @@ graph can hold each way to draw."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -161,13 +161,15 @@ class DeviceSampler:
                 return self._draw_part(self._part, raw, draws, filters, tokens, places, needs, masks)
             raw = self._part.whole(raw)
         logits = raw
-        if needs.edits or masks is not None:
+        if needs.edits or (needs.filters and masks is not None):
             logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
         if needs.edits:
             self._settings.edit(raw, places.rows, places.positions, places.output_indices, token_table, logits)
-        if masks is not None:
+        if needs.filters and masks is not None:
+            # Filters look at the same logits again.
             mask_tokens(logits if needs.edits else raw, masks, logits)
-        sample(logits, draws, self._candidates, tokens)
+            masks = None
+        sample(logits, draws, self._candidates, tokens, masks)
         if needs.filters:
             filtered_sample(logits, draws, filters, tokens)
         if needs.scores:
@@ -211,7 +213,7 @@ class DeviceSampler:
         padding[0].fill_(-1)
         places = Places(*padding[:, :1])
         masks = torch.full((1, -(-head.out_features // 32)), -1, dtype=torch.int32, device=device)
-        for needs in (EVERYTHING, replace(EVERYTHING, edits=False)):
+        for needs in (Needs(edits, filters, scores=True) for edits in (True, False) for filters in (True, False)):
             for given in (None, masks):
                 hidden = torch.zeros(1, head.in_features, dtype=self.dtype, device=device)
                 self.draw_special(hidden, table_params, token_table, places, needs, given)

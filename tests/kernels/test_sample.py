@@ -6,6 +6,7 @@ import torch
 from headwater.kernels.gemm import configure_blas, linear
 from headwater.kernels.lm_head_sample import lm_head_sample
 from headwater.kernels.sample import Candidates, Draws, sample, scores_twin
+from headwater.kernels.token_mask import mask_tokens
 from tests.kernels.paging import GPU, LONG_INTERPRETED
 
 
@@ -22,9 +23,9 @@ def random_draws(num_rows: int, generator: torch.Generator, greedy: bool = True)
     )
 
 
-def drawn(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+def drawn(logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
     out = torch.full((len(logits),), -1, dtype=torch.int32, device=logits.device)
-    sample(logits, draws, Candidates.allocate(len(logits), logits.shape[1], logits.device), out)
+    sample(logits, draws, Candidates.allocate(len(logits), logits.shape[1], logits.device), out, masks)
     return out
 
 
@@ -44,6 +45,26 @@ def test_the_drawn_token_has_the_best_perturbed_score(
     tokens = drawn(logits, draws)
     assert_best(scores_twin(logits, draws), tokens)
     assert torch.equal(tokens[::3], logits[::3].float().argmax(1).int()) or dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 100), (7, 5000), (4, 8192), pytest.param(256, 151_936, marks=GPU)])
+def test_a_draw_under_masks_is_that_of_masked_logits(
+    rows: int, vocab: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    device = generator.device
+    logits = (torch.randn(rows, vocab, generator=generator, device=device) * 4).to(dtype)
+    # One word more than a row needs, between rows that lie further apart.
+    words = torch.randint(-(1 << 31), 1 << 31, (rows, vocab // 32 + 9), generator=generator, device=device)
+    words &= torch.randint(-(1 << 31), 1 << 31, words.shape, generator=generator, device=device)
+    masks = words.int()[:, : vocab // 32 + 2]
+    logits[0, ::2] = float("-inf")
+    draws = random_draws(rows, generator)
+    masked = torch.empty(rows, vocab, device=device)
+    mask_tokens(logits, masks, masked)
+    tokens = drawn(logits, draws, masks)
+    assert torch.equal(tokens, drawn(masked, draws))
+    assert (masks.gather(1, tokens.long()[:, None] // 32)[:, 0] >> tokens % 32 & 1).all()
 
 
 def test_on_a_tie_the_smaller_id_wins(device: torch.device) -> None:
