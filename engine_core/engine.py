@@ -106,8 +106,10 @@ class Engine:
         if self._prefetches is not None:
             self._prefetches.advance()
         is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
-        # All that a draw does not need comes after its launch.
-        draw = self._submit(self._plan_draw(is_computing=is_computing))
+        # A draw waits for late masks as a step does: what goes apart once would go apart at every token. All that it
+        # does not need comes after its launch.
+        can_draw = self._in_flight.has_room_for_draw and not self._awaits_masks
+        draw = self._submit(self._scheduler.draw()) if can_draw else None
         self._foresee()
         # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
         # If it did not wait, the next step is launched right behind the draw.
@@ -335,16 +337,9 @@ class Engine:
                 self._late_plans.note_launched(planned)
         return planned
 
-    def _plan_draw(self, *, is_computing: bool) -> PlannedStep | None:
-        """The sampling of what is held and can be drawn now; while the device is busy, only of all that is held: what
-        goes apart once would go apart at every token."""
-        if not self._in_flight.has_room_for_draw or (is_computing and self._scheduler.held.await_masks):
-            return None
-        return self._scheduler.draw()
-
     def _plan_step(self) -> PlannedStep | None:
         """A step, unless enough are in flight or it is better to wait."""
-        self._has_held_back = self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
+        self._has_held_back = self._awaits_masks
         self._plans_later = self._is_early
         if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
             return None
@@ -354,6 +349,10 @@ class Engine:
         if planned is not None and planned.masks_wanted is not None:
             self._report_masks(MaskReport(wanted=planned.masks_wanted))
         return planned
+
+    @property
+    def _awaits_masks(self) -> bool:
+        return self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
 
     @property
     def _is_early(self) -> bool:

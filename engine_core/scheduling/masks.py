@@ -16,7 +16,7 @@ from ..executor import BoolArray, Int32Array
 Rows = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]
 PATIENCE_SECONDS = 0.001
-"""The time that a step waits for late masks before it goes without their rows."""
+"""The time that a step or a draw waits for late masks before it goes without their rows."""
 NO_ROWS: Rows = np.empty(0, np.intp)
 NO_OUTPUT = -1
 
@@ -100,8 +100,8 @@ class HeldRows:
         self._retired_at = self._clock()
 
     def hold_back(self, *, is_in_flight: bool) -> bool:
-        """Whether the next step waits for masks. While the device is busy, and a moment longer, rows that wait for
-        theirs may still join it: two steps of half the rows would take twice the time."""
+        """Whether the next step or draw waits for masks. While the device is busy, and a moment longer, rows that wait
+        for theirs may still join it: two of half the rows would take twice the time."""
         return self.await_masks and (is_in_flight or self._clock() < self._retired_at + PATIENCE_SECONDS)
 
     def _has_masks(self) -> BoolArray:

@@ -1,0 +1,74 @@
+"""Rows whose masks come apart are drawn together where the later ones come soon, and reported before all else."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated import SimulatedExecutor
+from headwater.engine_core.executors.simulated_model import SimulatedModel
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.masks import PATIENCE_SECONDS
+from headwater.engine_core.step_output import MaskReport
+
+CONFIG = EngineConfig(num_blocks=20, max_model_len=128)
+MODEL = SimulatedModel(vocab_size=64)
+
+
+class Bench:
+    """Two requests under masks that allow everything, on a clock of the test's."""
+
+    def __init__(self, *max_tokens: int) -> None:
+        self.now, self.reports = 0.0, list[MaskReport]()
+        self.engine = Engine(
+            CONFIG,
+            SimulatedExecutor(CONFIG, MODEL),
+            clock=lambda: self.now,
+            masks=np.full((1, CONFIG.num_rows, 2), -1, np.int32),
+            report_masks=self.reports.append,
+        )
+        for key, most in enumerate(max_tokens):
+            sampling = SamplingParams(max_tokens=most)
+            new = NewRequest(key=key, prompt_ids=[3, 4, 5], output_ids=[], sampling=sampling, has_grammar=True)
+            self.engine.add(new)
+        self.step()
+        (report,) = self.reports
+        assert report.wanted is not None
+        self.wanted = report.wanted
+        self.reports.clear()
+
+    def fill(self, i: int, output_index: int = 0) -> None:
+        self.engine.masks_filled([self.wanted.rows[i]], [self.wanted.tickets[i]], [output_index])
+
+    def step(self) -> list[int]:
+        """Keys of the requests that got tokens in a few steps."""
+        outputs = [self.engine.step() for _ in range(3)]
+        return [key for output in outputs if output is not None for key in output.keys]
+
+
+def test_an_idle_device_waits_a_moment_for_the_masks_of_the_other_rows() -> None:
+    bench = Bench(9, 9)
+    bench.fill(0)
+    assert bench.step() == []
+    bench.now += PATIENCE_SECONDS / 2
+    assert bench.step() == []
+    bench.fill(1)
+    assert bench.step() == [0, 1]
+
+
+def test_rows_that_have_their_masks_go_alone_when_the_moment_is_over() -> None:
+    bench = Bench(9, 9)
+    bench.fill(0)
+    bench.now += 2 * PATIENCE_SECONDS
+    assert bench.step() == [0]
+
+
+def test_tokens_are_reported_for_masks_but_those_of_answers_that_end() -> None:
+    bench = Bench(9, 1)
+    bench.fill(0)
+    bench.fill(1)
+    assert bench.step() == [0, 1]
+    (report,) = bench.reports
+    assert (report.wanted, report.keys, report.num_tokens, len(report.token_ids)) == (None, [0], [1], 1)
