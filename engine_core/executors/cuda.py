@@ -196,6 +196,7 @@ class CudaExecutor:
         with torch.cuda.stream(self._stream):
             spread = spread_draw(plan)
             in_flight = self._in_flight_step(plan.step, spread.output_indices)
+            in_flight.is_draw = True
             if plan.num_drafts is not None:
                 in_flight.num_drafts, in_flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
             num_draws = self._shapes.num_rows(len(spread.rows))

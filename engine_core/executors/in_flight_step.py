@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -13,6 +14,9 @@ from ..sampling.verification import Gained, gained
 from .device_sampler import Scores
 from .own_rows import OwnGains
 from .score_table import SampledScores
+
+SPIN_SECONDS = 0.0005
+"""Time for which the end of a draw is looked for before the thread sleeps until it."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class InFlightStep:
     own: OwnGains | None = None
     """Gains of rows where the device drafts; S counts positions then, too."""
     done: torch.cuda.Event
+    is_draw: bool = False
     scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -41,6 +46,8 @@ class InFlightStep:
 
     def result(self) -> StepResult:
         """Waits for the step, and returns what it sampled."""
+        if self.is_draw:
+            _spin_until(self.done)
         self.done.synchronize()
         prompt_logprobs = {
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
@@ -78,6 +85,14 @@ class InFlightStep:
         is_wanted = self.scores.num_tops[positions] >= 0
         entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
         return dict(zip(entries.tolist(), self.scores.entries(positions[is_wanted]), strict=True))
+
+
+def _spin_until(done: torch.cuda.Event) -> None:
+    """Waits for a while without sleeping. Behind a step the next one is in flight; behind a draw the device waits for
+    masks that are made from its tokens, and being woken would take a good part of the draw's own time."""
+    end = time.perf_counter() + SPIN_SECONDS
+    while not done.query() and time.perf_counter() < end:  # type: ignore[no-untyped-call]  # torch ships it so
+        pass
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:
