@@ -105,15 +105,14 @@ class Engine:
         self._promote_waiting()
         if self._prefetches is not None:
             self._prefetches.advance()
-        is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
         # A draw waits for late masks as a step does: what goes apart once would go apart at every token. All that it
         # does not need comes after its launch.
         can_draw = self._in_flight.has_room_for_draw and not self._awaits_masks
         draw = self._submit(self._scheduler.draw()) if can_draw else None
         self._foresee()
         # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
-        # If it did not wait, the next step is launched right behind the draw.
-        step = self._submit(self._plan_step()) if is_computing or draw is None else None
+        # If it computes a step even now, the next one is launched right behind the draw.
+        step = self._submit(self._plan_step()) if draw is None or self._in_flight.is_computing else None
         self._launched = [planned for planned in (draw, step) if planned is not None]
 
     def settle(self) -> StepOutput | None:

@@ -38,6 +38,11 @@ class StepsInFlight:
         return bool(self._queue) and self._executor.is_ready(self._queue[0][0])
 
     @property
+    def is_computing(self) -> bool:
+        """Whether there is a step that the device has not come to the end of, as far as the oldest plan tells."""
+        return self._num_steps > 0 and not self.is_oldest_ready
+
+    @property
     def is_oldest_draw(self) -> bool:
         return bool(self._queue) and isinstance(self._queue[0][1].plan, DrawPlan)
 

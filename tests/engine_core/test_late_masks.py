@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor
+from headwater.engine_core.executor import DrawPlan, StepPlan
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -17,15 +19,34 @@ CONFIG = EngineConfig(num_blocks=20, max_model_len=128)
 MODEL = SimulatedModel(vocab_size=64)
 
 
-class Bench:
-    """Two requests under masks that allow everything, on a clock of the test's."""
+class Recorded(SimulatedExecutor):
+    """Notes in which order plans are launched, on a clock of the test's."""
 
-    def __init__(self, *max_tokens: int) -> None:
-        self.now, self.reports = 0.0, list[MaskReport]()
+    def __init__(self, timing: SimulatedTiming) -> None:
+        super().__init__(CONFIG, MODEL, timing, clock=lambda: self.now, sleep=lambda seconds: None)
+        self.now = self.launch_seconds = 0.0
+        """Time, and how long it takes to launch a draw."""
+        self.launched: list[str] = []
+
+    def submit(self, plan: StepPlan) -> int:
+        self.launched.append("step")
+        return super().submit(plan)
+
+    def draw(self, plan: DrawPlan) -> int:
+        self.now += self.launch_seconds
+        self.launched.append("draw")
+        return super().draw(plan)
+
+
+class Bench:
+    """Requests under masks that allow everything."""
+
+    def __init__(self, *max_tokens: int, step_seconds: float = 0.0) -> None:
+        self.executor, self.reports = Recorded(SimulatedTiming(step_seconds=step_seconds)), list[MaskReport]()
         self.engine = Engine(
             CONFIG,
-            SimulatedExecutor(CONFIG, MODEL),
-            clock=lambda: self.now,
+            self.executor,
+            clock=lambda: self.executor.now,
             masks=np.full((1, CONFIG.num_rows, 2), -1, np.int32),
             report_masks=self.reports.append,
         )
@@ -52,7 +73,7 @@ def test_an_idle_device_waits_a_moment_for_the_masks_of_the_other_rows() -> None
     bench = Bench(9, 9)
     bench.fill(0)
     assert bench.step() == []
-    bench.now += PATIENCE_SECONDS / 2
+    bench.executor.now += PATIENCE_SECONDS / 2
     assert bench.step() == []
     bench.fill(1)
     assert bench.step() == [0, 1]
@@ -61,7 +82,7 @@ def test_an_idle_device_waits_a_moment_for_the_masks_of_the_other_rows() -> None
 def test_rows_that_have_their_masks_go_alone_when_the_moment_is_over() -> None:
     bench = Bench(9, 9)
     bench.fill(0)
-    bench.now += 2 * PATIENCE_SECONDS
+    bench.executor.now += 2 * PATIENCE_SECONDS
     assert bench.step() == [0]
 
 
@@ -72,3 +93,24 @@ def test_tokens_are_reported_for_masks_but_those_of_answers_that_end() -> None:
     assert bench.step() == [0, 1]
     (report,) = bench.reports
     assert (report.wanted, report.keys, report.num_tokens, len(report.token_ids)) == (None, [0], [1], 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "launch_seconds", "launched"),
+    [(0.5, 0.25, ["draw", "step"]), (0.5, 0.75, ["draw"]), (2.0, 0.25, ["draw"])],
+    ids=["busy", "done meanwhile", "done"],
+)
+def test_the_next_step_is_launched_right_behind_a_draw_while_the_device_computes(
+    seconds: float, launch_seconds: float, launched: list[str]
+) -> None:
+    bench = Bench(9, step_seconds=1.0)
+    bench.executor.now += 1.0
+    bench.fill(0)
+    assert bench.step() == [0]
+    assert bench.executor.launched == ["step", "draw", "step"]
+    bench.executor.launched.clear()
+    bench.fill(0, output_index=1)
+    bench.executor.now += seconds
+    bench.executor.launch_seconds = launch_seconds
+    bench.engine.launch()
+    assert bench.executor.launched == launched
