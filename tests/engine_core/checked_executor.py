@@ -112,10 +112,14 @@ class CheckedExecutor:
             assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
             self._blocks[int(row)][int(idx)] = int(block)
         self._copied = {}
+        starts = dict(zip(plan.rows.tolist(), plan.starts.tolist(), strict=True))
         for source, target in plan.copied_blocks.tolist():
-            [place] = np.flatnonzero(plan.block_ids == target).tolist()
+            # Rows behind the one that it is copied for may find it filled by that one's chunk.
+            place = int(np.flatnonzero(plan.block_ids == target)[0])
             self._copied[int(plan.block_rows[place])] = int(plan.block_indices[place])
-            assert source not in plan.block_ids, "copied from what the plan gives away"
+            for held in np.flatnonzero(plan.block_ids == source).tolist():
+                end = (int(plan.block_indices[held]) + 1) * BLOCK_SIZE
+                assert end <= starts[int(plan.block_rows[held])], "copied from what the plan gives away"
             assert all(writer != source for writer in plan.copied_blocks[:, 1].tolist())
         written = set(plan.written_blocks(BLOCK_SIZE).tolist())
         for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
