@@ -185,8 +185,7 @@ def skinny_gemm(
     m, k = x.shape
     n = weight.shape[0]
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
-    # A power of two that divides K spares every load its mask.
-    block_k = next((size for size in (tiles.block_k, 128, 64) if k % size == 0), 64)
+    block_k = tile_inputs(weight, tiles)
     _skinny_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
         x,
         weight,
@@ -208,6 +207,13 @@ def skinny_gemm(
         num_stages=tiles.num_stages,
         **launch_options(dependent),
     )
+
+
+def tile_inputs(weight: torch.Tensor, tiles: Tiles) -> int:
+    """Number of inputs of a tile of weight [N, K]: a power of two that divides K where one does, which spares every
+    load its mask. Tiles of weights of four bytes have half as many, so that they fit in shared memory."""
+    sizes = [size * 2 // weight.element_size() for size in (tiles.block_k, 128, 64)]
+    return next((size for size in sizes if weight.shape[1] % size == 0), sizes[-1])
 
 
 def _early_k(weight: torch.Tensor, block_k: int, *, dependent: bool) -> int:
@@ -248,7 +254,7 @@ def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, 
     n = out.shape[1]
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
     assert n % GATED.block_n == 0
-    block_k = next((size for size in (GATED.block_k, 64) if k % size == 0), 64)
+    block_k = tile_inputs(weight, GATED)
     _skinny_gated_gemm[(n // GATED.block_n, triton.cdiv(m, GATED.block_m))](
         x,
         weight,

@@ -9,6 +9,7 @@ import torch
 from headwater.kernels.gated_gemm import gated_gemm
 from headwater.kernels.gemm import (
     EARLY_BYTES,
+    GATED,
     ROW_TILES,
     TILES,
     Tiles,
@@ -19,6 +20,7 @@ from headwater.kernels.gemm import (
     linear_twin,
     skinny_gated_gemm,
     skinny_gemm,
+    tile_inputs,
 )
 from headwater.kernels.hopper_attention import is_hopper
 from headwater.kernels.hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
@@ -28,6 +30,8 @@ from headwater.kernels.silu_mul import silu_mul, silu_mul_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ALL_TILES = list(TILES.values())
+SHARED_BYTES = 227 << 10
+"""Shared memory of a program on Hopper."""
 LINEARS = [
     (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 4096),
     (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024),
@@ -44,6 +48,27 @@ def test_skinny_gemm_agrees_with_float64(m: int, n: int, k: int, tiles: Tiles, g
     out = x.new_full((m, n), POISON)
     skinny_gemm(x, weight, out, tiles)
     assert relative_error(out, linear_twin(x.double(), weight.double())) < 3e-3
+
+
+@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 512), (13, 64, 100), pytest.param(32, 2048, 4096, marks=GPU)])
+def test_a_product_of_four_byte_weights_agrees_with_float64(
+    m: int, n: int, k: int, tiles: Tiles, generator: torch.Generator
+) -> None:
+    x, weight = (torch.randn(s, k, generator=generator, device=generator.device) for s in (m, n))
+    skinny_gemm(x, weight, out := x.new_full((m, n), POISON), tiles)
+    # Inputs of the matrix unit have ten bits of fraction.
+    assert relative_error(out, linear_twin(x.double(), weight.double())) < 2e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("tiles", [*ALL_TILES, GATED], ids=str)
+def test_tiles_fit_in_shared_memory_for_any_number_of_inputs(tiles: Tiles, dtype: torch.dtype) -> None:
+    columns = tiles.block_n * (2 if tiles is GATED else 1)
+    for k in (100, 576, 2048, 4096):
+        block_k = tile_inputs(torch.empty(1, k, dtype=dtype), tiles)
+        assert k % block_k == 0 or k == 100
+        assert (tiles.block_m + columns) * block_k * dtype.itemsize * tiles.num_stages <= SHARED_BYTES
 
 
 @GPU
