@@ -76,7 +76,8 @@ class Suite:
         }
         self._missing: dict[str, str] = {}
 
-    def test(self, flags: Sequence[str]) -> None:
+    def test(self, flags: Sequence[str], *, is_alone: bool) -> None:
+        """`is_alone`: no other part wants time."""
         files = TESTS if self._num_ranks == 1 else TESTS_OF_RANKS
         # Ranks wait for one another inside kernels: no other process may have their GPUs meanwhile.
         num_processes = TESTS_AT_ONCE if self._num_ranks == 1 else 1
@@ -85,7 +86,8 @@ class Suite:
             # Compilers take most of the time. A plugin for benchmarks, where there is one, warns of workers.
             selected += ["-n", str(num_processes), "--dist", "worksteal", "-p", "no:benchmark"]
             selected += [f"--max-worker-restart={MOST_RESTARTS}"]
-        tests = IsolatedTests(selected, self._left(TESTS_LIMIT), num_processes=num_processes)
+        limit = self._left(self._limit if is_alone else TESTS_LIMIT)
+        tests = IsolatedTests(selected, limit, num_processes=num_processes)
         if self._dry_run:
             collected, why = tests.collect()
             self._found("tests", {"green": bool(collected) and not why, "collected": len(collected), "why": why})
@@ -261,7 +263,7 @@ def main(
     suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run, num_ranks=tensor_parallel_size)
     parts = part or (PARTS if tensor_parallel_size == 1 else PARTS_OF_RANKS)
     if "tests" in parts:
-        suite.test(pytest or [])
+        suite.test(pytest or [], is_alone=list(parts) == ["tests"])
     if "sums" in parts:
         suite.sum()
     for model in SMALL_MODELS if "compute" in parts else ():

@@ -3,12 +3,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from headwater.bench import gpu_suite
 from headwater.bench.gpu_peers import ONE_GPU, TWO_GPUS
 from headwater.bench.gpu_suite import LARGE, Suite, main
 from headwater.bench.part import FAILED, TOO_LATE, Row, run_named, run_part
@@ -53,6 +57,24 @@ def test_every_figure_has_one_to_beat() -> None:
     # With one request the times of a token count, which the table shows.
     assert ONE_GPU.figures.keys() == WORKLOADS.keys() | CLUSTER_LOADS.keys() - {"S1", "T1"}
     assert TWO_GPUS.figures.keys() <= WORKLOADS.keys()
+
+
+@pytest.mark.parametrize(("is_alone", "longest"), [(True, 900.0), (False, 240.0)])
+def test_tests_have_all_of_the_time_where_no_other_part_wants_it(
+    is_alone: bool, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float] = []
+
+    class Noted:
+        def __init__(self, flags: Sequence[str], limit: float, *, num_processes: int) -> None:
+            limits.append(limit)
+
+        def run(self) -> Any:
+            return SimpleNamespace(plain=dict)
+
+    monkeypatch.setattr(gpu_suite, "IsolatedTests", Noted)
+    Suite(runs=1, limit=900.0, output=None, dry_run=False).test([], is_alone=is_alone)
+    assert longest - 60 < limits[0] <= longest
 
 
 def git(folder: Path, *arguments: str) -> str:
