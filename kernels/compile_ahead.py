@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -30,8 +29,9 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
     A kernel that fails to compile raises where it is launched afterwards.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
+    def __init__(self, device: torch.device, num_cores: int) -> None:
+        """`num_cores`: those that compilers may use; each gets a thread, up to `MAX_THREADS`."""
+        self._num_threads = min(num_cores, MAX_THREADS)
         self._pool = ThreadPoolExecutor(self._num_threads, "compiler")
         super().__init__(self._pool, ignore_errors=True)
         self._begin = time.perf_counter()

@@ -115,6 +115,7 @@ TORCH_FREE_CORE = {
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
     "headwater.engine_core.platforms.registry",
+    "headwater.engine_core.usable_cores",
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +31,7 @@ from ..options import INT8, MODEL, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up
 from ..shards import WHOLE, Shard
+from ..usable_cores import usable_cores
 from ..weights.model_file import DTYPES
 
 api = 1
@@ -82,7 +82,7 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 
 def max_ranks(options: ExecutorOptions) -> int:
     """A core each, or as many as threads are asked for."""
-    return max(_num_cores(), options.num_threads)
+    return max(usable_cores(), options.num_threads)
 
 
 def rank_variables(options: ExecutorOptions, rank: int) -> dict[str, str]:
@@ -155,8 +155,3 @@ def _loaded_heads(
     weights = pack_linears(loaded, None, partial(progress, "packing weights"))
     assert request.heads is not None
     return CpuPlatform.of(request.heads.layer or request.model, config), weights
-
-
-def _num_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

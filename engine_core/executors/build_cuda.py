@@ -18,6 +18,7 @@ from ..layers.kinds import Weights
 from ..models.model import LayerInputs, Model
 from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import has_rounded
+from ..usable_cores import usable_cores
 from .cuda import CudaExecutor
 from .cuda_drafting import (
     Drafting,
@@ -57,7 +58,7 @@ def build_cuda_executor(
     if drafting is not None:
         planes += drafting.planes
     block_bytes = sum(each.block_bytes(block_size) for each in planes)
-    with CompileAhead(device) as ahead:
+    with CompileAhead(device, usable_cores()) as ahead:
         if platform.probes(weights):
             ahead.note(partial(platform.launch_probe, weights))
         inputs = LayerInputs(served.shown_layers(heads) if taken is None else taken.layers)
@@ -114,7 +115,7 @@ def _choose_products(platform: CudaPlatform, weights: Weights, config: EngineCon
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
     if platform.own_products or has_rounded(weights):
-        with CompileAhead(device) as ahead:
+        with CompileAhead(device, usable_cores()) as ahead:
             ahead.note(partial(platform.launch_own_products, weights))
 
 

@@ -15,7 +15,9 @@ from urllib.parse import urlsplit
 
 from rich.table import Table
 
-from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores, unreached_gpus
+from headwater.engine_core.usable_cores import usable_cores
+
+from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, unreached_gpus
 from ..runtime.pip_line import pip_line
 from ..stack.cluster_record import ClusterRecord, read_cluster
 from ..stack.embedded import nats_binary
@@ -89,7 +91,7 @@ def _valkey() -> Finding:
 
 def _cores() -> Finding:
     bf16 = "fast bfloat16" if cpu_has_fast_bf16() else "no fast bfloat16: float32 is served"
-    return Finding("CPU", f"{num_cores()} cores, {bf16}")
+    return Finding("CPU", f"{usable_cores()} cores, {bf16}")
 
 
 def _gpu() -> Finding:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from llguidance import LLMatcher
+
+from headwater.engine_core.usable_cores import usable_cores
 
 from ..grammars.grammars import GrammarError, Grammars
 from ..models.manifest import ModelFolderError
@@ -51,7 +52,7 @@ class GrammarCompiler:
         """Begins to read the folder's tokenizer: a part of a second that no first grammar shall wait for."""
         self._max_families = num_mask_threads()
         self._kept: OrderedDict[bytes, Compiled] = OrderedDict()
-        self._threads = ThreadPoolExecutor(min(2, os.cpu_count() or 1), "grammar")
+        self._threads = ThreadPoolExecutor(min(2, usable_cores()), "grammar")
         self._grammars = self._threads.submit(_read, folder)
 
     async def read(self) -> None:

@@ -13,8 +13,8 @@ import msgspec
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.options import ModelFacts
+from headwater.engine_core.usable_cores import usable_cores
 
-from ..runtime.hardware import num_cores
 from ..runtime.owner_file import write_owner_file
 from .core_variables import COSTS_VARIABLE
 from .settings import EngineSettings
@@ -82,5 +82,5 @@ def _key(settings: EngineSettings, config: EngineConfig, facts: ModelFacts) -> s
     sizes = settings.tensor_parallel_size, settings.pipeline_parallel_size, settings.stage_hosts
     ranks = *sizes, settings.peer_access
     drafts = str(settings.draft_model), str(settings.draft_heads)
-    what = facts.numerics_id, of_steps, of_plans, ranks, drafts, settings.threads, num_cores()
+    what = facts.numerics_id, of_steps, of_plans, ranks, drafts, settings.threads, usable_cores()
     return hashlib.blake2b(repr(what).encode(), digest_size=DIGEST_BYTES).hexdigest()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from llguidance import LLExecutor, LLMatcher
 from headwater.engine_core.ring import PeerGone, RingReader
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import MaskReport, MasksWanted
+from headwater.engine_core.usable_cores import usable_cores
 
 from .mask_table import Int32Array
 from .messages import Command, Fail, Forced, MasksFilled, decode_mask_report
@@ -43,7 +43,7 @@ EVERYTHING = -1
 
 def num_mask_threads() -> int:
     """Threads that write masks at the same time."""
-    return max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2))
+    return max(1, min(MAX_THREADS, usable_cores() // 2))
 
 
 @dataclass(slots=True, eq=False)

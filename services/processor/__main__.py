@@ -7,7 +7,6 @@ import ctypes
 import dataclasses
 import functools
 import json
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import grpc
 import prometheus_client
 
+from headwater.engine_core.usable_cores import usable_cores
 from headwater.proto import processor_pb2, processor_pb2_grpc
 
 from ..answers.reasoning_parser import REASONING_FORMATS
@@ -264,7 +264,7 @@ async def serve(settings: ProcessorSettings) -> None:
         _check_own_defaults(model, settings.generation_config)
     with (
         tracing_to(settings.otlp_endpoint, "processor", settings.replica_id) as tracing,
-        ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool,
+        ThreadPoolExecutor(settings.threads or usable_cores(), "text") as pool,
     ):
         async with GrammarChecker() as checker:
             servicer = Processor(models, pool, checker, tracing)

@@ -1,4 +1,4 @@
-"""Cores and GPUs of this machine, and the dtype that suits them. Asks the system, never torch."""
+"""GPUs of this machine, and the number of replicas and the dtype that suit it. Asks the system, never torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from itertools import permutations, takewhile
 from pathlib import Path
 from typing import Any
 
+from headwater.engine_core.usable_cores import usable_cores
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NATIVE_ATOMICS = 3
 MAX_NAME_BYTES = 96
 FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 _GPU_ID = re.compile(r"\d+|(GPU|MIG)-.+")
-
-
-def num_cores() -> int:
-    """Number of cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @cache
@@ -83,7 +80,7 @@ def default_replicas(device: str, num_ranks: int = 1) -> int:
     two, since one replica shows little of a cluster, or one where their ranks would be more than the cores."""
     if resolve_device(device) == "cuda":
         return max(1, len(visible_gpus()) // num_ranks)
-    return 2 if num_ranks == 1 or 2 * num_ranks <= num_cores() else 1
+    return 2 if num_ranks == 1 or 2 * num_ranks <= usable_cores() else 1
 
 
 def resolve_device(device: str) -> str:

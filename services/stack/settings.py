@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
+from headwater.engine_core.usable_cores import usable_cores
 
 from ..engine.settings import (
     ACTIVATION_DTYPES,
@@ -28,7 +29,7 @@ from ..models.calibration import BESIDE_KINDS, CALIBRATED_KINDS
 from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
-from ..runtime.hardware import DTYPES, default_replicas, num_cores
+from ..runtime.hardware import DTYPES, default_replicas
 from ..runtime.role import DECODE, PREFILL
 from ..runtime.settings import SettingError, check_log_level
 from ..runtime.speculation import MODES
@@ -260,7 +261,7 @@ class StackSettings:
     @property
     def threads(self) -> int:
         """Threads of a replica on CPUs."""
-        return max(1, num_cores() // self.rules.max_replicas)
+        return max(1, usable_cores() // self.rules.max_replicas)
 
     @property
     def num_ranks(self) -> int:

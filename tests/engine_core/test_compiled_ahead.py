@@ -201,7 +201,7 @@ def executor(config: EngineConfig, kv_dtype: torch.dtype, *, is_tree: bool = Fal
     decoder = loaded.on(platform, config.max_model_len)
     num_heads = MODEL.num_kv_heads // num_ranks
     shape = (MODEL.num_layers, 2, config.num_blocks, num_heads, config.block_size, MODEL.head_dim)
-    with CompileAhead(platform.device) as ahead:
+    with CompileAhead(platform.device, num_cores=2) as ahead:
         ahead.note(partial(platform.launch_own_products, weights))
         caches = [torch.zeros(shape, dtype=kv_dtype)]
         made = loaded.executor(decoder, platform, config, caches, swapper=None, looks_at_all=False)

@@ -77,7 +77,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> NoGpu:
 
 def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gpu: NoGpu) -> None:
     kernel, x = JITFunction(_nothing), torch.zeros(64)
-    with CompileAhead(CPU) as ahead:
+    with CompileAhead(CPU, num_cores=2) as ahead:
         for size in (16, 32, 16):
             assert ahead.note(lambda size=size: kernel[1,](x, SIZE=size)) is None
     assert [each.exception() for each in ahead.raw_futures] == [None, None]
@@ -91,7 +91,7 @@ def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gp
 
 def test_what_does_not_compile_says_so_where_it_is_launched(no_gpu: NoGpu) -> None:
     kernel, x = JITFunction(_nothing), torch.zeros(64)
-    with CompileAhead(CPU) as ahead:
+    with CompileAhead(CPU, num_cores=2) as ahead:
         ahead.note(lambda: kernel[1,](x, SIZE=TOO_LARGE.value))
     with pytest.raises(CompilationError):
         kernel[1,](x, SIZE=TOO_LARGE.value)

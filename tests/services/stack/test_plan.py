@@ -152,7 +152,7 @@ def test_ranks_reach_every_engine_and_divide_gpus_and_cores(monkeypatch: pytest.
         3,
         1,
     )
-    monkeypatch.setattr("headwater.services.runtime.hardware.num_cores", lambda: 4)
+    monkeypatch.setattr("headwater.services.runtime.hardware.usable_cores", lambda: 4)
     replicas = {size: plan(replicas=None, tensor_parallel_size=size).settings.resolved().replicas for size in (1, 2, 3)}
     assert replicas == {1: 2, 2: 2, 3: 1}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
