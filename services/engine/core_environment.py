@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from ..runtime.hardware import thread_variables
 from ..runtime.process import PARENT_FD, READY_FD
 from .core_variables import CORE_FORKS_FD
 from .kernel_cache import with_kernel_cache
@@ -16,6 +17,5 @@ def core_environment(threads: int, env: Mapping[str, str] = os.environ) -> dict[
     environment = {name: value for name, value in env.items() if name not in (READY_FD, PARENT_FD, CORE_FORKS_FD)}
     environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
     environment.pop("OMP_WAIT_POLICY", None)
-    if threads:
-        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    environment |= thread_variables(threads, environment)
     return with_kernel_cache(environment)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..runtime.hardware import thread_variables
 from ..runtime.kept_child import kept_child
 from ..runtime.progress import Report, word_of
 
@@ -37,6 +38,7 @@ def fill_folder(
     partial = folder.with_name(f".partial-{folder.name}")
     partial.mkdir()
     last_words = ""
+    env = {**env, **thread_variables(0, env)}
     with kept_child([sys.executable, "-m", module, f"--folder={partial}", *flags], env=env) as child:
         for line in child:
             if (word := word_of(line)) is not None:

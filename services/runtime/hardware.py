@@ -11,13 +11,23 @@ from itertools import permutations, takewhile
 from pathlib import Path
 from typing import Any
 
-from headwater.engine_core.usable_cores import usable_cores
+from headwater.engine_core.usable_cores import quota_cores, usable_cores
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _NATIVE_ATOMICS = 3
 MAX_NAME_BYTES = 96
 FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 _GPU_ID = re.compile(r"\d+|(GPU|MIG)-.+")
+_THREAD_VARIABLES = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+
+
+def thread_variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which the libraries of a process with the environment `env` compute with so many threads. With 0
+    those of `env` stand; where it has none and there is a CPU quota, of which libraries know nothing, threads are as
+    many as usable cores."""
+    if not threads and quota_cores() is not None and not _THREAD_VARIABLES & env.keys():
+        threads = usable_cores()
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {}
 
 
 @cache
