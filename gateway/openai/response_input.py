@@ -142,16 +142,14 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
     for position, item in enumerate(items):
         _add(messages, item, _place(asked, position, first))
-    choice, allowed = _tool_choice(asked)
     conversation = processor_pb2.Conversation(
         messages=messages,
         tools=bounded_tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())),
-        tool_choice=choice,
-        allowed_tools=allowed,
         parallel_tool_calls=asked.parallel_tool_calls,
         reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,
         verbosity=asked.text.verbosity if asked.text is not None else None,
     )
+    conversation.MergeFrom(_tool_choice(asked))
     if asked.chat_template_kwargs is not None:
         conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
     return processor_pb2.Prompt(conversation=conversation)
@@ -255,18 +253,19 @@ def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:
     return common_pb2.Tool(name=tool.name, description=tool.description or "", custom_input=text_to_pb(grammar))
 
 
-def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
-    """Tool choice by a function's name, or by a word with the functions that it allows where these are not all."""
+def _tool_choice(asked: ResponsesRequest) -> processor_pb2.Conversation:
+    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not all."""
     choice = asked.tool_choice
     if isinstance(choice, str) or choice is None:
         # Clients send `auto` whether or not they have tools.
-        return (tool_choice_word(choice) if asked.tools or choice != "auto" else None), []
+        word = tool_choice_word(choice) if asked.tools or choice != "auto" else None
+        return processor_pb2.Conversation(tool_choice=word)
     if choice.type != "allowed_tools":
-        name = given("tool_choice.name", choice.name)
-        return offered_as(choice.type, name, "tool_choice", asked.tools or ()), []
+        name = offered_as(choice.type, given("tool_choice.name", choice.name), "tool_choice", asked.tools or ())
+        return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
     allowed = enumerate(given("tool_choice.tools", choice.tools))
     names = [offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", asked.tools or ()) for i, tool in allowed]
-    return given("tool_choice.mode", choice.mode), names
+    return processor_pb2.Conversation(tool_choice=given("tool_choice.mode", choice.mode), allowed_tools=names)
 
 
 def offered_as(kind: str, name: str, at: str, tools: Sequence[ResponseTool]) -> str:

@@ -110,28 +110,29 @@ def _num_parts(messages: Sequence[Message]) -> int:
 
 def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
     """Converts the fields that say how the conversation is to be answered."""
-    choice, allowed = _tool_choice(asked)
-    return processor_pb2.Conversation(
-        tool_choice=choice,
-        allowed_tools=allowed,
+    answering = processor_pb2.Conversation(
         parallel_tool_calls=asked.parallel_tool_calls,
         include_reasoning=asked.include_reasoning,
         reasoning_effort=asked.reasoning_effort,
         verbosity=asked.verbosity,
     )
+    answering.MergeFrom(_tool_choice(asked))
+    return answering
 
 
-def _tool_choice(asked: ChatCompletionRequest) -> tuple[str | None, list[str]]:
-    """Tool choice by a function's name, or by a word with the functions that it allows where these are not all."""
+def _tool_choice(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
+    """Tool choice by a tool's name, or by a word with the tools that it allows where these are not all."""
     choice = asked.tool_choice
     if not isinstance(choice, ToolChoice):
-        return tool_choice_word(choice), []
+        return processor_pb2.Conversation(tool_choice=tool_choice_word(choice))
     kinds = {_name_of(tool, ""): tool.type for tool in asked.tools or ()}
     if choice.type != "allowed_tools":
-        return _offered_name(choice, "tool_choice", kinds), []
+        name = _offered_name(choice, "tool_choice", kinds)
+        return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
     allowed = given("tool_choice.allowed_tools", choice.allowed_tools)
     tools = enumerate(allowed.tools)
-    return allowed.mode, [_offered_name(tool, f"tool_choice.allowed_tools.tools[{i}]", kinds) for i, tool in tools]
+    names = [_offered_name(tool, f"tool_choice.allowed_tools.tools[{i}]", kinds) for i, tool in tools]
+    return processor_pb2.Conversation(tool_choice=allowed.mode, allowed_tools=names)
 
 
 def _offered_name(named: NamedTool | ToolChoice, at: str, kinds: Mapping[str, str]) -> str:

@@ -14,11 +14,11 @@ NAMED_CHOICES = ("auto", "none", ENFORCING)
 def named_tool(conversation: Conversation) -> str | None:
     """The function that the client named in its tool choice, if it named one."""
     choice = conversation.tool_choice
-    return choice if choice and choice not in NAMED_CHOICES else None
+    return choice if conversation.tool_choice_is_name or choice not in ("", *NAMED_CHOICES) else None
 
 
 def may_call(conversation: Conversation) -> bool:
-    return bool(conversation.tools) and conversation.tool_choice != "none"
+    return bool(conversation.tools) and (conversation.tool_choice_is_name or conversation.tool_choice != "none")
 
 
 def answer_format(

@@ -108,13 +108,15 @@ def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
     for name in conversation.allowed_tools:
         if name not in names:
             raise BadRequest.of("tool_choice", name, f"allowed tools of {names}")
-    if not choice or choice == "none":
+    is_name = conversation.tool_choice_is_name
+    if not is_name and choice in ("", "none"):
         return
     if not names:
         raise BadRequest("tool_choice", f"tool_choice is {choice!r} without tools; allowed: none")
     callable_names = list(conversation.allowed_tools) or names
-    if choice not in ("auto", "required", *callable_names):
-        raise BadRequest.of("tool_choice", choice, f"none, auto, required or one of {callable_names}")
+    if choice not in callable_names and (is_name or choice not in ("auto", "required")):
+        words = "" if is_name else "none, auto, required or "
+        raise BadRequest.of("tool_choice", choice, f"{words}one of {callable_names}")
 
 
 def _message(message: common_pb2.ChatMessage, i: int) -> dict[str, Any]:

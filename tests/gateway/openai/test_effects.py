@@ -197,6 +197,7 @@ ELSEWHERE = {
     "stream": "test_chat.py",
     "stream_options": "test_chat.py",
     "add_special_tokens": "test_processor.py",
+    "tool_choice_is_name": "test_tools.py",
     "resumable": "test_resume.py",
     "continuous_usage": "test_public_grpc.py",
     "response_format": "test_line_structured.py",

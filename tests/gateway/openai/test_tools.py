@@ -97,6 +97,29 @@ def test_a_call_that_is_due_is_made_and_keeps_its_schema(thinker: Gateway, choic
     assert whole["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
 
 
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_a_function_that_is_called_as_a_word_of_tool_choice_is_chosen_by_its_name(thinker: Gateway, name: str) -> None:
+    named = {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
+    by_name = {"type": "function", "function": {"name": name}}
+    whole = answer(thinker, tools=[WEATHER, named], tool_choice=by_name, reasoning_effort="none")["choices"][0]
+    assert [call["function"]["name"] for call in whole["message"]["tool_calls"]] == [name]
+    legacy = {"functions": [WEATHER["function"], named["function"]], "function_call": {"name": name}}
+    whole = answer(thinker, **legacy, reasoning_effort="none")["choices"][0]
+    assert whole["message"]["function_call"]["name"] == name
+    flat = [{"type": "function", **each["function"]} for each in (WEATHER, named)]
+    asked = {"model": MODEL, "input": "So?", "tools": flat, "tool_choice": {"type": "function", "name": name}}
+    made = thinker.client.post("/v1/responses", json=asked | {"reasoning": {"effort": "none"}}).json()
+    assert [item["name"] for item in made["output"]] == [name]
+
+
+def test_a_name_that_is_a_word_of_tool_choice_is_refused_where_no_function_is_called_so(thinker: Gateway) -> None:
+    asked = {"model": MODEL, "messages": USER, "tools": [WEATHER]}
+    asked["tool_choice"] = {"type": "function", "function": {"name": "none"}}
+    refused = thinker.client.post("/v1/chat/completions", json=asked)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == "tool_choice is 'none'; allowed: one of ['weather']"
+
+
 def test_only_tools_that_are_allowed_are_called(thinker: Gateway, client: openai.OpenAI) -> None:
     functions = [{"type": "function", "function": {"name": "time"}}]
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": functions}}
@@ -207,6 +230,21 @@ def test_thoughts_are_told_again_as_their_summary_where_one_is_wanted(client: op
         with pytest.raises(openai.BadRequestError) as refused:
             client.responses.create(**asked, extra_body=wrong)
         assert refused.value.param == param
+
+
+@pytest.mark.parametrize("name", ["auto", "none", "required"])
+def test_grpc_says_by_a_field_that_a_choice_is_a_name(thinker: Gateway, name: str) -> None:
+    conversation = processor_pb2.Conversation(
+        messages=[common_pb2.ChatMessage(role="user", content="So?")],
+        tools=[common_pb2.Tool(name="time"), common_pb2.Tool(name=name)],
+        tool_choice=name,
+        tool_choice_is_name=True,
+        reasoning_effort="none",
+    )
+    asked = inference_pb2.ChatRequest(model=MODEL, conversation=conversation)
+    with grpc.insecure_channel(thinker.grpc) as channel:
+        [choice] = inference_pb2_grpc.InferenceStub(channel).Chat(asked, timeout=30).choices
+    assert [call.name for call in choice.message.tool_calls] == [name]
 
 
 async def test_grpc_tells_thoughts_and_calls_apart_too(thinker: Gateway) -> None:

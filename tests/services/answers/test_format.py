@@ -61,7 +61,7 @@ def test_an_operator_knows_better(demo_folder: Path) -> None:
 
 
 USER = ChatMessage(role="user", content="hi")
-TIME = Tool(name="time")
+TIME, NONE = Tool(name="time"), Tool(name="none")
 THINKING = {"reasoning_parser": "think"}
 CASES: list[tuple[dict[str, Any], str, str, dict[str, Any] | None]] = [
     ({}, "<assistant>", "", None),
@@ -69,6 +69,7 @@ CASES: list[tuple[dict[str, Any], str, str, dict[str, Any] | None]] = [
     ({"tools": [TIME], "tool_choice": "none"}, "<assistant>", "", None),
     ({"tools": [TIME], "parallel_tool_calls": False}, "", "", {"tool_parser": "hermes", "tool_names": ["time"], "single_call": True}),
     ({"tools": [TIME], "tool_choice": "time"}, "", "", {"tool_parser": "hermes", "tool_names": ["time"], "single_call": True, "named_call": True}),
+    ({"tools": [NONE], "tool_choice": "none", "tool_choice_is_name": True}, "", "", {"tool_parser": "hermes", "tool_names": ["none"], "single_call": True, "named_call": True}),
     ({}, "<assistant>", "think", THINKING),
     ({}, "<assistant><think>\n", "think", THINKING | {"starts_in_reasoning": True}),
     ({}, "<assistant><think>\n\n</think>\n\n", "think", None),

@@ -345,6 +345,14 @@ def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: Text
     assert accepts(thinking, grammars, grammar, call.replace('"town": "Ulm"', ""))
 
 
+def test_a_function_called_as_a_word_of_tool_choice_is_called_by_name(thinking: TextModel, grammars: Grammars) -> None:
+    for name in ("auto", "none", "required"):
+        asked = request(TIME, Tool(name=name), choice=name, tool_choice_is_name=True, reasoning_effort="none")
+        call = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+        for text, is_taken in ((call, True), (call.replace(name, "time"), False), ("It is late.", False)):
+            assert accepts(thinking, grammars, prepared(thinking, asked)[1], text) == is_taken, text
+
+
 def test_arguments_are_an_object_whatever_other_types_their_schema_has(thinking: TextModel, grammars: Grammars) -> None:
     tool = Tool(name="f", parameters_json='{"type": ["object", "null"], "properties": {"a": {}}}')
     _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))

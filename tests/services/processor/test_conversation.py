@@ -98,6 +98,16 @@ def test_variables_of_the_template_come_as_json() -> None:
             "tool_choice is 'rain'; allowed: none, auto, required or one of ['weather']",
         ),
         (
+            Conversation(messages=[USER], tools=[WEATHER], tool_choice="auto", tool_choice_is_name=True),
+            "tool_choice",
+            "tool_choice is 'auto'; allowed: one of ['weather']",
+        ),
+        (
+            Conversation(messages=[USER], tools=[WEATHER], tool_choice_is_name=True),
+            "tool_choice",
+            "tool_choice is ''; allowed: one of ['weather']",
+        ),
+        (
             Conversation(messages=[USER], continue_final_message=True, add_generation_prompt=True),
             "continue_final_message",
             "continue_final_message excludes add_generation_prompt",
