@@ -87,12 +87,15 @@ def pull(
     calibration: Path | None = None,
 ) -> Path:
     """The folder `<cache>/<model>/<revision>-<dtype>[-<kind>[-calibrated-<digest>]]-<layout>`, made on first use by the
-    first process that needs it. `quantization` is a kind that weights are rounded to, or the method by which they must
-    be packed; `calibration` a file of text over which rounding is chosen.
+    first process that needs it. `revision` is a branch, tag or commit on the Hub; `quantization` a kind that weights
+    are rounded to, or the method by which they must be packed; `calibration` a file of text over which rounding is
+    chosen.
 
-    Raises `SettingError` for the file, before anything is downloaded, `ModelNotFound`, `WheelModelError`, `HubError`,
-    `OtherQuantization`, `CalibrationFailed` or `ConversionFailed`.
+    Raises `SettingError` for the file, and for a revision of a model that is not on the Hub, before anything is
+    downloaded, `ModelNotFound`, `WheelModelError`, `HubError`, `OtherQuantization`, `CalibrationFailed` or
+    `ConversionFailed`.
     """
+    _check_revision(model, revision)
     asked = read_calibration(calibration, quantization, cache_dir)
     if asked is not None:
         _check_whole(model, asked)
@@ -119,6 +122,24 @@ def _kind_of(quantization: str, calibration: Calibration | None) -> str:
     if calibration is not None:
         return calibration.suffix
     return f"-{quantization}" if quantization in ROUNDED_KINDS else ""
+
+
+def _check_revision(model: str, revision: str | None) -> None:
+    """Raises `SettingError` for a revision of a model that has none to choose from."""
+    if revision is None:
+        return
+    path = _path_of(model)
+    if (path / MANIFEST_NAME).is_file():
+        found = "is a converted folder"
+    elif (named := NAMED_MODELS.get(model)) is not None:
+        found = f"has one revision, {named.revision}"
+    elif path.suffix == ".gguf" and path.is_file():
+        found = "is a GGUF file"
+    elif (path / "config.json").is_file():
+        found = "is a folder"
+    else:
+        return
+    raise SettingError("revision", revision, f"none, or a model on the Hugging Face Hub: the model {model!r} {found}")
 
 
 def _check_whole(model: str, calibration: Calibration) -> None:

@@ -94,6 +94,11 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             ("pull", "--quantization", "int4", "--calibration", "/no/file"),
             "--calibration is '/no/file'; allowed: an existing file",
         ),
+        (
+            ("pull", "--revision", "main"),
+            "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub: the",
+        ),
+        (("warmup", "--revision", "main"), "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub"),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
         (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
@@ -123,6 +128,14 @@ def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1(
     assert done.returncode == 1
     (said,) = done.stderr.strip().splitlines()
     assert "Not a directory: '/dev/null/folder'" in said
+
+
+def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path) -> None:
+    done = headwater("up", "--revision", "main", "--state-dir", str(tmp_path), "--cache-dir", str(tmp_path / "cache"))
+    assert done.returncode == 1
+    (said,) = done.stderr.strip().splitlines()
+    assert "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub" in said
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_list_in_a_variable_of_up_has_commas_as_in_those_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import LAYOUT
 from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, point, pull
 from headwater.services.runtime.progress import silent
+from headwater.services.runtime.settings import SettingError
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,35 @@ def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) 
         ModelNotFound, match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging Face id"
     ):
         pull("nosuch", cache_dir=tmp_path, progress=silent)
+
+
+@pytest.mark.parametrize(
+    ("file", "model", "found"),
+    [
+        ("config.json", "", "is a folder"),
+        ("model.json", "", "is a converted folder"),
+        ("tiny.gguf", "tiny.gguf", "is a GGUF file"),
+        ("", "smollm2-135m-instruct", "has one revision, 0.1.2"),
+    ],
+)
+def test_a_revision_of_a_model_that_is_not_on_the_hub_is_refused(
+    file: str, model: str, found: str, tmp_path: Path
+) -> None:
+    named = model
+    if file:
+        (tmp_path / file).write_bytes(b"{}")
+        named = str(tmp_path / model)
+    with pytest.raises(SettingError) as refused:
+        pull(named, cache_dir=tmp_path / "cache", progress=silent, revision="main")
+    allowed = f"none, or a model on the Hugging Face Hub: the model {named!r} {found}"
+    assert str(refused.value) == f"--revision is 'main'; allowed: {allowed}"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_revision_of_a_model_that_is_nothing_does_not_hide_that(tmp_path: Path) -> None:
+    for name in ("nosuch", str(tmp_path / "nosuch.gguf"), str(tmp_path)):
+        with pytest.raises(ModelNotFound):
+            pull(name, cache_dir=tmp_path / "cache", progress=silent, revision="main")
 
 
 def test_a_hub_id_that_cannot_be_had_offline_says_what_would_help(
