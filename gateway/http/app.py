@@ -24,6 +24,7 @@ from ..openai.errors import MethodNotAllowed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ..openai.sse import EVENT_STREAM
 from ..request.cluster import Cluster, shutting_down
 from ..request.generation import Generation
 from ..request.resumed import bare_id
@@ -35,7 +36,7 @@ from ..tenancy.tenants import Tenant
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
 from .conversations import Conversations
-from .http_exchange import Exchange, Handler, Route
+from .http_exchange import Exchange, Handler, HeadOnly, Route
 from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
@@ -113,6 +114,8 @@ class _Endpoint:
             if handler is None:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
             await handler(exchange)
+        except HeadOnly:
+            await exchange.reply_head(EVENT_STREAM)
         except errors.HeadwaterError as error:
             self._cluster.metrics.refused.add(error.code)
             await exchange.refuse(error)

@@ -26,7 +26,7 @@ from ..openai.not_served import check_served
 from ..openai.paging import page_of
 from ..openai.to_pb import given
 from ..tenancy.tenants import Tenant
-from .http_exchange import Exchange, Route
+from .http_exchange import Exchange, Route, file_headers
 
 PURPOSE = "batch"
 MAX_FILES, MAX_FILENAME = 1000, 255
@@ -133,6 +133,9 @@ class BatchSurface:
         tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
         with or_unavailable():
             file = await self._files.get(tenant.key, file_id)
+            if exchange.method == "HEAD":
+                await exchange.reply_head(file_headers(file.bytes))
+                return
             with self._in_transit(tenant):
                 async with self._files.opened(tenant.key, file_id) as content:
                     await exchange.reply_file(content, file.bytes)

@@ -17,7 +17,7 @@ from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..openai import errors as http_errors
-from ..openai.sse import SseStream, rest_of
+from ..openai.sse import Headers, SseStream, rest_of
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
@@ -34,6 +34,10 @@ BODY_BYTES_PER_SECOND = 16 * 1024
 """Past its first seconds a body may take as long as it does at this rate: a slow body holds no place for ever."""
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
+
+
+class HeadOnly(Exception):
+    """Ends the handler of a HEAD request where its stream would begin: the response has headers alone."""
 
 
 class Exchange:
@@ -171,14 +175,16 @@ class Exchange:
         smaller = await gzipped(body)
         return (smaller, [vary, (b"content-encoding", b"gzip")]) if len(smaller) < len(body) else (body, [vary])
 
+    async def reply_head(self, headers: Headers) -> None:
+        """Replies with these headers, which say what a GET would answer, and no content."""
+        self.status = 200
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers()]})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
         """Replies the content of a file, from its start, a piece at a time. Raises `SlowReader` for a client that takes
         nothing: the file, a copy on this machine's disk, would stay for as long as that."""
-        headers = [
-            (b"content-type", b"application/octet-stream"),
-            (b"content-length", b"%d" % num_bytes),
-            *self._headers(),
-        ]
+        headers = [*file_headers(num_bytes), *self._headers()]
         self.status = 200
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         file.seek(0)
@@ -197,7 +203,9 @@ class Exchange:
             raise errors.SlowReader(self._slow_reader_limit) from None
 
     def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
-        """A stream of events; its response begins with the first of them."""
+        """A stream of events; its response begins with the first of them. Raises `HeadOnly`."""
+        if self.method == "HEAD":
+            raise HeadOnly
         self.stream = SseStream(self._send, self._headers, on_writable, self._slow_reader_limit)
         return self.stream
 
@@ -264,6 +272,10 @@ class Exchange:
         self.request_id = self.request_id or printable(self.headers.get("x-request-id", "")) or new_request_id()
         request_id = (b"x-request-id", self.request_id.encode())
         return [NO_SNIFFING, *self.reply_headers, request_id, *self.standing.headers()]
+
+
+def file_headers(num_bytes: int) -> Headers:
+    return [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % num_bytes)]
 
 
 class Ticker:
