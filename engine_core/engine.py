@@ -105,9 +105,11 @@ class Engine:
         self._promote_waiting()
         if self._prefetches is not None:
             self._prefetches.advance()
-        # A draw waits for late masks as a step does: what goes apart once would go apart at every token. All that it
-        # does not need comes after its launch.
-        can_draw = self._in_flight.has_room_for_draw and not self._awaits_masks
+        # A draw waits for late masks as a step does: what goes apart once would go apart at every token. Both go by one
+        # look at the clock, or rows that could be drawn are left behind when the step is planned. All that a draw does
+        # not need comes after its launch.
+        self._has_held_back = self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
+        can_draw = self._in_flight.has_room_for_draw and not self._has_held_back
         draw = self._submit(self._scheduler.draw()) if can_draw else None
         self._foresee()
         # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
@@ -338,7 +340,6 @@ class Engine:
 
     def _plan_step(self) -> PlannedStep | None:
         """A step, unless enough are in flight or it is better to wait."""
-        self._has_held_back = self._awaits_masks
         self._plans_later = self._is_early
         if self._has_held_back or self._plans_later or not self._in_flight.has_room_for_step:
             return None
@@ -348,10 +349,6 @@ class Engine:
         if planned is not None and planned.masks_wanted is not None:
             self._report_masks(MaskReport(wanted=planned.masks_wanted))
         return planned
-
-    @property
-    def _awaits_masks(self) -> bool:
-        return self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
 
     @property
     def _is_early(self) -> bool:

@@ -26,7 +26,13 @@ class Recorded(SimulatedExecutor):
         super().__init__(CONFIG, MODEL, timing, clock=lambda: self.now, sleep=lambda seconds: None)
         self.now = self.launch_seconds = 0.0
         """Time, and how long it takes to launch a draw."""
+        self.tick = 0.0
+        """Time that passes for the engine whenever it looks at the clock."""
         self.launched: list[str] = []
+
+    def clock(self) -> float:
+        self.now += self.tick
+        return self.now
 
     def submit(self, plan: StepPlan) -> int:
         self.launched.append("step")
@@ -46,7 +52,7 @@ class Bench:
         self.engine = Engine(
             CONFIG,
             self.executor,
-            clock=lambda: self.executor.now,
+            clock=self.executor.clock,
             masks=np.full((1, CONFIG.num_rows, 2), -1, np.int32),
             report_masks=self.reports.append,
         )
@@ -84,6 +90,17 @@ def test_rows_that_have_their_masks_go_alone_when_the_moment_is_over() -> None:
     bench.fill(0)
     bench.executor.now += 2 * PATIENCE_SECONDS
     assert bench.step() == [0]
+
+
+def test_an_engine_has_work_while_rows_wait_although_the_moment_ends_in_the_middle_of_a_step() -> None:
+    bench = Bench(9, 9)
+    bench.fill(0)
+    bench.executor.tick = 0.7 * PATIENCE_SECONDS
+    keys = list[int]()
+    while bench.engine.has_work():
+        output = bench.engine.step()
+        keys += [] if output is None else output.keys
+    assert keys == [0]
 
 
 def test_tokens_are_reported_for_masks_but_those_of_answers_that_end() -> None:
