@@ -31,6 +31,10 @@ class TimedExecutor:
         return self._executor.can_draft
 
     @property
+    def computes_at_once(self) -> bool:
+        return self._executor.computes_at_once
+
+    @property
     def prefill_seconds(self) -> float:
         return self._executor.prefill_seconds
 

@@ -242,11 +242,15 @@ class Executor(Protocol):
         """Whether it drafts by itself where a plan leaves that to it."""
 
     @property
+    def computes_at_once(self) -> bool:
+        """Whether `submit` and `draw` return when the plan is computed: nothing runs beside the caller."""
+
+    @property
     def prefill_seconds(self) -> float:
         """Time in which a prompt token is computed, where it is known beforehand; 0 where it is not."""
 
     def submit(self, plan: StepPlan) -> int:
-        """Launches a plan and returns its handle without waiting for the result."""
+        """Launches a plan and returns its handle without waiting for the result, unless it `computes_at_once`."""
 
     def draw(self, plan: DrawPlan) -> int:
         """As `submit`."""

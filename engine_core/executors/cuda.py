@@ -48,7 +48,7 @@ class CudaExecutor:
     Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
     """
 
-    copies_blocks = True
+    copies_blocks, computes_at_once = True, False
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 

@@ -65,7 +65,7 @@ class CudaStageExecutor:
     """See `Executor`. As `CudaExecutor`, of which it has the parts before sampling. It launches what the last stage
     launches, shape for shape, since each of its streams is received there."""
 
-    copies_blocks = True
+    copies_blocks, computes_at_once = True, False
     prefill_seconds = 0.0
 
     def __init__(

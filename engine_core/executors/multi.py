@@ -54,6 +54,8 @@ PATIENCE = 10
 class MultiExecutor:
     """See `Executor` and `RankedExecutor`. Every method may raise `RankLost`; then it can only be closed."""
 
+    computes_at_once = False
+
     def __init__(self, ranks: Ranks, hello: Hello, *, launches: bool = False, slots: UInt8Array | None = None) -> None:
         """`launches`: ranks launch work on devices and prepare launches ahead of time. `slots`: the host memory where
         ranks keep blocks, if they do."""

@@ -69,6 +69,8 @@ MOST_LATE_POLLS = 3
 class SimulatedExecutor:
     """Keeps a request table and a KV cache of one 64-bit entry a token."""
 
+    computes_at_once = False
+
     def __init__(
         self,
         config: EngineConfig,

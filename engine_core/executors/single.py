@@ -12,7 +12,7 @@ from .runner import Runner
 class SingleExecutor:
     """See `Executor`."""
 
-    copies_blocks = True
+    copies_blocks = computes_at_once = True
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 

@@ -84,7 +84,8 @@ def run(
     rank_reports: RankReports | None = None,
 ) -> None:
     """Steps until the server closes the command ring. What a step says is written once the next one is launched, or
-    there is none to launch: the device does not wait for that, nor do those who fill masks share their processor."""
+    there is none to launch: the device does not wait for that, nor do those who fill masks share their processor. It
+    is written first where launching computes: it would come a whole step late."""
     said = LateReport(reports)
     is_prepared, is_idle, num_commands = False, False, 0
     with contextlib.suppress(PeerGone):
@@ -116,6 +117,8 @@ def run(
                 # The server waits for a word after each step that says something.
                 is_idle = False
                 said.report = Step(output, *executor.take())
+            if executor.computes_at_once:
+                said.write()
 
 
 class LateReport:

@@ -44,6 +44,10 @@ class MeasuredExecutor:
         return self._executor.can_draft
 
     @property
+    def computes_at_once(self) -> bool:
+        return self._executor.computes_at_once
+
+    @property
     def prefill_seconds(self) -> float:
         """As measured, once a prompt was computed."""
         if prefill_tps := self._rates.prefill_tps:

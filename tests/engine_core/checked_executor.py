@@ -62,6 +62,10 @@ class CheckedExecutor:
         return self._executor.can_draft
 
     @property
+    def computes_at_once(self) -> bool:
+        return self._executor.computes_at_once
+
+    @property
     def prefill_seconds(self) -> float:
         return self._executor.prefill_seconds
 

@@ -64,6 +64,7 @@ class Stages:
 
     swapper = None
     copies_blocks = can_draft = True
+    computes_at_once = False
     prefill_seconds = 0.0
 
     def __init__(self, stages: list[CudaExecutor | CudaStageExecutor], launches: Launches) -> None:

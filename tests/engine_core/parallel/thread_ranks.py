@@ -30,7 +30,7 @@ class ThreadExecutor:
     Stages compute a step one after another."""
 
     swapper = None
-    copies_blocks = True
+    copies_blocks = computes_at_once = True
     prefill_seconds = 0.0
 
     def __init__(self, options: ExecutorOptions) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import FinishReason, NewRequest
@@ -58,15 +59,31 @@ class Pace:
         self._permits.release(num_steps)
 
 
+class AtOnce(SimulatedExecutor):
+    """Computes a plan where it is submitted, each when the test permits."""
+
+    computes_at_once = True
+
+    def __init__(self, *parts: Any, permits: threading.Semaphore) -> None:
+        super().__init__(*parts)
+        self._permits = permits
+
+    def submit(self, plan: StepPlan) -> int:
+        self._permits.acquire()
+        return super().submit(plan)
+
+
 class Core:
     """A running loop, seen from the server."""
 
-    def __init__(self, step_seconds: float, **clock: Any) -> None:
+    def __init__(
+        self, step_seconds: float, executor_class: type[SimulatedExecutor] = SimulatedExecutor, **parts: Any
+    ) -> None:
         command_writer, command_reader = create_ring(1 << 16)
         report_writer, report_reader = create_ring(1 << 16)
         self.commands, self.reports = RingWriter(command_writer), RingReader(report_reader)
         timing = SimulatedTiming(step_seconds=step_seconds)
-        executor = MeasuredExecutor(SimulatedExecutor(CONFIG, MODEL, timing, **clock))
+        executor = MeasuredExecutor(executor_class(CONFIG, MODEL, timing, **parts))
         mask_report_writer, mask_report_reader = create_ring(1 << 16)
         self.mask_reports = RingReader(mask_report_reader)
         inner, mask_writer = (RingReader(command_reader), RingWriter(report_writer)), RingWriter(mask_report_writer)
@@ -103,13 +120,22 @@ def pace() -> Pace:
 
 
 @pytest.fixture
-def core(request: pytest.FixtureRequest, pace: Pace) -> Iterator[Core]:
-    """A core whose steps take 5 ms, or end when `pace` permits."""
-    is_paced = getattr(request, "param", None) == "paced"
-    core = Core(1.0, clock=pace.clock, sleep=pace.sleep) if is_paced else Core(0.005)
+def permits() -> threading.Semaphore:
+    return threading.Semaphore(0)
+
+
+@pytest.fixture
+def core(request: pytest.FixtureRequest, pace: Pace, permits: threading.Semaphore) -> Iterator[Core]:
+    """A core whose steps take 5 ms, end when `pace` permits, or are computed at once where `permits` lets them."""
+    kind = getattr(request, "param", None)
+    if kind == "at once":
+        core = Core(0.0, AtOnce, permits=permits)
+    else:
+        core = Core(1.0, clock=pace.clock, sleep=pace.sleep) if kind == "paced" else Core(0.005)
     yield core
     core.commands.close()
     pace.may_end(1000)
+    permits.release(1000)
     core.thread.join(30)
     assert not core.thread.is_alive()
 
@@ -117,6 +143,15 @@ def core(request: pytest.FixtureRequest, pace: Pace) -> Iterator[Core]:
 def request(key: int, max_tokens: int = 500, **fields: int) -> Add:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return Add(NewRequest(key=key, prompt_ids=[key] * 40, output_ids=[], sampling=sampling, **fields))
+
+
+@pytest.mark.parametrize("core", ["at once"], indirect=True)
+def test_a_step_is_reported_before_the_next_one_where_launching_computes(
+    core: Core, permits: threading.Semaphore
+) -> None:
+    core.send(request(1))
+    permits.release()
+    assert next(core.steps()).output.num_tokens == [1]
 
 
 def test_who_has_prepared_all_says_so_once(core: Core) -> None:
