@@ -29,7 +29,7 @@ from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError
 from ..stack.cluster_record import read_cluster
 from ..stack.embedded import EmbeddedServerError
-from ..stack.plan import gpu_flags
+from ..stack.plan import gpu_defaults, gpu_flags
 from ..stack.settings import StackSettings, check_device, check_words, default_state_dir
 from ..stack.stack_error import StackError
 from ..stack.stage_process import StageDied
@@ -211,7 +211,8 @@ def warmup(
             quantization=quantization,
             calibration=calibration,
         )
-    flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}", *gpu_flags(os.environ)]
+    flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}"]
+    flags += gpu_flags(os.environ, gpu_defaults(os.environ))
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
     _become("headwater.services.engine.warmup", flags)
 

@@ -80,8 +80,10 @@ class StackPlan:
         flags += settings.role_flags(idx)
         # A variable that engines read by themselves says it for all of them.
         flags += [] if "HEADWATER_THREADS" in os.environ else [f"--threads={self.threads}"]
-        flags += gpu_flags(os.environ) if self.device == "cuda" else []
-        return flags + (Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else [])
+        profile = Profile.read(settings.profile) if settings.profile else Profile()
+        if self.device == "cuda":
+            flags += gpu_flags(os.environ, gpu_defaults(os.environ, profile.engine.max_num_batched_tokens))
+        return flags + profile.engine_flags(os.environ)
 
     def engine_env(self, place: int) -> dict[str, str]:
         """GPUs go to the replicas in turn, by places that all models share, and so do a CPU's threads."""
@@ -130,7 +132,15 @@ class StackPlan:
         return [f"--log-level={self.settings.log_level}"]
 
 
-def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int] = GPU_DEFAULTS) -> list[str]:
+def gpu_defaults(env: Mapping[str, str], budget: int | None = None) -> dict[str, int]:
+    """As `GPU_DEFAULTS`, but no more requests at once than a step has tokens: the variable's number, which engines take
+    in place of all others, or `budget`. An engine refuses more."""
+    said = env.get("HEADWATER_MAX_NUM_BATCHED_TOKENS", "")
+    most = int(said) if said.isdecimal() else budget or GPU_DEFAULTS["max-num-batched-tokens"]
+    return GPU_DEFAULTS | {"max-num-seqs": min(GPU_DEFAULTS["max-num-seqs"], most)}
+
+
+def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int]) -> list[str]:
     """Without those that a variable sets, which stages read by themselves."""
     return [
         f"--{name}={value}" for name, value in flags.items() if f"HEADWATER_{name.replace('-', '_').upper()}" not in env

@@ -12,6 +12,7 @@ from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import SettingError, read_settings
 from headwater.services.stack.access import ServerAccess
 from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.profile import EngineProfile, Profile
 from headwater.services.stack.settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
 
 
@@ -119,6 +120,17 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
     # The stages read the variable by themselves.
     assert not [flag for flag in stack.engine(0) + stack.processor(0) if flag.startswith("--block-size")]
     assert engine_of(stack).max_num_seqs == 1024
+
+
+def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HEADWATER_MAX_NUM_BATCHED_TOKENS", "512")
+    assert engine_of(plan(device="cuda")).max_num_seqs == 512
+    monkeypatch.setenv("HEADWATER_MAX_NUM_BATCHED_TOKENS", "8192")
+    assert engine_of(plan(device="cuda")).max_num_seqs == 1024
+    monkeypatch.delenv("HEADWATER_MAX_NUM_BATCHED_TOKENS")
+    profile = tmp_path / "profile.json"
+    Profile(engine=EngineProfile(max_num_batched_tokens=256)).write(profile)
+    assert engine_of(plan(device="cuda", profile=profile)).max_num_seqs == 256
 
 
 @pytest.mark.parametrize(
