@@ -130,6 +130,7 @@ def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_byt
             config.max_model_len,
             f"at most {most_len} in a KV cache of {num_blocks * block_bytes / GB:.1f} GB"
             + (f", or gpu_memory_utilization from {share} on" if share < 1 else "")
+            + f", or more beside a max_num_seqs below {config.max_num_seqs}"
             + f" ({memory})",
         )
     most = (memory.total - memory.others - memory.weights - 2 * memory.step - SPARE_BYTES) // block_bytes

@@ -30,6 +30,7 @@ def test_a_context_that_does_not_fit_is_refused_with_what_would_do() -> None:
         check_cache(33, config(4096), MEMORY, BLOCK_BYTES, 0.25)
     assert "max_model_len is 4096; allowed: at most 2048 in a KV cache of 0.3 GB" in str(caught.value)
     assert "or gpu_memory_utilization from 0.253 on" in str(caught.value)
+    assert "or more beside a max_num_seqs below 256" in str(caught.value)
     assert "weights and tables 16.0, largest step 4.0, others 1.0" in str(caught.value)
 
 
