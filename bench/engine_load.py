@@ -7,6 +7,7 @@ settings that `headwater up` gives it: the difference is the cost of the other s
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.engine_core.request import NewRequest
-from headwater.services.stack.plan import GPU_DEFAULTS
+from headwater.services.stack.plan import gpu_defaults
 
 from .offline import Bench
 from .program import run_program
@@ -44,7 +45,7 @@ def main(
     }
     options: dict[str, object] = {"device": device, "load_format": "dummy"}
     if torch.cuda.is_available() and device != "cpu":
-        options |= {name.replace("-", "_"): value for name, value in GPU_DEFAULTS.items()}
+        options |= {name.replace("-", "_"): value for name, value in gpu_defaults(os.environ).items()}
     rows = []
     for model in dict.fromkeys(each.model for each in chosen.values()):
         those = {name: each for name, each in chosen.items() if each.model == model}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from itertools import permutations, takewhile
 from pathlib import Path
@@ -30,25 +30,51 @@ def thread_variables(threads: int, env: Mapping[str, str]) -> dict[str, str]:
     return dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {}
 
 
+class _Memory(ctypes.Structure):
+    """`nvmlMemory_t`, in bytes."""
+
+    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
 @cache
 def gpu_names(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, ...]:
     """Names of NVIDIA GPUs as the driver lists them; empty without a driver. `load` opens a library: that which
     `nvidia-smi` asks, and which opens no GPU for this process."""
+    name = ctypes.create_string_buffer(MAX_NAME_BYTES)
+    return tuple(
+        name.value.decode()
+        for nvml, handle in _listed_gpus(load)
+        if not nvml.nvmlDeviceGetName(handle, name, MAX_NAME_BYTES)
+    )
+
+
+@cache
+def least_gpu_memory(load: Callable[[str], Any] = ctypes.CDLL) -> int:
+    """Bytes of memory of the GPU that has least, of all that the driver lists; 0 where it says of none. `load` as in
+    `gpu_names`."""
+    memory = _Memory()
+    told = (
+        int(memory.total)
+        for nvml, handle in _listed_gpus(load)
+        if not nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
+    )
+    return min(told, default=0)
+
+
+def _listed_gpus(load: Callable[[str], Any]) -> Iterator[tuple[Any, ctypes.c_void_p]]:
+    """The driver's library and the handle of each GPU, which both serve until the next one is asked for."""
     try:
         nvml = load("libnvidia-ml.so.1")
     except OSError:
-        return ()
+        return
     if nvml.nvmlInit_v2():
-        return ()
-    count, handle, name = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(MAX_NAME_BYTES)
-    names = []
+        return
+    count, handle = ctypes.c_uint(), ctypes.c_void_p()
     if not nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
         for i in range(count.value):
-            is_there = not nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(handle))
-            if is_there and not nvml.nvmlDeviceGetName(handle, name, MAX_NAME_BYTES):
-                names.append(name.value.decode())
+            if not nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(handle)):
+                yield nvml, handle
     nvml.nvmlShutdown()
-    return tuple(names)
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> tuple[str, ...]:

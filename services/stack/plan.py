@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runtime.hardware import resolve_device, visible_gpus
+from ..runtime.hardware import least_gpu_memory, resolve_device, visible_gpus
 from .access import MASTER_KEY_FILE, ServerAccess
 from .profile import Profile
 from .roles import Role
@@ -18,9 +18,12 @@ from .token_file import has_unsigned_tenants
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64
 """Tokens that the kernels of a GPU read at once."""
-GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 1024, "max-num-batched-tokens": 2048}
+GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 2048}
 """A step of a GPU takes more requests than one of a CPU before it takes longer. A larger budget keeps those that decode
 waiting without computing prompts faster."""
+LARGE_GPU_BYTES, LARGE_GPU_SEQS = 64 << 30, 1024
+"""Memory from which a GPU runs more requests at once by default: logits and partial results of each take room from the
+KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +136,12 @@ class StackPlan:
 
 
 def gpu_defaults(env: Mapping[str, str], budget: int | None = None) -> dict[str, int]:
-    """As `GPU_DEFAULTS`, but no more requests at once than a step has tokens: the variable's number, which engines take
-    in place of all others, or `budget`. An engine refuses more."""
+    """As `GPU_DEFAULTS`, with more requests at once where all GPUs are large, but no more than a step has tokens: the
+    variable's number, which engines take in place of all others, or `budget`. An engine refuses more."""
     said = env.get("HEADWATER_MAX_NUM_BATCHED_TOKENS", "")
     most = int(said) if said.isdecimal() else budget or GPU_DEFAULTS["max-num-batched-tokens"]
-    return GPU_DEFAULTS | {"max-num-seqs": min(GPU_DEFAULTS["max-num-seqs"], most)}
+    is_large = least_gpu_memory() >= LARGE_GPU_BYTES
+    return GPU_DEFAULTS | {"max-num-seqs": min(LARGE_GPU_SEQS if is_large else GPU_DEFAULTS["max-num-seqs"], most)}
 
 
 def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int]) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.services.cli import doctor
 from headwater.services.cli.doctor import examine
-from headwater.services.runtime.hardware import gpu_names, unreached_gpus
+from headwater.services.runtime.hardware import gpu_names, least_gpu_memory, unreached_gpus
 from headwater.services.runtime.pip_line import pip_line
 from headwater.services.stack.cluster_record import ClusterRecord
 
@@ -123,17 +123,27 @@ class Lister:
         name.value = b"L4 of %d" % handle.value
         return 0
 
+    def nvmlDeviceGetMemoryInfo(self, handle: Any, memory: Any) -> int:
+        memory._obj.total = handle.value << 30
+        return 0
+
     def nvmlShutdown(self) -> int:
         return 0
 
 
 @pytest.mark.parametrize(
-    ("count", "lost", "names"),
-    [(-1, set(), ()), (0, set(), ()), (2, set(), ("L4 of 100", "L4 of 101")), (3, {1}, ("L4 of 100", "L4 of 102"))],
+    ("count", "lost", "names", "least"),
+    [
+        (-1, set(), (), 0),
+        (0, set(), (), 0),
+        (2, set(), ("L4 of 100", "L4 of 101"), 100),
+        (3, {0}, ("L4 of 101", "L4 of 102"), 101),
+    ],
 )
-def test_gpus_are_listed_by_the_driver(count: int, lost: set[int], names: tuple[str, ...]) -> None:
+def test_gpus_are_listed_by_the_driver(count: int, lost: set[int], names: tuple[str, ...], least: int) -> None:
     assert gpu_names(lambda library: Lister(count, lost)) == names
-    assert gpu_names(no_library) == ()
+    assert least_gpu_memory(lambda library: Lister(count, lost)) == least << 30
+    assert (gpu_names(no_library), least_gpu_memory(no_library)) == ((), 0)
 
 
 def test_the_doctor_says_that_ranks_on_such_gpus_exchange_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,11 @@ def processor_of(stack: StackPlan) -> ProcessorSettings:
 STAGES = {GATEWAY: GatewaySettings, PROCESSOR: ProcessorSettings, ENGINE: EngineSettings}
 
 
+@pytest.fixture(autouse=True)
+def _the_memory_of_gpus_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.services.stack.plan.least_gpu_memory", lambda: 0)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_every_flag_that_goes_to_a_stage_is_a_setting_of_it(stage: str) -> None:
     known = {field.name for field in dataclasses.fields(STAGES[stage])}
@@ -66,7 +71,7 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
     assert engine.gpu_memory_utilization == 0.5
     assert (engine.kv_swap_memory, engine_of(plan()).kv_swap_memory) == (7, 0)
     assert (engine.kv_disk_dir, engine.kv_disk_memory, engine_of(plan()).kv_disk_dir) == (Path("/blocks"), 8, None)
-    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (1024, 2048)
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 2048)
     assert engine.block_size == processor.block_size == 64
     assert processor.kv_format == "fp8"
 
@@ -119,10 +124,17 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
     stack = plan(device="cuda")
     # The stages read the variable by themselves.
     assert not [flag for flag in stack.engine(0) + stack.processor(0) if flag.startswith("--block-size")]
-    assert engine_of(stack).max_num_seqs == 1024
+    assert engine_of(stack).max_num_seqs == 512
+
+
+@pytest.mark.parametrize(("gib", "most"), [(0, 512), (24, 512), (80, 1024)])
+def test_a_large_gpu_runs_more_requests_at_once(gib: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.services.stack.plan.least_gpu_memory", lambda: gib << 30)
+    assert engine_of(plan(device="cuda")).max_num_seqs == most
 
 
 def test_a_gpu_runs_no_more_requests_than_a_step_has_tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("headwater.services.stack.plan.least_gpu_memory", lambda: 80 << 30)
     monkeypatch.setenv("HEADWATER_MAX_NUM_BATCHED_TOKENS", "512")
     assert engine_of(plan(device="cuda")).max_num_seqs == 512
     monkeypatch.setenv("HEADWATER_MAX_NUM_BATCHED_TOKENS", "8192")
