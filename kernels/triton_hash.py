@@ -8,7 +8,7 @@ from threading import Thread
 
 from triton.runtime.cache import triton_key
 
-# What is hashed is found by walking through these packages, which are not to be imported in two threads at once.
+# The hash walks through these packages and imports them; two threads must not do that at once.
 for _package in ("triton.backends.nvidia.compiler", "triton.compiler"):
     import_module(_package)
 Thread(target=triton_key, name="triton's hash").start()

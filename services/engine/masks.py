@@ -189,7 +189,7 @@ class MaskWriter:
             self._force([each for each in followers if each.is_drafted and each.has_mask])
 
     def _advance(self, reports: Iterable[MaskReport], due: dict[int, Follower], faults: dict[int, str]) -> None:
-        """Notes who is due a mask, writes the masks of next tokens, and notes by key what went wrong."""
+        """Notes followers that are due a mask, writes the masks of next tokens, and notes faults by key."""
         for report in reports:
             if report.wanted is not None:
                 self._seat(report.wanted, due)
@@ -290,9 +290,9 @@ class MaskWriter:
             each.draft_ids = []
 
     def _force(self, followers: list[Follower]) -> None:
-        """Says what the grammar forces where the mask of the next token allows one alone: the draw of that token does
-        not wait for it. llguidance makes such masks wherever the grammar forces text, and allows the tokens by which
-        the tokenizer writes it."""
+        """Tells the core the tokens that a grammar forces where the next mask allows one alone; the draw of that one
+        does not wait for this. llguidance makes such masks wherever the grammar forces text, and allows the tokens by
+        which the tokenizer writes it."""
         for each in followers:
             if each.num_words == 1 and not each.forced_ids and _is_single(self._table[0, each.row]):
                 each.forced_ids = each.matcher.deep_copy().compute_ff_tokens()

@@ -45,8 +45,8 @@ class Stall(msgspec.Struct, tag="stall", array_like=True):
 
 
 class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
-    """Row rows[i] of the mask table holds the masks for num_masks[i] outputs from output_indices[i] on, of whoever got
-    tickets[i]."""
+    """Row rows[i] of the mask table holds masks of the request that got tickets[i], for num_masks[i] outputs from
+    output_indices[i] on."""
 
     rows: list[int]
     tickets: list[int]
@@ -55,8 +55,8 @@ class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
 
 
 class Forced(msgspec.Struct, tag="forced", array_like=True):
-    """From output output_indices[i] on the grammar of whoever got tickets[i] for rows[i] forces the tokens
-    forced_ids[i], as far as that is known."""
+    """The grammar of the request that got tickets[i] for rows[i] forces tokens forced_ids[i], and perhaps more, from
+    output output_indices[i] on."""
 
     rows: list[int]
     tickets: list[int]

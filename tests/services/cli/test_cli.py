@@ -78,7 +78,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--log-level", "loud"), "--log-level is 'loud'; allowed: debug, info, warning or error"),
         (("up", "--gpu-memory-utilization", "2"), "--gpu-memory-utilization is 2.0; allowed: more than 0, at most 1"),
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
-        # These are refused before a download begins: nobody/nothing has the form of a model id.
+        # The name has the form of an id on the Hub: flags are refused before its download begins.
         (("pull", "nobody/nothing", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
         (
             ("pull", "nobody/nothing", "--quantization", "int3"),
