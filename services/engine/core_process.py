@@ -147,7 +147,7 @@ def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWrit
 
 def _apply(engine: Engine, command: Command) -> None:
     if isinstance(command, OfMasks):
-        _apply_to_masks(engine, command)
+        apply_to_masks(engine, command)
     elif isinstance(command, FromPeers):
         engine.take(command.message)
     elif isinstance(command, Prefetch):
@@ -160,7 +160,7 @@ def _apply(engine: Engine, command: Command) -> None:
         _apply_to_requests(engine, command)
 
 
-def _apply_to_masks(engine: Engine, command: OfMasks) -> None:
+def apply_to_masks(engine: Engine, command: OfMasks) -> None:
     match command:
         case MasksFilled(rows, tickets, output_indices, num_masks):
             engine.masks_filled(rows, tickets, output_indices, num_masks)

@@ -18,9 +18,10 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import Finished, MaskReport, StepOutput
+from headwater.services.engine.core_process import apply_to_masks
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Command, Fail, Forced, MasksFilled
+from headwater.services.engine.messages import Command, OfMasks
 from headwater.services.engine.token_bounds import without_bounds
 
 VOCAB_SIZE = 49152
@@ -85,7 +86,8 @@ async def answers(
     while any(each.finished is None for each in told):
         # Masks are late now and then.
         for command in commands[: turns.randrange(4)]:
-            _apply(engine, command)
+            assert isinstance(command, OfMasks)
+            apply_to_masks(engine, command)
             commands.remove(command)
         output = engine.step()
         writer.on_reports(*reports)
@@ -96,17 +98,6 @@ async def answers(
             _hear(output, told)
     writer.close()
     return told, engine
-
-
-def _apply(engine: Engine, command: Command) -> None:
-    match command:
-        case MasksFilled(rows, tickets, output_indices, num_masks):
-            engine.masks_filled(rows, tickets, output_indices, num_masks)
-        case Forced(rows, tickets, output_indices, forced_ids):
-            engine.foresee(rows, tickets, output_indices, forced_ids)
-        case Fail(keys, errors):
-            for key, error in zip(keys, errors, strict=True):
-                engine.fail(key, error)
 
 
 def _hear(output: StepOutput, told: list[Told]) -> None:
