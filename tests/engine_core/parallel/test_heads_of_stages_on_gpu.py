@@ -125,6 +125,7 @@ def test_stages_on_other_hosts_show_the_first_one_what_heads_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     size, num_hosts, tensor = layout
+    share_unless(tensor, monkeypatch)
     heads = heads_of(kind, tmp_path)
     with ranks_of(folder, draft_heads=heads, tensor_parallel_size=tensor) as one:
         expected, guessed = told(answers_of_a_new_engine(one, PROMPTS, ASKED)[0]), counts(one)
