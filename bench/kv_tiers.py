@@ -42,6 +42,8 @@ PLAIN_READERS = (1, NUM_READERS, 8)
 """Numbers of threads that read files as they are: the disk's bandwidth is what the best of them reach."""
 POLL_SECONDS = 0.0005
 """About as often as an engine with a GPU looks."""
+LOOK_SECONDS = 5e-5
+"""Between two looks at copies that take milliseconds."""
 NOBODY = np.empty(0, np.int32)
 PARTS = ("host", "disk")
 
@@ -113,8 +115,16 @@ def host_rates(swapper: Swapper, num_blocks: int, runs: int) -> Iterator[dict[st
         plan = SwapPlan(out_blocks=outs, out_slots=outs, in_slots=ins, in_blocks=ins)
         ways = [(streams[0], device_memory[0], memory, outs), (streams[1], memory, device_memory[1], ins)]
         num_bytes = max(len(outs), len(ins)) * swapper.slots.shape[1]
-        ours, plain = alternated(partial(swapper.swap, plan), partial(_cross, ways), runs)
+        ours, plain = alternated(partial(_swap, swapper, plan), partial(_cross, ways), runs)
         yield _row(what, num_bytes / ours, num_bytes / plain)
+
+
+def _swap(swapper: Swapper, plan: SwapPlan) -> None:
+    """Copies blocks and waits until they are there: copies out may be launched long after `swap` has returned."""
+    saved, loaded = swapper.num_saved + plan.out_blocks.size, swapper.num_loaded + plan.in_blocks.size
+    swapper.swap(plan)
+    while swapper.num_saved < saved or swapper.num_loaded < loaded:
+        time.sleep(LOOK_SECONDS)
 
 
 def _cross(ways: Sequence[tuple[torch.cuda.Stream, torch.Tensor, torch.Tensor, Int32Array]]) -> None:

@@ -169,11 +169,12 @@ class SwapPlan:
 
 
 class Swapper(Protocol):
-    """Copies blocks in the order of the plans, without waiting. A step that writes to a block which is on its way out
+    """Copies blocks in the order of the plans, without waiting. A step that writes to a block which is to be copied out
     waits for that copy, as does whatever reads a slot."""
 
     def swap(self, plan: SwapPlan) -> None:
-        """Launches the copies; what they read was written by steps that are retired, or by plans before this."""
+        """Begins the copies, of which those out may be launched later; what they read was written by steps that are
+        retired, or by plans before this."""
 
     @property
     def num_saved(self) -> int:

@@ -6,7 +6,8 @@ In the cache a block lies in a piece for every layer, in host memory in one: the
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -18,33 +19,26 @@ from headwater.kernels.device import upload
 from ..executor import Int32Array, SwapPlan, UInt8Array
 from .cuda_direct_copies import CudaDirectCopies
 from .locked_slots import LockedSlots, OwnSlots
+from .save_queue import Launched, SavePart, SaveQueue
 
 STAGING_BYTES = 128 << 20
 """Each way; milliseconds of the bus, beside which a launch is nothing."""
 
 
 class CudaSwapper:
-    """See `Swapper`."""
+    """See `Swapper`. Loads are launched at once, saves while few others are on their way."""
 
     def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int, slots: LockedSlots | None = None) -> None:
         """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has.
         `slots`: those that a rank shares with others; None: slots of its own. Raises `ConfigError` where there is no
         such memory."""
         self._caches, self._device = [as_planes(each) for each in kv_caches], kv_caches[0].device
-        num_words = [planes.shape[0] * planes.shape[2] for planes in self._caches]
-        device, num_staged = self._device, staged_blocks(4 * sum(num_words))
-        self._host = OwnSlots((num_slots, sum(num_words))) if slots is None else slots
-        self._out_words, self._in_words = torch.empty((2, num_staged, sum(num_words)), dtype=torch.int32, device=device)
-        self._staged_out, self._staged_in = self._split(self._out_words), self._split(self._in_words)
-        self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
-        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
-        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
-        # The cache, the buffers and their order are made on the stream that is current here.
-        for stream in (self._out, self._in):
-            stream.wait_stream(torch.cuda.current_stream(device))
-        self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
-        self._saves = deque[tuple[torch.cuda.Event, int]]()
-        self._num_loaded = self._num_saved = 0
+        num_words = sum(planes.shape[0] * planes.shape[2] for planes in self._caches)
+        self._host = OwnSlots((num_slots, num_words)) if slots is None else slots
+        self._out, self._in = _Staging(self._caches, self._host), _Staging(self._caches, self._host)
+        self._saves = SaveQueue(self._caches[0].shape[1], num_slots)
+        self._loads = deque[tuple[torch.cuda.Event, int]]()
+        self._num_loaded = 0
         self.slots: UInt8Array = self._host.bytes
         self.seconds_per_block = 0.0
         """Known once it is measured."""
@@ -58,19 +52,15 @@ class CudaSwapper:
         """Launches what copies launch: block 0, which is nobody's."""
         if self.direct_copies is not None:
             self.direct_copies.rehearse()
-        for cache, staged in zip(self._caches, self._staged_out, strict=True):
-            copy_blocks(cache, staged, self._order[:1], self._order[:1])
-            copy_blocks(staged, cache, self._order[:1], self._order[:1])
+        self._out.rehearse()
 
     def swap(self, plan: SwapPlan) -> None:
         if plan.out_blocks.size:
-            with torch.cuda.stream(self._out):
-                self._copy_out(plan.out_blocks, plan.out_slots)
+            self._saves.add(self._save_parts(plan.out_blocks, plan.out_slots))
         if plan.in_blocks.size:
-            with torch.cuda.stream(self._in):
-                self._written.let_wait(self._in, plan.in_slots)
-                self._read.let_wait(self._in, plan.in_blocks)
-                self._copy_in(plan.in_slots, plan.in_blocks)
+            self._saves.let_wait_for_writes(self._in.stream, plan.in_slots)
+            self._saves.let_wait_for_reads(self._in.stream, plan.in_blocks)
+            self._load(plan.in_slots, plan.in_blocks)
 
     @property
     def num_loaded(self) -> int:
@@ -80,90 +70,101 @@ class CudaSwapper:
 
     @property
     def num_saved(self) -> int:
-        while self._saves and _has_passed(self._saves[0][0]):
-            self._num_saved += self._saves.popleft()[1]
-        return self._num_saved
+        return self._saves.num_saved
 
     def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
         """Lets `stream` wait until copies have read these blocks: later launches on it may write to them."""
-        self._read.let_wait(stream, blocks)
+        self._saves.let_wait_for_reads(stream, blocks)
 
     def close(self) -> None:
-        """With nothing in flight."""
+        """With no load in flight. Saves that are not launched are dropped."""
+        self._saves.close()
         self._host.release()
 
     def measure(self) -> None:
         """Times the way of blocks from host memory to the buffer on the GPU, as many as cross together. To be called
         before the first copy."""
-        num_blocks = min(len(self._order), len(self.slots))
+        num_blocks = min(len(self._in.words), len(self.slots))
         begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
         end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
-        with torch.cuda.stream(self._in):
+        with torch.cuda.stream(self._in.stream):
             # The first copy may wait for what is loaded when it is needed.
             for event in (begin, end):
-                self._host.copy_in(slice(0, num_blocks), self._in_words[:num_blocks])
+                self._host.copy_in(slice(0, num_blocks), self._in.words[:num_blocks])
                 event.record()
         end.synchronize()
         self.seconds_per_block = float(begin.elapsed_time(end)) / 1e3 / num_blocks
 
-    def _copy_out(self, blocks: Int32Array, slots: Int32Array) -> None:
-        for part in self._parts(blocks.size):
-            words = self._out_words[: part.stop - part.start]
-            ids = upload(blocks[part], self._device)
-            for cache, staged in zip(self._caches, self._staged_out, strict=True):
-                copy_blocks(cache, staged, ids, self._order[: len(words)])
-            self._read.note(self._out, blocks[part])
-            for at, run in _runs(slots[part]):
-                self._host.copy_out(words[at], run)
-            self._written.note(self._out, slots[part])
-            self._saves.append((self._out.record_event(), len(words)))
-
-    def _copy_in(self, slots: Int32Array, blocks: Int32Array) -> None:
-        for part in self._parts(blocks.size):
-            words = self._in_words[: part.stop - part.start]
-            for at, run in _runs(slots[part]):
-                self._host.copy_in(run, words[at])
-            ids = upload(blocks[part], self._device)
-            for cache, staged in zip(self._caches, self._staged_in, strict=True):
-                copy_blocks(staged, cache, self._order[: len(words)], ids)
-            self._loads.append((self._in.record_event(), len(words)))
-
-    def _split(self, words: torch.Tensor) -> list[torch.Tensor]:
-        """Staged blocks [N, words] as planes of each cache."""
-        sizes = [planes.shape[0] * planes.shape[2] for planes in self._caches]
-        parts = torch.split(words, sizes, dim=1)
+    def _save_parts(self, blocks: Int32Array, slots: Int32Array) -> list[SavePart]:
+        with torch.cuda.stream(self._out.stream):
+            # One for all parts: it takes as long as the other launches of a part.
+            ids = upload(blocks, self._device)
         return [
-            part.view(len(part), planes.shape[0], planes.shape[2]).transpose(0, 1)
-            for part, planes in zip(parts, self._caches, strict=True)
+            SavePart(blocks[part], slots[part], partial(self._out.copy_out, ids[part], slots[part]))
+            for part in self._out.parts(blocks.size)
         ]
 
-    def _parts(self, num_blocks: int) -> Iterator[slice]:
+    def _load(self, slots: Int32Array, blocks: Int32Array) -> None:
+        for part in self._in.parts(blocks.size):
+            with torch.cuda.stream(self._in.stream):
+                written = self._in.copy_in(slots[part], upload(blocks[part], self._device))
+            self._loads.append((written, blocks[part].size))
+
+
+class _Staging:
+    """Buffer on the GPU through which blocks go one way, as many at once as it has room for, and the stream of their
+    copies."""
+
+    def __init__(self, caches: Sequence[torch.Tensor], host: LockedSlots) -> None:
+        """caches int32 [planes, num_blocks, words]"""
+        device, sizes = caches[0].device, [planes.shape[0] * planes.shape[2] for planes in caches]
+        num_staged = staged_blocks(4 * sum(sizes))
+        self._caches, self._host = caches, host
+        self.words = torch.empty((num_staged, sum(sizes)), dtype=torch.int32, device=device)
+        self._planes = [
+            part.view(num_staged, planes.shape[0], planes.shape[2]).transpose(0, 1)
+            for part, planes in zip(torch.split(self.words, sizes, dim=1), caches, strict=True)
+        ]
+        """The buffer as planes of each cache."""
+        self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
+        # The cache, the buffer and its order are made on the stream that is current here.
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+
+    def rehearse(self) -> None:
+        """Copies block 0 to the buffer and back."""
+        for cache, staged in zip(self._caches, self._planes, strict=True):
+            copy_blocks(cache, staged, self._order[:1], self._order[:1])
+            copy_blocks(staged, cache, self._order[:1], self._order[:1])
+
+    def parts(self, num_blocks: int) -> Iterator[slice]:
         """As many at once as are staged."""
-        for start in range(0, num_blocks, len(self._order)):
-            yield slice(start, min(start + len(self._order), num_blocks))
+        for start in range(0, num_blocks, len(self.words)):
+            yield slice(start, min(start + len(self.words), num_blocks))
 
+    def copy_out(self, blocks: torch.Tensor, slots: Int32Array) -> Launched:
+        """Launches the copies of a part. blocks int32 [N], slots [N]"""
+        read = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships it so
+        # A thread that waits for it sleeps.
+        written = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # torch ships it so
+        with torch.cuda.stream(self.stream):
+            for cache, staged in zip(self._caches, self._planes, strict=True):
+                copy_blocks(cache, staged, blocks, self._order[: slots.size])
+            read.record()
+            for at, run in _runs(slots):
+                self._host.copy_out(self.words[at], run)
+            written.record()
+        return Launched(read, written)
 
-class _Pending:
-    """Places that a stream still reads, or still writes."""
-
-    def __init__(self) -> None:
-        self._places: deque[tuple[torch.cuda.Event, frozenset[int]]] = deque()
-
-    def note(self, stream: torch.cuda.Stream, places: Int32Array) -> None:
-        self._forget_done()
-        self._places.append((stream.record_event(), frozenset(places.tolist())))
-
-    def let_wait(self, stream: torch.cuda.Stream, places: Int32Array) -> None:
-        """Only if any of these places is among them."""
-        self._forget_done()
-        theirs: Collection[int] = places.tolist() if self._places else ()
-        for event, mine in self._places:
-            if not mine.isdisjoint(theirs):
-                stream.wait_event(event)
-
-    def _forget_done(self) -> None:
-        while self._places and _has_passed(self._places[0][0]):
-            self._places.popleft()
+    def copy_in(self, slots: Int32Array, blocks: torch.Tensor) -> torch.cuda.Event:
+        """Launches the copies of a part on the current stream. slots [N], blocks int32 [N]"""
+        for at, run in _runs(slots):
+            self._host.copy_in(run, self.words[at])
+        for cache, staged in zip(self._caches, self._planes, strict=True):
+            copy_blocks(staged, cache, self._order[: slots.size], blocks)
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch ships it so
+        written.record()
+        return written
 
 
 def staged_blocks(block_bytes: int) -> int:

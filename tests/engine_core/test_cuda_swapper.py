@@ -15,6 +15,7 @@ from headwater.engine_core.executors import cuda_swapper
 from headwater.engine_core.executors.block_part import BlockPart
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
 from headwater.engine_core.executors.locked_slots import RankSlots
+from headwater.engine_core.executors.save_queue import MOST_ON_WAY
 from headwater.engine_core.ring import anonymous_memory
 from tests.polling import holds_within
 
@@ -54,7 +55,7 @@ def test_copies_wait_for_what_a_swapper_is_made_of(cache: torch.Tensor, monkeypa
     torch.cuda._sleep(DELAY_CYCLES)
     swapper = CudaSwapper([cache], NUM_SLOTS)
     swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
-    torch.cuda.synchronize()
+    assert holds_within(lambda: swapper.num_saved == 5, 10.0)
     cache.zero_()
     torch.cuda.synchronize()
     swapper.swap(back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5]))
@@ -87,7 +88,7 @@ def test_a_block_has_planes_of_several_caches(cache: torch.Tensor) -> None:
     before = cache.clone(), other.clone()
     swapper = CudaSwapper([cache, other], NUM_SLOTS)
     swapper.swap(out([4, 9, 2], [10, 11, 3]))
-    torch.cuda.synchronize()
+    assert holds_within(lambda: swapper.num_saved == 3, 10.0)
     cache.zero_()
     other.zero_()
     torch.cuda.synchronize()
@@ -102,7 +103,7 @@ def test_a_block_has_planes_of_several_caches(cache: torch.Tensor) -> None:
 def test_blocks_come_back_from_slots_in_any_order_as_they_left(cache: torch.Tensor, swapper: CudaSwapper) -> None:
     before = cache.clone()
     swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
-    torch.cuda.synchronize()
+    assert holds_within(lambda: swapper.num_saved == 5, 10.0)
     cache.zero_()
     torch.cuda.synchronize()
     swapper.swap(back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5]))
@@ -129,6 +130,37 @@ def test_whoever_writes_a_block_that_is_leaving_and_reads_a_slot_that_is_filled_
         swapper.swap(back(slots, leaving))
         wait(swapper, turn * len(leaving))
         assert torch.equal(cache[:, :, 1:], before[:, :, 1:])
+
+
+def test_blocks_and_slots_of_copies_that_are_held_are_safe(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+    before, stream = cache.clone(), torch.cuda.Stream()
+    leaving = list(range(1, NUM_BLOCKS))
+    torch.cuda.synchronize()
+    with torch.cuda.stream(swapper._out.stream):
+        torch.cuda._sleep(DELAY_CYCLES)
+    swapper.swap(out(leaving, leaving))
+    with torch.cuda.stream(stream):
+        swapper.protect(stream, words(leaving[10:20]))
+        cache[:, :, 11:21] = 0
+    stream.synchronize()
+    swapper.swap(back(leaving[20:30], leaving[10:20]))
+    wait(swapper, 10)
+    assert torch.equal(cache[:, :, 11:21], before[:, :, 21:31])
+    assert holds_within(lambda: swapper.num_saved == len(leaving), 10.0)
+    cache.zero_()
+    torch.cuda.synchronize()
+    swapper.swap(back(leaving, leaving))
+    wait(swapper, 10 + len(leaving))
+    assert torch.equal(cache[:, :, 1:], before[:, :, 1:])
+
+
+def test_a_swapper_may_be_closed_while_copies_out_are_held(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+    with torch.cuda.stream(swapper._out.stream):
+        torch.cuda._sleep(DELAY_CYCLES)
+    swapper.swap(out(list(range(1, NUM_BLOCKS)), list(range(1, NUM_BLOCKS))))
+    swapper._saves.close()
+    assert swapper._out.stream.query()
+    assert swapper.num_saved <= MOST_ON_WAY * len(swapper._out.words)
 
 
 def test_a_block_that_is_leaving_may_be_filled_by_the_same_plan(cache: torch.Tensor, swapper: CudaSwapper) -> None:
