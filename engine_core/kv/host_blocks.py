@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Sequence
 from functools import partial
-from itertools import compress, count, islice
+from itertools import compress, islice
 
 import numpy as np
 
@@ -47,8 +47,8 @@ class HostBlocks:
         self._cancelled: set[Ticket] = set()
         self._reading = Counter[bytes]()
         """Loads and leases that read a hash's slot, which stays."""
-        self._save_number: dict[int, int] = {}
-        """By slot, saves up to the one that fills it."""
+        self._save_number = np.zeros(num_slots, np.int64)
+        """[num_slots] launched saves up to the one that fills a slot."""
         self._saves: tuple[list[int], list[int]] = ([], [])
         """Blocks and slots of saves that were not launched."""
         self._fetches: tuple[list[int], list[int]] = ([], [])
@@ -89,11 +89,10 @@ class HostBlocks:
             self._touch(known)
             is_fresh = [block_hash not in kept for block_hash in hashes]
             hashes, blocks = list(compress(hashes, is_fresh)), list(compress(blocks, is_fresh))
-        # In order, neighbours are one copy.
+        # In order, neighbours are one copy when they come back.
         slots = sorted(self._take_slots(len(hashes), kept))
         # Where there are too few slots, the first blocks are worth most.
         slot_of.update(zip(reversed(hashes[: len(slots)]), reversed(slots), strict=True))
-        self._save_number.update(zip(slots, count(self.num_saved + 1), strict=False))
         self.num_saved += len(slots)
         self._saves[0].extend(blocks[: len(slots)])
         self._saves[1].extend(slots)
@@ -104,6 +103,10 @@ class HostBlocks:
         places = [np.array(each, np.int32) for each in (*self._saves, *self._fetches)]
         out_blocks, out_slots, in_slots, in_blocks = places
         self._saves, self._fetches = ([], []), ([], [])
+        # Neighbouring slots are one copy. Of a slot that was taken twice, the last save comes last.
+        order = out_slots.argsort(kind="stable")
+        out_blocks, out_slots = out_blocks[order], out_slots[order]
+        self._save_number[out_slots] = np.arange(self.num_saved - order.size, self.num_saved) + 1
         self._swapper.swap(SwapPlan(out_blocks=out_blocks, out_slots=out_slots, in_slots=in_slots, in_blocks=in_blocks))
         # Also where no other engine asks for blocks: a swapper keeps what it knows of a copy until that is counted.
         _ = self._swapper.num_saved
@@ -133,10 +136,10 @@ class HostBlocks:
 
     def hold(self, hashes: Sequence[bytes]) -> list[Read]:
         """Blocks whose copies to their slots are not made yet are not here yet."""
-        num_saved, reads = self._swapper.num_saved, list[Read]()
+        num_saved, unlaunched, reads = self._swapper.num_saved, set(self._saves[1]), list[Read]()
         for block_hash in hashes:
             slot = self._slot_of.get(block_hash)
-            if slot is None or self._save_number[slot] > num_saved:
+            if slot is None or slot in unlaunched or self._save_number[slot] > num_saved:
                 break
             reads.append(partial(self._read, slot))
         self._reading.update(hashes[: len(reads)])

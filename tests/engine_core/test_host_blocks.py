@@ -182,6 +182,22 @@ def test_neighbours_that_are_saved_and_loaded_are_one_plan_of_copies() -> None:
     assert (plan.in_slots.tolist(), len(blocks.swapper.plans)) == ([0, 1, 2, 3], 2)
 
 
+def test_saves_of_one_launch_go_to_slots_in_their_order_the_last_one_of_a_slot_last() -> None:
+    blocks = Blocks(17, 4)
+    blocks.compute(0, 2)
+    old, new = blocks.compute(1000, 2), blocks.compute(2000, 3)
+    plan = blocks.copies()
+    assert plan is not None
+    assert plan.out_slots.tolist() == [0, 0, 1, 1, 2, 3, 3]
+    last = dict(zip(plan.out_slots.tolist(), plan.out_blocks.tolist(), strict=True))
+    assert [last[slot] for slot in slots_of(blocks, new)] == blocks.cache.match(new, 3)
+    assert [last[slot] for slot in slots_of(blocks, old)] == blocks.cache.match(old, 1)
+
+
+def slots_of(blocks: Blocks, chain: HashChain) -> list[int]:
+    return [blocks.host._slot_of[block_hash] for block_hash in chain.hashes if block_hash in blocks.host.held]
+
+
 def test_slots_that_are_read_are_not_given_away() -> None:
     blocks = Blocks(9, 3)
     chain = blocks.compute(0, 2)
