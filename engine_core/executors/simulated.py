@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..config import EngineConfig
-from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
+from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult, Swapper
 from ..ragged import places
 from ..request import TokenLogprobs
 from ..sampling.verification import NO_TOKEN, gained, positions_of
@@ -96,7 +96,7 @@ class SimulatedExecutor:
         if config.shares_kv_cache:
             self._kv = memory.bytes(self._kv.nbytes).view(np.uint64)
         self.prefill_seconds = timing.seconds_per_prefill_token
-        self.swapper = None
+        self.swapper: Swapper | None = None
         if config.num_swap_slots:
             blocks, late_polls = self._kv.reshape(-1, config.block_size), min(timing.late_polls, MOST_LATE_POLLS)
             copies = SharedCopies(memory, [1], config.num_blocks) if config.shares_kv_cache else None

@@ -4,7 +4,7 @@ nothing. Adding them touches no file of the engine core.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -17,12 +17,21 @@ GARBAGE = np.uint64(0xDEAD)
 class ScriptedSource:
     """Keeps copies of all blocks that are saved. Loads end when `end` is called."""
 
-    def __init__(self, kv_blocks: UInt64Array, *, seconds_per_block: float = 0.0, is_local: bool = True) -> None:
-        """kv_blocks [num_blocks, block_size]. What is not local is not announced as this engine's."""
+    def __init__(
+        self,
+        kv_blocks: UInt64Array,
+        *,
+        seconds_per_block: float = 0.0,
+        is_local: bool = True,
+        protect: Callable[[Sequence[int]], None] = lambda blocks: None,
+    ) -> None:
+        """kv_blocks [num_blocks, block_size]. What is not local is not announced as this engine's. `protect` is called
+        with blocks before they are written."""
         self.open: list[Ticket] = []
         self.cancelled: list[Ticket] = []
         self.is_closed = False
         self._kv_blocks, self._seconds_per_block, self._is_local = kv_blocks, seconds_per_block, is_local
+        self._protect = protect
         self._contents: dict[bytes, UInt64Array] = {}
         self._saving: list[tuple[bytes, int]] = []
         self._ends: list[LoadEnd] = []
@@ -82,6 +91,7 @@ class ScriptedSource:
         """The ticket ends: blocks contain what `hashes` name (None: what it asked for) or garbage, and that is said."""
         self.open.remove(ticket)
         hashes = ticket.hashes if hashes is None else hashes
+        self._protect(ticket.blocks)
         for block, block_hash in zip(ticket.blocks, hashes, strict=False):
             self._kv_blocks[block] = self._contents.get(block_hash, GARBAGE)
         self._kv_blocks[list(ticket.blocks[len(hashes) :])] = GARBAGE
@@ -106,9 +116,10 @@ class LyingSource(ScriptedSource):
         most_polls: int,
         seconds_per_block: float = 0.0,
         is_local: bool = True,
+        protect: Callable[[Sequence[int]], None] = lambda blocks: None,
     ) -> None:
         """A load takes up to `most_polls` polls."""
-        super().__init__(kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local)
+        super().__init__(kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local, protect=protect)
         self._rng, self._most_polls = np.random.default_rng(seed), most_polls
         self._polls_left: dict[Ticket, int] = {}
 
@@ -139,6 +150,7 @@ class LyingSource(ScriptedSource):
         for ticket in self._polls_left:
             self._polls_left[ticket] -= 1
             # What is on its way is not yet what it will be.
+            self._protect(ticket.blocks)
             self._kv_blocks[list(ticket.blocks)] = GARBAGE
         due = [ticket for ticket, polls_left in self._polls_left.items() if polls_left < 0]
         self._rng.shuffle(due)

@@ -14,6 +14,7 @@ from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
 from headwater.engine_core.scheduling.forks import Forks
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from tests.simulation.late_saves import LateSaves
 from tests.simulation.tier_faults import MOST_ROUNDS, run_seed
 
 FEW_ROUNDS = 2
@@ -150,6 +151,11 @@ def copy_without_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Forks, "take", unheld)
 
 
+def early_write(patch: pytest.MonkeyPatch) -> None:
+    """A block is written before it is copied out."""
+    patch.setattr(LateSaves, "protect", lambda saves, blocks: None)
+
+
 PLANTED = [
     leak,
     double_free,
@@ -161,12 +167,14 @@ PLANTED = [
     lost_wake_up_of_forks,
     early_copy,
     copy_without_hold,
+    early_write,
 ]
 SHOWN_BY: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     stale_hash: 26,
     stale_file: 69,
     wrong_generation: 43,
     torn_copy: 20,
+    early_write: 79,
 }
 """Seeds that are tried first: those that showed a fault when it was planted last. Another one may by now."""
 

@@ -21,7 +21,7 @@ import typer
 from headwater.bench.program import run_program
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated import SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel, UInt64Array, expected_tokens
 from headwater.engine_core.kv import disk_blocks
 from headwater.engine_core.kv.disk_blocks import DiskBlocks
@@ -31,6 +31,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
 from tests.engine_core.lying_source import LyingSource
 from tests.simulation.files_twin import FilesTwin
+from tests.simulation.late_saves import LateSavesExecutor
 
 BLOCK_SIZE, MAX_MODEL_LEN = 16, 96
 MODEL = SimulatedModel(vocab_size=50, first_token_id=3)
@@ -111,7 +112,9 @@ class Run:
             async_depth=rng.randint(1, 4),
         )
         timing = SimulatedTiming(late_polls=rng.choice([0, 2]))
-        self.executor = SimulatedExecutor(self.config, MODEL, timing, verify_every=1)
+        # Drawn apart, so that seeds go on as they did without it.
+        num_looks = random.Random(f"saves of {seed}").choice([0, 0, 3])
+        self.executor = LateSavesExecutor(self.config, MODEL, timing, num_looks=num_looks)
         self.files = FilesTwin(rng.choice([0, 5, 40, 40, 40]), rng, fault_chance=rng.choice([0.0, 0.3, 0.6]))
         self.num_steps = 0
         self.peer = self._peer(self.executor._kv.reshape(-1, BLOCK_SIZE)) if rng.random() < 0.5 else None
@@ -130,7 +133,8 @@ class Run:
 
     def _peer(self, kv_blocks: UInt64Array) -> LyingSource:
         most_polls = self.rng.choice([0, 3, 40])
-        return LyingSource(kv_blocks, self.rng.randrange(1000), most_polls=most_polls, is_local=False)
+        protect = self.executor.saves.protect
+        return LyingSource(kv_blocks, self.rng.randrange(1000), most_polls=most_polls, is_local=False, protect=protect)
 
     @property
     def disk(self) -> DiskBlocks:
