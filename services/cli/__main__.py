@@ -177,6 +177,7 @@ def pull(
 
 @app.command()
 def warmup(
+    context: typer.Context,
     *,
     model: Model = DEMO_NAME,
     revision: Revision = None,
@@ -196,6 +197,7 @@ def warmup(
     of the engine that change kernels are taken from their variables, as `headwater up` does.
     """
     if device == "cpu":
+        _check_no_model_flag(context)
         _become("headwater.services.engine.warmup_cpu", [])
     if device != "cuda":
         raise SettingError("device", device, "cuda or cpu")
@@ -215,6 +217,15 @@ def warmup(
     flags += gpu_flags(os.environ, gpu_defaults(os.environ))
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
     _become("headwater.services.engine.warmup", flags)
+
+
+def _check_no_model_flag(context: typer.Context) -> None:
+    """Raises `SettingError` for a flag of a model on the command line, where kernels of all models are compiled. The
+    variables of these flags are other commands' too, and are ignored."""
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if name not in ("device", "cache_dir") and source is not None and source.name == "COMMANDLINE":
+            raise SettingError(name, value, "not with --device cpu, which compiles the kernels of all models")
 
 
 @app.command()

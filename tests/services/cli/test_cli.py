@@ -99,6 +99,11 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub: the",
         ),
         (("warmup", "--revision", "main"), "--revision is 'main'; allowed: none, or a model on the Hugging Face Hub"),
+        (
+            ("warmup", "--device", "cpu", "--revision", "main"),
+            "--revision is 'main'; allowed: not with --device cpu, which compiles the kernels of all models",
+        ),
+        (("warmup", "--device", "cpu", "--max-model-len", "512"), "--max-model-len is 512; allowed: not with --device"),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
         (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
@@ -128,6 +133,21 @@ def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1(
     assert done.returncode == 1
     (said,) = done.stderr.strip().splitlines()
     assert "Not a directory: '/dev/null/folder'" in said
+
+
+def test_warmup_of_a_cpu_ignores_variables_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Became(Exception):
+        """The program that would run instead of this one."""
+
+    def become(module: str, args: list[str]) -> None:
+        raise Became(module, *args)
+
+    monkeypatch.setattr(cli, "_become", become)
+    monkeypatch.setattr(sys, "argv", ["headwater", "warmup", "--device", "cpu", "--cache-dir", "/no/folder"])
+    monkeypatch.setenv("HEADWATER_REVISION", "main")
+    monkeypatch.setenv("HEADWATER_DTYPE", "float32")
+    with pytest.raises(Became, match="warmup_cpu"):
+        cli.main()
 
 
 def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path) -> None:
