@@ -56,6 +56,7 @@ from .public_grpc.listener import GrpcListener
 from .request.admission import Admission
 from .request.backlogs import Backlogs
 from .request.cluster import Cluster
+from .request.cold_start_queue import ColdStartQueue
 from .request.doubts import Doubts
 from .request.metrics import Metrics
 from .request.migrations import Migrations
@@ -64,7 +65,6 @@ from .router.router import Router
 from .settings import GatewaySettings
 from .stages.catalogues import Catalogues
 from .stages.cluster_demand import ClusterDemand
-from .stages.cold_start_queue import ColdStartQueue
 from .stages.outages import Outages
 from .stages.output_sessions import OutputSessions
 from .stages.processors import Processors

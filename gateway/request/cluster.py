@@ -22,7 +22,6 @@ from headwater.services.runtime.tracing import NoTracing, Tracing
 from ..long_work import LongWork
 from ..router.router import Router
 from ..stages.catalogues import Catalogues
-from ..stages.cold_start_queue import ColdStartQueue
 from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.prefetches import Prefetches
 from ..stages.processors import Processors
@@ -32,6 +31,7 @@ from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenants
 from ..tenancy.virtual_time import VirtualTime
 from .admission import Admission
+from .cold_start_queue import ColdStartQueue
 from .generation import Generation
 from .metrics import Metrics
 from .migrations import Migrations

@@ -213,7 +213,7 @@ class Dispatcher:
         prepared, model_key = generation.prepared, generation.model.key
         token_ids, hashes = self._computed()
         await cluster.router.consult(model_key, hashes)
-        await cluster.cold_starts.replica(generation.request.model, self._least_seconds)
+        await cluster.cold_starts.replica_of_admitted(generation.request.model, self._least_seconds)
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
         while True:

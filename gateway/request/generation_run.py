@@ -28,11 +28,6 @@ async def run_generation(
         cluster.check(generation.request.caller)
         kind = Dispatcher if generation.found is None else ResumedDispatcher
         dispatcher = kind(cluster, generation, sink)
-        if generation.is_computed:
-            # Before the queue: requests of models that have a replica do not wait behind it.
-            await cluster.cold_starts.replica(generation.request.model)
-            await dispatcher.check_deadline()
-        timeline.queued_at = time.perf_counter()
         await _run_in_turn(cluster, generation, dispatcher, on_turn)
         outcome = "done"
     except asyncio.CancelledError:
@@ -54,6 +49,12 @@ async def _run_in_turn(
     """Begins the choices one by one as their turns come, unless they have to begin together."""
     timeline, turns = generation.timeline, _turns_of(cluster, generation)
     try:
+        if generation.is_computed:
+            if cluster.cold_starts.is_cold(generation.request.model):
+                # Before the queue: requests of models that have a replica do not wait behind it.
+                await _replica(cluster, generation, turns)
+            await dispatcher.check_deadline()
+        timeline.queued_at = time.perf_counter()
         await (turns.together(generation.num_seats) if generation.is_together else turns.next())
         on_turn()
         timeline.admitted_at = time.perf_counter()
@@ -67,11 +68,19 @@ async def _run_in_turn(
         turns.release()
 
 
+async def _replica(cluster: Cluster, generation: Generation, turns: PromptTurns[Choice]) -> None:
+    """Waits for a replica of the model, in the order in which the queue will give turns."""
+    caller, virtual_time = generation.request.caller, turns.first_share(together=generation.is_together)
+    await cluster.cold_starts.replica(
+        generation.request.model, tenant=caller.tenant.key, tier=caller.tier, virtual_time=virtual_time
+    )
+
+
 def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
     caller = generation.request.caller
     place = Place(
         tenant=caller.tenant,
-        tier=caller.tenant.tier + caller.priority,
+        tier=caller.tier,
         # A generation that no replica computes waits for none.
         model_key=generation.model.key if generation.is_computed else "",
         num_prompt_tokens=generation.num_prompt_tokens,

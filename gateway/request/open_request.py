@@ -29,7 +29,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         choice_indices=[choice.number for choice in choices],
         tenant=caller.tenant.key,
         weight=caller.tenant.weight,
-        tier=caller.tenant.tier + caller.priority,
+        tier=caller.tier,
         virtual_time=virtual_time,
         deadline_ms=caller.remaining_ms,
         cache_namespace=generation.namespace,

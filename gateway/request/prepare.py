@@ -18,8 +18,8 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
     """Prepares a generation. Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that
     has changed."""
     request = generation.request
-    await cluster.cold_starts.text_stages(request.model)
-    tenant = request.caller.tenant
+    tenant, tier = request.caller.tenant, request.caller.tier
+    await cluster.cold_starts.text_stages(request.model, tenant=tenant.key, tier=tier)
     generation.model = cluster.model(request.model)
     generation.namespace = cluster.namespaces.of(
         tenant.key, generation.model, cache_salt=request.cache_salt, shared=tenant.shared_cache

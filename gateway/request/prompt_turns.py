@@ -72,6 +72,8 @@ class PromptTurns(Generic[ChoiceT]):
         self._guess, self._cost = guess, cost
         self._waiting = deque(choices)
         self._held: dict[ChoiceT, _Held[ChoiceT]] = {}
+        self._early_share: Share | None = None
+        """Share of choices that have not entered the queue."""
         self._has_first = self._is_started = False
 
     @property
@@ -85,6 +87,12 @@ class PromptTurns(Generic[ChoiceT]):
     def virtual_time(self, choices: Sequence[ChoiceT]) -> float:
         """Time at which choices began, in their tenant's virtual time; the earliest of several."""
         return min((self._held[each].share.virtual_time for each in choices if each in self._held), default=0.0)
+
+    def first_share(self, *, together: bool) -> float:
+        """Takes the share of the first choice, or of all that begin together, before it enters the queue. Returns the
+        virtual time at which it begins."""
+        self._early_share = self._share(self._waiting if together else [self._waiting[0]])
+        return self._early_share.virtual_time
 
     async def next(self) -> list[ChoiceT]:
         """Waits for the turn of the next choice. Choices behind it that need not wait at all are returned with it."""
@@ -120,6 +128,9 @@ class PromptTurns(Generic[ChoiceT]):
 
     def release(self) -> None:
         """Gives all turns back: the request is over."""
+        if self._early_share is not None:
+            _drop(self._early_share)
+            self._early_share = None
         for choice in list(self._held):
             self.ended(choice)
 
@@ -128,15 +139,14 @@ class PromptTurns(Generic[ChoiceT]):
         place, entrance = self._place, self._entrance
         await entrance.enter(num_choices)
         choices = list(itertools.islice(self._waiting, count))
-        share = self._share(choices)
+        share, self._early_share = self._early_share or self._share(choices), None
         num_tokens = 0 if self._has_first else place.num_prompt_tokens
         try:
             turn = await self._admission.take(
                 place.tier, share.virtual_time, place.model_key, place.tenant.key, num_tokens, num_choices
             )
         except BaseException:
-            share.ended(uncached=0, cached=0, output=0)
-            share.release()
+            _drop(share)
             entrance.left(num_choices)
             raise
         finally:
@@ -174,3 +184,9 @@ class PromptTurns(Generic[ChoiceT]):
         held.share.release()
         held.turn.release()
         self._entrance.left(held.num_choices)
+
+
+def _drop(share: Share) -> None:
+    """Gives back the share of choices that were not computed."""
+    share.ended(uncached=0, cached=0, output=0)
+    share.release()

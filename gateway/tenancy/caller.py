@@ -82,6 +82,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, span=span)
 
     @property
+    def tier(self) -> int:
+        """Tier of the request; lower runs first."""
+        return self.tenant.tier + self.priority
+
+    @property
     def shown_id(self) -> str:
         """The id that `x-request-id` answers."""
         return self.client_request_id or self.request_id

@@ -191,3 +191,23 @@ async def test_a_request_that_the_full_queue_refuses_leaves_nothing_behind() -> 
         task.cancel()
     await asyncio.gather(first, second, return_exceptions=True)
     assert (gateway.admission.num_running, gateway.admission.num_queued) == (0, 0)
+
+
+async def test_prompts_that_wait_before_the_queue_have_their_shares_by_weight_and_keep_them_there() -> None:
+    gateway = Gateway(max_running=8)
+    heavy, light = Tenant(id="heavy", weight=2.0), Tenant(id="light")
+
+    def prompt(tenant: Tenant) -> PromptTurns[str]:
+        place = Place(tenant=tenant, tier=0, model_key="m", num_prompt_tokens=10)
+        part = Part(uncached=10, output=20)
+        return PromptTurns(gateway.admission, gateway.fair, Entrance(), place, ["0"], lambda *_: part, lambda *_: part)
+
+    prompts = [prompt(tenant) for tenant in (heavy, heavy, heavy, heavy, light, light)]
+    # 10 tokens of the prompt and twice the 20 of the answer cost 50.
+    assert [each.first_share(together=False) for each in prompts] == [0.0, 25.0, 50.0, 75.0, 0.0, 50.0]
+    await prompts[1].next()
+    assert prompts[1].virtual_time(["0"]) == 25.0
+    for each in prompts:
+        each.release()
+    # What one of them was given is paid for; the others have left without an answer.
+    assert (prompt(heavy).first_share(together=False), prompt(light).first_share(together=True)) == (25.0, 0.0)

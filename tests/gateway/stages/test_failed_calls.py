@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from headwater.gateway.request import resumed
+from headwater.gateway.request.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages import processors
-from headwater.gateway.stages.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages.processors import Processor, Processors
 from headwater.services.runtime.errors import HeadwaterError, Unavailable
-from tests.gateway.stages.test_cold_start_queue import MODEL, There
+from tests.gateway.request.test_cold_start_queue import MODEL, There
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ async def to_a_replica_that_cannot_start(body: Body) -> None:
     there.hear(problem="no memory", retry_seconds=9)
 
     async def waits(queue: ColdStartQueue, _: Body) -> None:
-        await queue.replica(MODEL)
+        await queue.replica(MODEL, tenant="open", tier=0, virtual_time=0.0)
 
     await waits(there.demand, body)
 

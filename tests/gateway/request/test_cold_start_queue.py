@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from headwater.gateway.request.cold_start_queue import ColdStartQueue
 from headwater.gateway.stages.catalogues import Catalogues
-from headwater.gateway.stages.cold_start_queue import ColdStartQueue
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
 from headwater.proto.events_pb2 import Demand as DemandWord
 from headwater.services.runtime import subjects
@@ -35,6 +35,12 @@ class There:
             **options,
         )
 
+    async def replica_comes(self, tenant: str = "open", tier: int = 0, virtual_time: float = 0.0) -> None:
+        await self.demand.replica(MODEL, tenant=tenant, tier=tier, virtual_time=virtual_time)
+
+    async def text_comes(self) -> None:
+        await self.demand.text_stages(MODEL, tenant="open", tier=0)
+
     def hear(self, **entry: Any) -> None:
         models = [CatalogueEntry(model=MODEL, **entry)] if entry else []
         self.catalogues.on_catalogue(Catalogue(supervisor_id="s", models=models))
@@ -48,10 +54,10 @@ async def begun(work: Any) -> asyncio.Task[None]:
 
 async def test_a_request_waits_until_a_replica_is_there_and_no_more_than_allowed_wait() -> None:
     there = There()
-    first, second = await begun(there.demand.replica(MODEL)), await begun(there.demand.replica(MODEL))
+    first, second = await begun(there.replica_comes()), await begun(there.replica_comes())
     assert there.demand.waiting == {MODEL: 2}
     with pytest.raises(LimitExceeded, match="2 requests are already waiting"):
-        await there.demand.replica(MODEL)
+        await there.replica_comes()
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
     assert there.demand.waiting == {MODEL: 1}
@@ -61,22 +67,63 @@ async def test_a_request_waits_until_a_replica_is_there_and_no_more_than_allowed
     there.replica = True
     there.demand.look_again()
     await first
-    await there.demand.replica(MODEL)
+    await there.replica_comes()
+
+
+async def test_a_tenant_that_fills_the_queue_makes_room_for_others_and_they_go_on_by_tier_and_virtual_time() -> None:
+    there = There(max_waiting=4)
+    ended: list[str] = []
+
+    async def request(name: str, tenant: str, tier: int, virtual_time: float) -> None:
+        try:
+            await there.replica_comes(tenant, tier, virtual_time)
+            ended.append(name)
+        except LimitExceeded:
+            ended.append(f"{name} refused")
+
+    waiting = [await begun(request(f"flood {i}", "flood", 0, 10.0 * i)) for i in range(5)]
+    assert ended == ["flood 4 refused"]
+    waiting.append(await begun(request("late", "late", 0, 5.0)))
+    waiting.append(await begun(request("low", "low", 1, 0.0)))
+    await asyncio.gather(waiting[2], waiting[3])
+    assert ended == ["flood 4 refused", "flood 3 refused", "flood 2 refused"]
+    assert there.demand.waiting == {MODEL: 4}
+    there.replica = True
+    there.demand.look_again()
+    await asyncio.gather(*waiting)
+    assert ended[3:] == ["flood 0", "late", "flood 1", "low"]
+    assert there.demand.waiting == {MODEL: 0}
+
+
+async def test_a_replica_that_has_left_before_a_request_goes_on_is_waited_for_again() -> None:
+    there = There(max_waiting=3)
+    waiting = [await begun(there.replica_comes(tenant)) for tenant in ("a", "b")]
+    there.replica = True
+    there.demand.look_again()
+    there.replica = False
+    newcomer = await begun(there.replica_comes("c"))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not any(each.done() for each in (*waiting, newcomer))
+    there.replica = True
+    there.demand.look_again()
+    async with asyncio.timeout(30):
+        await asyncio.gather(*waiting, newcomer)
 
 
 async def test_an_admitted_request_waits_though_the_queue_is_full_and_as_long_as_its_answer_may() -> None:
     there = There(patience=0.02, max_waiting=0)
     with pytest.raises(LimitExceeded):
-        await there.demand.replica(MODEL)
+        await there.replica_comes()
     with pytest.raises(Unavailable, match=r"within 0\.02 s"):
-        await there.demand.replica(MODEL, 0.0)
+        await there.demand.replica_of_admitted(MODEL, 0.0)
     with pytest.raises(Unavailable, match=r"within 0\.05 s"):
-        await there.demand.replica(MODEL, 0.05)
+        await there.demand.replica_of_admitted(MODEL, 0.05)
 
 
 async def test_who_waits_too_long_is_told_to_come_again() -> None:
     with pytest.raises(Unavailable, match=r"no replica of the model 'm' was there within 0\.02 s") as caught:
-        await There(patience=0.02).demand.replica(MODEL)
+        await There(patience=0.02).replica_comes()
     assert (caught.value.code, caught.value.retry_after) == ("no_replica", 5.0)
 
 
@@ -84,19 +131,19 @@ async def test_where_nobody_starts_replicas_nobody_waits() -> None:
     there = There(patience=0.0)
     there.text = False
     there.hear(state=CatalogueEntry.STATE_LOADING)
-    await there.demand.text_stages(MODEL)
-    await there.demand.replica(MODEL)
+    await there.text_comes()
+    await there.replica_comes()
 
 
 async def test_what_keeps_replicas_from_starting_ends_the_wait() -> None:
     there = There()
-    waiting = await begun(there.demand.replica(MODEL))
+    waiting = await begun(there.replica_comes())
     there.hear(state=CatalogueEntry.STATE_SERVING, problem="out of memory", retry_seconds=15)
     with pytest.raises(Unavailable, match="no replica of the model 'm' can start: out of memory") as caught:
         await waiting
     assert caught.value.retry_after == 15
     there.hear(state=CatalogueEntry.STATE_SERVING)
-    again = await begun(there.demand.replica(MODEL))
+    again = await begun(there.replica_comes())
     there.demand.end(Unavailable("over"))
     with pytest.raises(Unavailable, match="over"):
         await again
@@ -105,9 +152,9 @@ async def test_what_keeps_replicas_from_starting_ends_the_wait() -> None:
 async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that_leaves_is_refused() -> None:
     there = There()
     there.text = False
-    await there.demand.text_stages(MODEL)
+    await there.text_comes()
     there.hear(state=CatalogueEntry.STATE_LOADING)
-    loading = await begun(there.demand.text_stages(MODEL))
+    loading = await begun(there.text_comes())
     there.hear(state=CatalogueEntry.STATE_SERVING)
     await asyncio.sleep(0)
     assert not loading.done(), "its text stages are not heard of yet"
@@ -116,10 +163,10 @@ async def test_a_request_for_a_model_that_is_being_loaded_waits_and_for_one_that
     await loading
     there.hear(state=CatalogueEntry.STATE_UNLOADING)
     with pytest.raises(NotFound):
-        await there.demand.text_stages(MODEL)
+        await there.text_comes()
     there.text = False
     there.hear(state=CatalogueEntry.STATE_LOADING)
-    failing = await begun(there.demand.text_stages(MODEL))
+    failing = await begun(there.text_comes())
     there.hear()
     await failing
 
@@ -128,7 +175,7 @@ async def test_whoever_starts_replicas_hears_of_the_first_who_waits_and_of_the_l
     async with Bus.open(nats_url) as bus, bus.subscribe(subjects.EVERY_DEMAND) as words, asyncio.timeout(60):
         there = There(bus)
         async with there.demand.running():
-            waiting = await begun(there.demand.replica(MODEL))
+            waiting = await begun(there.replica_comes())
             word = DemandWord.FromString((await anext(words)).payload)
             assert (word.gateway_id, word.model, word.num_waiting) == ("gateway-0", MODEL, 1)
             waiting.cancel()

@@ -1,0 +1,187 @@
+"""Requests that wait for the first replica of their model, and the message that reports them to supervisors.
+
+Bounded in number and in time, and fair to tenants. Knows nothing about how replicas are started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from headwater.proto import events_pb2
+from headwater.proto.events_pb2 import CatalogueEntry
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.served_model import model_key
+from headwater.services.runtime.tasks import owned_task, set_within
+
+from ..stages.catalogues import AWAITED, Catalogues
+from .admission import Admission
+
+TELL_SECONDS = 0.5
+"""Seconds between two messages while requests wait."""
+PAUSE_SECONDS = 0.02
+"""Least number of seconds between two messages, however many requests come and go."""
+RETRY_SECONDS = 5.0
+"""Seconds after which a client whose wait ran out should try again."""
+TEXT, REPLICA = "text", "replica"
+"""Words for the stages that requests wait for: text stages, an engine."""
+
+
+class ColdStartQueue:
+    """Waiting requests of one gateway. Use within `running`, or alone where there is no bus."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        gateway_id: str,
+        catalogues: Catalogues,
+        *,
+        patience: float,
+        max_waiting: int,
+        is_served: Callable[[str], bool],
+        has_replica: Callable[[str], bool],
+    ) -> None:
+        """`patience` is in seconds; 0: no supervisor starts replicas, so no request waits. `is_served` tells whether
+        the text stages of a model, by name, are there; `has_replica` whether an engine is."""
+        self.patience = patience
+        self._bus, self._gateway_id, self._catalogues = bus, gateway_id, catalogues
+        self._is_served, self._has_replica = is_served, has_replica
+        self._queue = Admission(sys.maxsize, max_waiting, has_room=lambda key, *_: self._is_over(*key.split(" ", 1)))
+        """The requests that no replica was chosen for. Their turns come all at once, in the order of the queue."""
+        self._waiting: Counter[str] = Counter()
+        self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._end: errors.HeadwaterError | None = None
+        catalogues.on_change = self.look_again
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[ColdStartQueue]:
+        """Publishes to the bus for the length of a scope."""
+        async with owned_task(self._publish()):
+            yield self
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """Number of waiting requests, by model."""
+        return self._waiting
+
+    def is_cold(self, model: str) -> bool:
+        """Whether a request for the model has to wait for a replica."""
+        return self.patience > 0 and not self._has_replica(model)
+
+    async def text_stages(self, model: str, *, tenant: str, tier: int) -> None:
+        """Waits for the text stages of a model while a supervisor starts them, first come first served: what a prompt
+        costs is not known yet. Returns at once where they serve the model, or no supervisor knows it. Raises `NotFound`
+        for a model that is being unloaded, else as `replica`."""
+        states = {entry.state for entry in self._catalogues.entries(model)}
+        if states == {CatalogueEntry.STATE_UNLOADING}:
+            raise errors.NotFound("model", model)
+        if self.patience and not self._is_there(TEXT, model) and not states.isdisjoint(AWAITED):
+            async with self._waits(model, self.patience):
+                await self._turn(TEXT, model, tenant, tier, 0.0)
+
+    async def replica(self, model: str, *, tenant: str, tier: int, virtual_time: float) -> None:
+        """Returns when an engine for the model is there, or at once where no supervisor would start one. Those that
+        wait go on in the order of tier, virtual time and arrival.
+
+        Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many wait already and no
+        other tenant has more of them, or when this request has to make room.
+        """
+        if self.is_cold(model):
+            async with self._waits(model, self.patience):
+                await self._turn(REPLICA, model, tenant, tier, virtual_time)
+
+    async def replica_of_admitted(self, model: str, least_seconds: float) -> None:
+        """Waits as `replica` does, for a request that has its turn: however many wait already, and for `least_seconds`
+        at least."""
+        if self.is_cold(model):
+            async with self._waits(model, max(self.patience, least_seconds)):
+                while not self._has_replica(model):
+                    self._check(model)
+                    await self._changed.wait()
+
+    def look_again(self) -> None:
+        """Wakes the requests that wait: the state that they wait for has changed."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        self._queue.give()
+
+    def end(self, error: errors.HeadwaterError) -> None:
+        """Ends all waiting by `error`."""
+        self._end = error
+        self.look_again()
+
+    @contextlib.asynccontextmanager
+    async def _waits(self, model: str, seconds: float) -> AsyncIterator[None]:
+        """Scope of a wait, in which it counts as one and ends after so many seconds. Raises `Unavailable` then."""
+        self._count(model, 1)
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except TimeoutError:
+            raise errors.Unavailable(
+                f"no replica of the model {model!r} was there within {seconds:g} s",
+                retry_after=RETRY_SECONDS,
+                code="no_replica",
+            ) from None
+        finally:
+            self._count(model, -1)
+
+    async def _turn(self, what: str, model: str, tenant: str, tier: int, virtual_time: float) -> None:
+        """Waits in the queue until what is awaited is there. Raises as `replica`."""
+        while True:
+            self._check(model)
+            turn = await self._queue.take(tier, virtual_time, f"{what} {model}", tenant)
+            turn.release()
+            if self._is_there(what, model):
+                return
+            # It has left again, or what kept it from starting is over. The others whose turns came see that first.
+            await asyncio.sleep(0)
+
+    def _is_there(self, what: str, model: str) -> bool:
+        if what == REPLICA:
+            return self._has_replica(model)
+        return self._is_served(model) or not self._catalogues.entries(model)
+
+    def _is_over(self, what: str, model: str) -> bool:
+        """Whether requests that wait need not wait longer: what they wait for is there, or will not come."""
+        return self._is_there(what, model) or self._end is not None or self._problem(model) is not None
+
+    def _check(self, model: str) -> None:
+        """Raises what ended all waiting, and `Unavailable` where each of the model's supervisors has a problem."""
+        if self._end is not None:
+            raise self._end
+        if (entry := self._problem(model)) is not None:
+            raise errors.Unavailable(
+                f"no replica of the model {model!r} can start: {entry.problem}",
+                retry_after=entry.retry_seconds,
+                code="no_replica",
+            )
+
+    def _problem(self, model: str) -> CatalogueEntry | None:
+        """Entry of the supervisor that will try again first, where each of the model's supervisors has a problem."""
+        entries = self._catalogues.entries(model)
+        if not entries or not all(entry.problem for entry in entries):
+            return None
+        return min(entries, key=lambda each: each.retry_seconds)
+
+    def _count(self, model: str, change: int) -> None:
+        self._waiting[model] += change
+        self._news.set()
+
+    async def _publish(self) -> None:
+        """Publishes the counts. The last message of a model says that no request waits."""
+        while True:
+            if not self._waiting:
+                await self._news.wait()
+            self._news.clear()
+            for model, num_waiting in list(self._waiting.items()):
+                word = events_pb2.Demand(gateway_id=self._gateway_id, model=model, num_waiting=num_waiting)
+                await self._bus.publish(subjects.demand(model_key(model)), word.SerializeToString())
+                if not self._waiting[model]:
+                    del self._waiting[model]
+            await asyncio.sleep(PAUSE_SECONDS)
+            await set_within(self._news, TELL_SECONDS)
