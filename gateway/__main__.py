@@ -140,6 +140,7 @@ def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tupl
         settings.grpc_port,
         max_body_bytes=settings.max_body_bytes,
         max_text_bytes=settings.max_text_bytes,
+        max_calls=settings.max_calls,
         **shared,
     )
     return rest, public

@@ -11,6 +11,7 @@ from headwater.services.runtime.settings import SettingError, setting
 
 from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 
+MIN_CALLS = 128
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 
@@ -149,6 +150,12 @@ class GatewaySettings(StageSecuritySettings):
             for address in getattr(self, name):
                 if not re.fullmatch(r".+:\d{1,5}", address):
                     raise SettingError(name, address, "host:port")
+
+    @property
+    def max_calls(self) -> int:
+        """Largest number of calls over gRPC that are open at once: twice those that run or wait for a turn, since
+        others are being prepared, or wait for a first replica."""
+        return max(MIN_CALLS, 2 * (self.max_running + self.max_queued))
 
     @property
     def has_keys(self) -> bool:

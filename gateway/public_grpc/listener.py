@@ -18,6 +18,7 @@ from headwater.services.runtime.tls import bind
 
 from ..http.listener import MAX_HEAD_BYTES, PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
+from .open_calls import OpenCalls
 from .service import InferenceService, identified
 
 PING_OPTIONS = (
@@ -35,23 +36,26 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses a caller whose key is not known before its message comes, as over REST."""
+    """Refuses a caller whose key is not known before its message comes, as over REST, and one call too many."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, max_calls: int) -> None:
+        self._cluster, self._open_calls = cluster, OpenCalls(max_calls)
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        if str(details.method).startswith(f"/{SERVICE}/"):
-            try:
-                identified(details.invocation_metadata, self._cluster.tenants)
-            except HeadwaterError as error:
-                refusal = error
-                self._cluster.metrics.refused.add(refusal.code)
-                return refusing(lambda context: abort(context, refusal))
+        try:
+            tenant = None
+            if str(details.method).startswith(f"/{SERVICE}/"):
+                tenant = identified(details.invocation_metadata, self._cluster.tenants).tenant.key
+            # NOTE: interceptors run in the call's own task (grpcio 1.85).
+            self._open_calls.count(tenant)
+        except HeadwaterError as error:
+            refusal = error
+            self._cluster.metrics.refused.add(refusal.code)
+            return refusing(lambda context: abort(context, refusal))
         return await continuation(details)
 
 
@@ -67,13 +71,17 @@ class GrpcListener:
         slow_reader_limit: float,
         max_body_bytes: int,
         max_text_bytes: int,
+        max_calls: int,
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
+        """`max_calls` is the largest number of calls that are open at once, in all and of a connection, whose client
+        keeps further ones back."""
+        streams = ("grpc.max_concurrent_streams", min(max_calls, MAX_OPTION))
         longest = ("grpc.max_receive_message_length", min(max(max_body_bytes, max_text_bytes), MAX_OPTION))
-        options = (("grpc.so_reuseport", int(reuse_port)), longest, *PING_OPTIONS, *SIZE_OPTIONS)
+        options = (("grpc.so_reuseport", int(reuse_port)), longest, streams, *PING_OPTIONS, *SIZE_OPTIONS)
         errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
-        self._server = grpc.aio.server(interceptors=[KeyInterceptor(cluster), errors], options=options)
+        self._server = grpc.aio.server(interceptors=[KeyInterceptor(cluster, max_calls), errors], options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(cluster, max_text_bytes), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
