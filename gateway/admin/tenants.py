@@ -108,6 +108,7 @@ class TenantAdmin:
 
     async def list_tenants(self, exchange: Exchange) -> None:
         self.admin_of(exchange)
+        exchange.end_head()
         await exchange.reply_json(
             {"object": "list", "data": [_shown(record) for record in await self._tenant_store.all()]}
         )
@@ -165,6 +166,7 @@ class TenantAdmin:
         """Usage by day and model, of the last `days`."""
         self.admin_of(exchange)
         tenant, days = exchange.path_params["id"], _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        exchange.end_head()
         today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         with or_unavailable():
@@ -194,6 +196,7 @@ class TenantAdmin:
         """Changes of the last `days`, oldest first; of too many, the youngest."""
         self.admin_of(exchange)
         days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        exchange.end_head()
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with or_unavailable():
             stored = read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)

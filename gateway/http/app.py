@@ -24,7 +24,6 @@ from ..openai.errors import MethodNotAllowed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from ..openai.sse import EVENT_STREAM
 from ..request.cluster import Cluster, shutting_down
 from ..request.generation import Generation
 from ..request.resumed import bare_id
@@ -114,8 +113,8 @@ class _Endpoint:
             if handler is None:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
             await handler(exchange)
-        except HeadOnly:
-            await exchange.reply_head(EVENT_STREAM)
+        except HeadOnly as head:
+            await exchange.reply_head(head.headers)
         except errors.HeadwaterError as error:
             self._cluster.metrics.refused.add(error.code)
             await exchange.refuse(error)

@@ -8,6 +8,7 @@ import contextlib
 import time
 import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from http import HTTPStatus
 from typing import IO, Any
 
 import msgspec
@@ -17,7 +18,7 @@ from headwater.services.runtime.tasks import log_failure
 
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..openai import errors as http_errors
-from ..openai.sse import Headers, SseStream, rest_of
+from ..openai.sse import EVENT_STREAM, Headers, SseStream, rest_of
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
@@ -37,7 +38,12 @@ DISCARD_FACTOR = 16
 
 
 class HeadOnly(Exception):
-    """Ends the handler of a HEAD request where its stream would begin: the response has headers alone."""
+    """Ends the handler of a HEAD request where its stream would begin, or what is left is to make the content: the
+    response has these headers alone."""
+
+    def __init__(self, headers: Headers) -> None:
+        super().__init__()
+        self.headers = headers
 
 
 class Exchange:
@@ -154,7 +160,16 @@ class Exchange:
         async with asyncio.timeout(seconds):
             return await rest_of(receiving, waits_for)
 
+    def end_head(self, media_type: bytes = JSON) -> None:
+        """Ends the handler of a HEAD request, whose GET would be answered with 200. The length of the content is not
+        told: it is known when that is made. Raises `HeadOnly`."""
+        if self.method == "HEAD":
+            raise HeadOnly([(b"content-type", media_type)])
+
     async def reply_json(self, content: Any, status: int = 200) -> None:
+        """Raises `HeadOnly`."""
+        if status == HTTPStatus.OK:
+            self.end_head()
         await self.reply(msgspec.json.encode(content), JSON, status)
 
     async def reply(self, body: bytes, media_type: bytes, status: int = 200) -> None:
@@ -205,7 +220,7 @@ class Exchange:
     def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
         """A stream of events; its response begins with the first of them. Raises `HeadOnly`."""
         if self.method == "HEAD":
-            raise HeadOnly
+            raise HeadOnly(EVENT_STREAM)
         self.stream = SseStream(self._send, self._headers, on_writable, self._slow_reader_limit)
         return self.stream
 

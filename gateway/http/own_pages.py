@@ -76,10 +76,12 @@ class OwnPages:
 
     async def metrics(self, exchange: Exchange) -> None:
         """Metrics, for every client. Families that name tenants only for callers that may know of all tenants."""
-        page = self._cluster.metrics.page(with_tenants=self._may_see_tenants(exchange))
-        await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
+        media_type = prometheus_client.CONTENT_TYPE_LATEST.encode()
+        exchange.end_head(media_type)
+        await exchange.reply(self._cluster.metrics.page(with_tenants=self._may_see_tenants(exchange)), media_type)
 
     async def openapi(self, exchange: Exchange) -> None:
+        exchange.end_head()
         await exchange.reply_json(openapi_document(VERSION))
 
     async def api_page(self, exchange: Exchange) -> None:
@@ -96,4 +98,5 @@ class OwnPages:
         if path.suffix not in MEDIA_TYPES or path not in CONSOLE.iterdir():
             raise errors.NotFound("page", exchange.path)
         exchange.reply_headers += CONSOLE_HEADERS
+        exchange.end_head(MEDIA_TYPES[path.suffix])
         await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])

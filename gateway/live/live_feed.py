@@ -39,6 +39,8 @@ class LiveFeed:
         scope = self._scope(exchange)
         key = scope.tenant.key if scope.tenant is not None else None
         self._check_room(key)
+        if exchange.query.get("once") == "1":
+            exchange.end_head()
         self._watchers[key] += 1
         try:
             if exchange.query.get("once") == "1":

@@ -1,4 +1,4 @@
-"""HEAD of paths whose GET streams: the headers of the GET, at once, and nothing that runs behind them."""
+"""HEAD: the headers of the GET, at once, and neither a stream nor the making of the content behind them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from headwater.gateway.http.batches import BatchSurface
-from headwater.gateway.http.http_exchange import Exchange
+from headwater.gateway.http.http_exchange import Exchange, HeadOnly
+from headwater.gateway.http.own_pages import OwnPages
 from headwater.gateway.jobs.batches.records import File
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, UNDRAFTED, Behind, Gateway, chat_body
@@ -37,8 +38,8 @@ def head_of(gateway: Gateway, path: str) -> httpx.Response:
 
 
 def told(headers: httpx.Headers) -> dict[str, str]:
-    """Headers that two answers of the same request share."""
-    mine = ("date", "x-request-id", "transfer-encoding")
+    """Headers that two answers of the same request share, but for those that the content decides on."""
+    mine = ("date", "x-request-id", "transfer-encoding", "content-length", "content-encoding", "vary")
     return {name: value for name, value in headers.items() if name not in mine}
 
 
@@ -85,6 +86,36 @@ def test_a_head_does_not_watch(keeper: Gateway) -> None:
     assert_head_of_stream(keeper, "/console/live")
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/models", f"/v1/models/{MODEL}", "/metrics", "/openapi.json", "/console/live?once=1", "/health", "/", "/docs"],
+)
+def test_the_head_of_content_has_its_type_and_no_length(keeper: Gateway, path: str) -> None:
+    head, whole = head_of(keeper, path), keeper.client.get(path)
+    assert (head.status_code, told(head.headers)) == (200, told(whole.headers))
+    assert head.headers.keys().isdisjoint({"content-length", "transfer-encoding", "content-encoding"})
+
+
+def test_what_a_get_is_refused_with_a_head_is_too(keeper: Gateway) -> None:
+    for path, status in (("/v1/models/nosuch", 404), ("/v1/responses/resp_0", 404), ("/console/nosuch.js", 404)):
+        head, whole = head_of(keeper, path), keeper.client.get(path)
+        assert (head.status_code, told(head.headers)) == (status, told(whole.headers))
+        assert whole.status_code == status
+
+
+def exchange_of(method: str, send: Any, **path_params: str) -> Exchange:
+    scope = {"method": method, "path": "/", "headers": [], "path_params": path_params}
+    return Exchange(scope, AsyncMock(), send, slow_reader_limit=1.0, slow_body_limit=1.0)
+
+
+async def test_a_page_of_metrics_is_not_made_for_a_head() -> None:
+    cluster = Mock()
+    with pytest.raises(HeadOnly) as ended:
+        await OwnPages(cluster, Mock()).metrics(exchange_of("HEAD", AsyncMock()))
+    assert dict(ended.value.headers)[b"content-type"].startswith(b"text/plain")
+    cluster.metrics.page.assert_not_called()
+
+
 async def test_the_content_of_a_file_is_not_read_for_a_head() -> None:
     sent: list[dict[str, Any]] = []
 
@@ -95,8 +126,7 @@ async def test_the_content_of_a_file_is_not_read_for_a_head() -> None:
     files = Mock(get=AsyncMock(return_value=file))
     surface = BatchSurface(Mock(), Mock(), AsyncMock(), 100)
     surface._files = files
-    scope = {"method": "HEAD", "path": "/", "headers": [], "path_params": {"id": "file-1"}}
-    exchange = Exchange(scope, AsyncMock(), send, slow_reader_limit=1.0, slow_body_limit=1.0)
+    exchange = exchange_of("HEAD", send, id="file-1")
     await surface.file_content(exchange)
     assert not files.opened.called
     start, body = sent
