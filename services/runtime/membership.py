@@ -1,13 +1,15 @@
 """The live table of processes by kind, from heartbeats on the bus and from seeds that are asked over gRPC.
 
 A process leaves by its last heartbeat, or when it is silent on the bus, or the bus is away, and it does not answer over
-gRPC either. Knows nothing about the work of processes.
+gRPC either. One that is reached by two addresses is one member, by the first of them that answers. Knows nothing about
+the work of processes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import itertools
 import time
 from collections import defaultdict, deque
@@ -57,6 +59,10 @@ class _Entry:
     seen: float
     from_bus: bool
     num_failures: int = 0
+    other_address: str = ""
+    """Second address of the process: the one that it advertises, or that of a seed. Empty where it has one."""
+    is_seen_there: bool = False
+    """Whether the process was heard of by its other address since the member's failed to answer."""
 
 
 class Members:
@@ -151,13 +157,28 @@ class Members:
             self._retire(key)
             known = None
         previous = known.member if known is not None else None
-        self._table[key] = _Entry(member, self._clock(), from_bus or (known is not None and known.from_bus))
+        entry = _Entry(member, self._clock(), from_bus)
+        if known is not None:
+            self._go_on(entry, known)
+        self._table[key], member = entry, entry.member
         if previous is None:
             self._emit(ChangeKind.JOINED, member)
         elif previous != member or member.load is not None:
             self._emit(ChangeKind.UPDATED, member)
         # Behind the join, so that a connection to the address is kept.
         self._drop_seed_of(member)
+
+    def _go_on(self, entry: _Entry, known: _Entry) -> None:
+        """Takes over what was known of a process. The member keeps its address, to which there are connections; a
+        report by another one says nothing about that."""
+        is_elsewhere = entry.member.address != known.member.address
+        is_answer_there = not (entry.from_bus or is_elsewhere)
+        entry.from_bus = entry.from_bus or known.from_bus
+        entry.other_address = entry.member.address if is_elsewhere else known.other_address
+        if entry.other_address and not is_answer_there:
+            entry.num_failures, entry.is_seen_there = known.num_failures, known.is_seen_there or is_elsewhere
+        if is_elsewhere:
+            entry.member = dataclasses.replace(entry.member, address=known.member.address)
 
     def _drop_seed_of(self, member: Member) -> None:
         """Removes the seed of a process that was known by its address only and now introduces itself."""
@@ -219,7 +240,7 @@ class Members:
         for entry in self._table.values():
             if entry.from_bus and now - max(entry.seen, readable_since) > EXPIRY_SECONDS:
                 entry.from_bus = False
-                entry.num_failures = _PROBE_FAILURES - 1
+                entry.num_failures, entry.is_seen_there = _PROBE_FAILURES - 1, False
 
     async def _probe(self, prober: Prober) -> None:
         """Probes every seed and every member that the bus does not bring; while the bus is away, that is every
@@ -245,7 +266,7 @@ class Members:
         heard = {entry.member.epoch for entry in entries if self._is_heard(entry)}
         living = set() if answer is None else {answer.epoch} if answer.epoch else heard or epochs
         for entry in entries:
-            if self._is_heard(entry):
+            if self._is_settled(entry):
                 continue
             if entry.member.epoch in living:
                 entry.seen, entry.num_failures = self._clock(), 0
@@ -258,7 +279,7 @@ class Members:
             self._saved.clear()
         heard, unheard = set[Target](), set[Target]()
         for entry in self._table.values():
-            (heard if self._is_heard(entry) else unheard).add((entry.member.kind, entry.member.address))
+            (heard if self._is_settled(entry) else unheard).add((entry.member.kind, entry.member.address))
         return frozenset(unheard | self._saved.keys() | (self._seeds.targets - heard))
 
     def _at(self, kind: Kind, address: str) -> list[_Entry]:
@@ -266,10 +287,21 @@ class Members:
         return [each for each in self._table.values() if each.member.kind is kind and each.member.address == address]
 
     def _is_heard(self, entry: _Entry) -> bool:
-        """Whether its heartbeats come over the bus now, so that it need not be probed."""
+        """Whether its heartbeats come over the bus now."""
         return self._bus.connected and entry.from_bus
 
+    def _is_settled(self, entry: _Entry) -> bool:
+        """Whether it need not be probed: its heartbeats tell that it lives, and they name the only address it has."""
+        return self._is_heard(entry) and not entry.other_address
+
     def _count_failure(self, entry: _Entry) -> None:
+        """Counts an address that did not answer. The process leaves, or goes on by its other address."""
+        if not entry.num_failures:
+            entry.is_seen_there = False
         entry.num_failures += 1
-        if entry.num_failures >= _PROBE_FAILURES:
-            self._remove((entry.member.kind, entry.member.replica_id))
+        if entry.num_failures < _PROBE_FAILURES or (self._is_heard(entry) and not entry.is_seen_there):
+            return
+        self._remove((entry.member.kind, entry.member.replica_id))
+        if entry.is_seen_there:
+            # It joins anew: connections to the other address are gone.
+            self.on_member(dataclasses.replace(entry.member, address=entry.other_address), from_bus=entry.from_bus)
