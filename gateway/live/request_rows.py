@@ -54,7 +54,7 @@ def oldest_running(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def last_ended(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of several gateways as one list."""
+    """Rows of several gateways as one list, the last that ended first."""
     return sorted(rows, key=lambda row: row["created"] + (row["seconds"]["total"] or 0.0), reverse=True)[:MAX_RECENT]
 
 

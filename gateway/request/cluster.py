@@ -193,9 +193,13 @@ class Cluster:
     def explanation(self, generation: Generation) -> Explanation:
         """Head of a request's explanation, without its prompts."""
         caller = generation.request.caller
-        trace_id = caller.span.context.trace_id
         return self.timelines.begin(
-            caller.request_id, caller.tenant, generation.request.model, caller.client_request_id, trace_id
+            caller.request_id,
+            caller.tenant,
+            generation.request.model,
+            caller.client_request_id,
+            caller.span.context.trace_id,
+            age=generation.timeline.seconds,
         )
 
     async def explain(self, caller: Caller, request_id: str) -> Explanation:

@@ -97,7 +97,10 @@ class Timelines:
         async with self._bus.subscribe(subjects.EXPLAIN) as questions, owned_task(self._answer(questions)):
             yield self
 
-    def begin(self, request_id: str, tenant: Tenant, model: str, client_request_id: str, trace_id: str) -> Explanation:
+    def begin(
+        self, request_id: str, tenant: Tenant, model: str, client_request_id: str, trace_id: str, *, age: float
+    ) -> Explanation:
+        """Head of an explanation. `age` is the number of seconds since the request came."""
         return Explanation(
             id=request_id,
             tenant=tenant.id,
@@ -106,7 +109,7 @@ class Timelines:
             client_request_id=client_request_id,
             trace_id=trace_id,
             gateway=self.gateway_id,
-            created=round(time.time(), 3),
+            created=round(time.time() - age, 3),
             prompts=(),
         )
 

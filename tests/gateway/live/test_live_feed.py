@@ -190,6 +190,20 @@ def test_each_of_two_gateways_shows_the_requests_of_both(
     keyed.wait_until(lambda: [each["id"] for each in snapshot(keyed, ADMIN)["gateways"]] == [before["gateway"]])
 
 
+def test_requests_that_have_ended_are_shown_in_the_order_of_their_ends(keyed: Gateway) -> None:
+    keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
+    with answering(keyed, ADA):
+        keyed.first(
+            lambda: snapshot(keyed, ADA)["requests"],
+            lambda rows: any(row["seconds"]["total"] > 2 and row["output_tokens"] for row in rows),
+        )
+    keyed.wait_until(lambda: snapshot(keyed, ADMIN)["requests"] == [])
+    chat(keyed, ADA)
+    short, long, *_ = snapshot(keyed, ADA)["recent"]
+    assert (short["state"], short["output_tokens"]) == ("done", 4)
+    assert (long["state"], long["seconds"]["total"] > 2) == ("cancelled", True)
+
+
 def test_watchers_are_bounded(keyed: Gateway) -> None:
     with (
         httpx.Client(base_url=keyed.rest, timeout=30, limits=httpx.Limits(max_connections=None)) as client,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import tracemalloc
 from itertools import islice
 from typing import Any
@@ -35,7 +36,7 @@ def ended(num_output_tokens: int) -> EndedPrompt:
 def test_what_is_remembered_has_a_bound() -> None:
     timelines = Timelines(Bus(None), "g", max_bytes=20_000)
     for number in range(1000):
-        head = timelines.begin(f"{number}", Tenant(id="t"), "m", "", "")
+        head = timelines.begin(f"{number}", Tenant(id="t"), "m", "", "", age=0.0)
         timelines.keep(head, ended(1))
         timelines.keep(head, ended(2))
     assert 10_000 < timelines.num_bytes <= 20_000
@@ -49,7 +50,7 @@ def test_what_is_remembered_has_a_bound() -> None:
 def test_of_the_youngest_requests_a_tenant_finds_its_own() -> None:
     timelines = Timelines(Bus(None), "g")
     for number in range(10):
-        timelines.keep(timelines.begin(f"{number}", Tenant(id=f"t{number % 3}"), "m", "", ""), ended(1))
+        timelines.keep(timelines.begin(f"{number}", Tenant(id=f"t{number % 3}"), "m", "", "", age=0.0), ended(1))
     assert [each.id for each in timelines.youngest(6, "t1")] == ["7", "4"]
 
 
@@ -64,7 +65,7 @@ def test_prompts_are_rendered_when_they_are_asked_for(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(EndedPrompt, "explained", counted)
     for number in range(50):
-        timelines.keep(timelines.begin(f"{number}", Tenant(id="t"), "m", "", ""), ended(1))
+        timelines.keep(timelines.begin(f"{number}", Tenant(id="t"), "m", "", "", age=0.0), ended(1))
     assert num_rendered == 0
     assert timelines.find("7", "t") is not None
     assert timelines.find("7", "another") is None
@@ -123,3 +124,9 @@ def test_hashes_of_a_prompts_blocks_are_not_remembered() -> None:
         attempt.decision.hashes = (b"h" * 16,) * 1000
     prompt.timeline.forget_hashes()
     assert [attempt.decision.hashes for attempt in prompt.timeline.attempts] == [(), ()]
+
+
+def test_a_request_was_made_when_it_came_and_not_when_it_is_explained() -> None:
+    before = time.time()
+    created = Timelines(Bus(None), "g").begin("r", Tenant(id="t"), "m", "", "", age=60.0).created
+    assert before - 60.001 <= created <= time.time() - 59.999
