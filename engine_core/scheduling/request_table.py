@@ -87,6 +87,11 @@ class RequestTable:
         # Untouched pages of these two cost nothing.
         self.block_ids: Int32Array = np.zeros((num_rows, max_blocks), np.int32)
         self.token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
+        # One index array is several times faster than a pair of them.
+        self._flat_blocks, self._first_blocks = _flat(self.block_ids)
+        self._flat_ids, self._first_ids = _flat(self.token_ids)
+        # From the end of a block to its tokens.
+        self._in_block = np.arange(-config.block_size, 0)
 
     def seat(self, request: RequestState, blocks: list[int]) -> int:
         """Gives a row to a request whose known tokens fit `blocks`; it does not decode yet."""
@@ -169,9 +174,20 @@ class RequestTable:
         """Gives each row one more block; returns its index in the row's sequence."""
         capacity = self.capacity[rows]
         idx: Int32Array = capacity // self.block_size
-        self.block_ids[rows, idx] = blocks
+        self._flat_blocks[self._first_blocks[rows] + idx] = blocks
         self.capacity[rows] = capacity + self.block_size
         return idx
+
+    def write_tokens(self, rows: Rows, positions: Int32Array, token_ids: Int32Array) -> None:
+        """Writes one token at each row's position."""
+        self._flat_ids[self._first_ids[rows] + positions] = token_ids
+
+    def take_full_blocks(self, rows: Rows) -> tuple[list[int], Int32Array]:
+        """Blocks that rows have filled, and their tokens [blocks, block size]; the next one is due a block later."""
+        ends = self.hash_due[rows]
+        self.hash_due[rows] = ends + self.block_size
+        blocks: list[int] = self._flat_blocks[self._first_blocks[rows] + (ends // self.block_size - 1)].tolist()
+        return blocks, self._flat_ids[(self._first_ids[rows] + ends)[:, None] + self._in_block]
 
     def has_spare_blocks(self, rows: Rows) -> BoolArray:
         """Whether rows have blocks behind the one of the last position that was scheduled."""
@@ -213,7 +229,14 @@ class RequestTable:
             hits |= column[rows] == token_ids
         for row, stop_ids in self.many_stop_ids.items():
             hits |= (rows == row) & np.isin(token_ids, stop_ids)
-        return hits & (positions >= self.min_len[rows])
+        # Few steps have any.
+        return hits & (positions >= self.min_len[rows]) if np.count_nonzero(hits) else hits
+
+
+def _flat(table: Int32Array) -> tuple[Int32Array, Rows]:
+    """The table [rows, columns] in one dimension, and where each row begins in it."""
+    num_rows, num_columns = table.shape
+    return table.reshape(-1), np.arange(num_rows) * num_columns
 
 
 def _counts(num_rows: int) -> Int32Array:

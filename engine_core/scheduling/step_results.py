@@ -74,8 +74,6 @@ class ResultHandler:
         self._cache = scheduler.cache
         self._clock = clock
         self._report_masks = report_masks
-        # From the end of a block to its tokens.
-        self._in_block = np.arange(-self._table.block_size, 0)
 
     def settle(self, planned: PlannedStep, result: StepResult, output: StepOutput) -> None:
         """Steps are settled in the order in which they were planned."""
@@ -134,7 +132,7 @@ class ResultHandler:
         # The token's position is also how many tokens have their KV computed by retired steps.
         positions = table.num_known[rows]
         ends = positions + 1
-        table.token_ids[rows, positions] = tokens
+        table.write_tokens(rows, positions, tokens)
         table.num_known[rows] = ends
         is_stop = table.are_stops(rows, positions, tokens)
         ended = (is_stop | (ends == table.max_len[rows])).nonzero()[0].tolist()
@@ -164,7 +162,7 @@ class ResultHandler:
             is_counted = columns < counts[of]
             rows_of, known, positions = rows_of[is_counted], known[is_counted], positions[is_counted]
         ends_at = first + counts
-        table.token_ids[rows_of, positions] = known
+        table.write_tokens(rows_of, positions, known)
         table.num_known[rows] = ends_at
         logprobs = _counted(sampled.logprobs, sampled.tokens.shape[1], counts)
         self._say(rows, first, counts.tolist(), known, logprobs, output)
@@ -225,12 +223,8 @@ class ResultHandler:
 
     def _cache_full_blocks(self, rows: Rows) -> None:
         """Caches the block that each row's outputs filled; its last KV is computed, so that it can be told at once."""
-        table = self._table
-        ends = table.hash_due[rows]
-        table.hash_due[rows] = ends + table.block_size
-        data = token_bytes(table.token_ids[rows[:, None], ends[:, None] + self._in_block])
-        blocks = table.block_ids[rows, ends // table.block_size - 1].tolist()
-        self._cache.append(table.chains_of(rows), data, blocks)
+        blocks, token_ids = self._table.take_full_blocks(rows)
+        self._cache.append(self._table.chains_of(rows), token_bytes(token_ids), blocks)
 
     def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
         request = chunk.request
