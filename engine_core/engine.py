@@ -240,6 +240,8 @@ class Engine:
 
     def _foresee(self) -> None:
         """Shows the speculator the tokens that grammars force, those left out that have become known since."""
+        if not self._foreseen:
+            return
         table, speculator, found = self._scheduler.table, self._scheduler.speculator, dict[int, list[int]]()
         for row, ticket, output_index, forced_ids in self._foreseen:
             first, end = int(table.num_prompt[row]) + output_index, int(table.num_known[row])

@@ -17,7 +17,6 @@ Rows = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]
 PATIENCE_SECONDS = 0.001
 """The time that a step or a draw waits for late masks before it goes without their rows."""
-NO_ROWS: Rows = np.empty(0, np.intp)
 NO_OUTPUT = -1
 
 
@@ -76,8 +75,6 @@ class HeldRows:
     def take_drawable(self, most: int) -> tuple[Rows, Int32Array, Int32Array]:
         """Rows that have all their masks, the outputs that they held first, and how many; they are held no more. Where
         rows of several steps have more than `most` positions together, those that waited longest come first."""
-        if not self.has_grammars:
-            return NO_ROWS, self.first_held[:0], self.num_held[:0]
         rows = np.flatnonzero((self.num_held > 0) & self._has_masks())
         if self.num_held[rows].sum() > most:
             oldest_first = rows[np.argsort(self._held_since[rows], kind="stable")]

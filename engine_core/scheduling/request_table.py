@@ -66,7 +66,7 @@ class RequestTable:
         self.block_size = config.block_size
         self.held = held
         self._hashes_blocks = config.enable_prefix_caching
-        self._has_speculator = needs_result is not None
+        self.has_speculator = needs_result is not None
         self.needs_result = _flags(num_rows) if needs_result is None else needs_result
         self.runs_ahead = _flags(num_rows) if runs_ahead is None else runs_ahead
         self.requests: list[RequestState | None] = [None] * num_rows
@@ -156,7 +156,7 @@ class RequestTable:
         is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0)
         if self.held.has_grammars:
             is_decodable &= self.held.num_held == 0
-        if self._has_speculator:
+        if self.has_speculator:
             # A row that needs no result any more may still have drafts in flight.
             waits = self.needs_result | self.awaits_drafts | ((self.num_uncertain > 0) & ~self.runs_ahead)
             is_decodable &= (self.num_known > self.num_computed) | ~waits

@@ -240,8 +240,7 @@ class StepBuilder:
 
     def _following(self, table: RequestTable) -> BoolArray | None:
         """Whether each row of the plan goes on behind tokens of which only the executor knows how many they are."""
-        num_uncertain = table.num_uncertain[self.decode_rows]
-        if not np.count_nonzero(num_uncertain):
+        if not table.has_speculator or not np.count_nonzero(num_uncertain := table.num_uncertain[self.decode_rows]):
             return None
         is_uncertain = num_uncertain > 0
         return np.concatenate((is_uncertain, np.zeros(len(self.chunks), np.bool_)))
@@ -281,6 +280,8 @@ class StepBuilder:
 
 def compose_draw(step: int, table: RequestTable, max_positions: int) -> PlannedStep | None:
     """The sampling of what is held and has its masks, of up to so many positions; or none."""
+    if not table.held.has_grammars:
+        return None
     rows, output_indices, num_positions = table.held.take_drawable(max_positions)
     if not rows.size:
         return None
