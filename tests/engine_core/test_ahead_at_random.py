@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
@@ -17,6 +17,7 @@ from headwater.engine_core.scheduling.request_table import RequestTable
 from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.random_schedules import (
+    IN_PARTS,
     MANY,
     SOME,
     VERY_MANY,
@@ -128,10 +129,12 @@ def test_whatever_the_executor_drafts_no_stream_changes_and_nothing_leaks(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@settings(VERY_MANY, max_examples=2000)
+@IN_PARTS
+@VERY_MANY
 @OWN_DRAFTS
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")
 def test_nor_does_it_in_many_more_schedules(
+    part: int,
     config: EngineConfig,
     late_polls: int,
     mask_delay: int,

@@ -26,6 +26,7 @@ from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MODEL
 from tests.engine_core.random_schedules import (
+    IN_PARTS,
     MANY,
     SOME,
     VERY_MANY,
@@ -175,9 +176,11 @@ def test_whatever_drafters_propose_no_stream_changes_and_nothing_leaks(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@IN_PARTS
 @VERY_MANY
 @SCENARIOS
 def test_nor_does_it_in_many_more_rounds(
+    part: int,
     config: EngineConfig,
     late_polls: int,
     mask_delay: int,

@@ -23,6 +23,7 @@ from tests.engine_core.checked_engine import Driver, HalfRightSpeculator
 from tests.engine_core.checked_executor import BLOCK_SIZE, MAX_MODEL_LEN
 from tests.engine_core.lying_source import LyingSource
 from tests.engine_core.random_schedules import (
+    IN_PARTS,
     LIES,
     MANY,
     SCENARIOS,
@@ -97,39 +98,49 @@ def test_a_step_that_brings_a_row_more_or_fewer_tokens_changes_no_stream(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@IN_PARTS
 @VERY_MANY
 @SCENARIOS_WITH_DRAFTS
 def test_nor_does_it_in_many_more_rounds_with_drafts(
-    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], speculator: HalfRightSpeculator
+    part: int,
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    speculator: HalfRightSpeculator,
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds, speculator)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@IN_PARTS
 @VERY_MANY
 @SCENARIOS
 def test_nothing_leaks_in_many_more_rounds(
-    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
+    part: int, config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@IN_PARTS
 @VERY_MANY
 @SWAPS
 def test_nor_does_it_in_many_more_rounds(
-    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
+    part: int, config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@IN_PARTS
 @VERY_MANY
 @LIES
 def test_nor_does_it_in_many_more_rounds_with_such_sources(
+    part: int,
     config: EngineConfig,
     late_polls: int,
     mask_delay: int,

@@ -20,6 +20,7 @@ from tests.engine_core.checked_engine import HalfRightSpeculator, Stream
 from tests.engine_core.checked_executor import BLOCK_SIZE, MODEL
 from tests.engine_core.fixed_speculator import Undrafted
 from tests.engine_core.random_schedules import (
+    IN_PARTS,
     MANY,
     SOME,
     VERY_MANY,
@@ -88,9 +89,11 @@ def test_whatever_is_said_to_be_forced_no_stream_changes_and_nothing_leaks(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
+@IN_PARTS
 @VERY_MANY
 @SCENARIOS
 def test_nor_does_it_in_many_more_rounds(
+    part: int,
     config: EngineConfig,
     late_polls: int,
     mask_delay: int,
