@@ -58,6 +58,8 @@ class ModelConfig:
     """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
     quantization: Quantization | None = None
     """How the linear layers are packed; None: they are not."""
+    fits_float16: bool = True
+    """Whether hidden states stay below 65,504, the largest number of float16."""
 
     @property
     def qkv_size(self) -> int:
@@ -76,6 +78,12 @@ class ModelConfig:
     def of_layers(self, first: int, stop: int) -> ModelConfig:
         """The config of a model of layers first … stop − 1 alone."""
         return replace(self, num_layers=stop - first)
+
+    def check_dtype(self, dtype: str) -> None:
+        """Raises `ConfigError` for a dtype that does not hold the model's hidden states."""
+        if dtype == "float16" and not self.fits_float16:
+            allowed = f"bfloat16 or float32 with {self.architecture}, whose hidden states exceed float16's 65504"
+            raise ConfigError("dtype", dtype, allowed)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelConfig:

@@ -70,6 +70,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
     model = models.read_config(options.model_folder)
     dtype = _dtype(options)
+    model.check_dtype(dtype)
     check_quantization(options.quantization, _method(options, model), "the model folder")
     where = f"on the platform {device}"
     if dtype not in flags.dtypes:

@@ -55,12 +55,13 @@ def convert(
     told in tensors. `quantization` is one of `QUANTIZATIONS`: weights that are not packed are rounded to a kind;
     `calibrated`: the source is what `calibrate` made of that kind.
 
-    Raises `ConfigError` for an architecture or a tensor that is not served, and for a checkpoint that is packed by
-    another method than `quantization` says.
+    Raises `ConfigError` for an architecture or a tensor that is not served, for a dtype that does not hold the model's
+    hidden states, and for a checkpoint that is packed by another method than `quantization` says.
     """
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
     config, total = registry.config_of(hf_config), len(checkpoint) + 1
+    config.check_dtype(dtype)
     found, rounding, cost = _method(checkpoint, config), None, ""
     rounds = found == NONE and quantization in ROUNDINGS
     if rounds or calibrated:

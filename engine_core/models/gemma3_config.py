@@ -30,6 +30,7 @@ class Gemma3Config(ModelConfig):
     """Rotary base of layers with a window; their positions are not scaled."""
     is_windowed: tuple[bool, ...]
     """By layer."""
+    fits_float16: bool = False
 
     def of_layers(self, first: int, stop: int) -> Gemma3Config:
         return replace(self, num_layers=stop - first, is_windowed=self.is_windowed[first:stop])

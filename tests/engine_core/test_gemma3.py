@@ -14,8 +14,11 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build import checked
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.gemma3_config import Gemma3Config
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint, reference_greedy
 
@@ -106,6 +109,33 @@ def test_what_is_not_served_is_refused_by_name(name: str, value: object) -> None
 def test_the_model_that_sees_images_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"architectures is 'Gemma3ForConditionalGeneration'; allowed: .*Gemma3ForC"):
         read(architectures=["Gemma3ForConditionalGeneration"])
+
+
+def test_float16_is_refused_by_name_before_weights_are_loaded(tmp_path: Path) -> None:
+    random_checkpoint("gemma3", tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours")
+    allowed = r"^dtype is 'float16'; allowed: bfloat16 or float32 with Gemma3ForCausalLM, whose hidden states exceed"
+    with pytest.raises(ConfigError, match=allowed):
+        convert(tmp_path / "hf", tmp_path / "half", "float16")
+    assert not list((tmp_path / "half").iterdir())
+    on_gpus = replace(cpu.capabilities, dtypes=("bfloat16", "float16", "float32"))
+    with pytest.raises(ConfigError, match=allowed):
+        checked(ExecutorOptions(model_folder=folder, load_format="dummy", dtype="float16"), "cuda", on_gpus)
+
+
+def test_a_checkpoint_in_float16_whose_hidden_states_exceed_it_is_served_in_a_wider_dtype(tmp_path: Path) -> None:
+    """Embeddings are multiplied by 8, the root of the hidden size."""
+    model = random_checkpoint("gemma3", tmp_path / "hf")
+    with torch.no_grad():
+        model.model.embed_tokens.weight *= 30_000 / model.model.embed_tokens.weight.max()
+    model.half().save_pretrained(tmp_path / "half")
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == "float16"
+    prompts = [list(range(3, 60)), [5, 6, 7]]
+    expected = [reference_greedy(model.float(), prompt, 4) for prompt in prompts]
+    assert SmallEngine(convert(tmp_path / "half", tmp_path / "ours")).tokens(prompts, greedy(4)) == expected
+    narrow = SmallEngine(convert(tmp_path / "half", tmp_path / "narrow", "bfloat16"))
+    answers = narrow.answer(prompts, greedy(4, num_logprobs=1))
+    assert all(-1e6 < entry.logprob <= 0 for answer in answers for entry in answer.logprobs)
 
 
 def write_gguf(path: Path, source: Path, **more: int) -> None:
