@@ -96,6 +96,11 @@ class StepPlan:
         """The number of tokens that the plan computes."""
         return int(self.counts.sum())
 
+    @property
+    def num_attended(self) -> int:
+        """Positions that tokens attend to, summed over all tokens: each counts up to its row's last token."""
+        return int(np.dot(self.counts.astype(np.int64), self.starts + self.counts))
+
     def written_blocks(self, block_size: int) -> Int32Array:
         """Blocks that rows get with this plan and that no step has computed yet: [at most U]."""
         computed = np.zeros(int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32)

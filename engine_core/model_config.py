@@ -75,6 +75,13 @@ class ModelConfig:
         """Numbers that all layers together cache for a token."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
+    @property
+    def attention_work(self) -> float:
+        """Multiplications of a token's attention to one position, beside those of its products with all weights of
+        the layers."""
+        queries = self.num_heads * self.head_dim
+        return 2 * queries / (self.hidden_size * (self.qkv_size + queries + 3 * self.intermediate_size))
+
     def of_layers(self, first: int, stop: int) -> ModelConfig:
         """The config of a model of layers first … stop − 1 alone."""
         return replace(self, num_layers=stop - first)

@@ -56,15 +56,23 @@ class MultiExecutor:
 
     computes_at_once = False
 
-    def __init__(self, ranks: Ranks, hello: Hello, *, launches: bool = False, slots: UInt8Array | None = None) -> None:
-        """`launches`: ranks launch work on devices and prepare launches ahead of time. `slots`: the host memory where
-        ranks keep blocks, if they do."""
+    def __init__(
+        self,
+        ranks: Ranks,
+        hello: Hello,
+        *,
+        attention_work: float,
+        launches: bool = False,
+        slots: UInt8Array | None = None,
+    ) -> None:
+        """`attention_work`: see `ModelConfig`. `launches`: ranks launch work on devices and prepare launches ahead of
+        time. `slots`: the host memory where ranks keep blocks, if they do."""
         self.ranks, self._speaker = ranks, ranks.layout.speaker
         self.swapper = None if slots is None else RankSwapper(ranks, slots, hello.seconds_per_block)
         self.can_draft, self.prefill_seconds = hello.can_draft, hello.prefill_seconds
         self.copies_blocks, self._prepares = hello.copies_blocks, launches
         self._least_silence = COMPILING_SILENCE if launches else LEAST_SILENCE
-        self._budget = hello.config.max_num_batched_tokens
+        self._budget, self._attention_work = hello.config.max_num_batched_tokens, attention_work
         self._longest_step: float | None = None
         """Seconds of a step of the whole budget; None: nothing is known, and much is still to be compiled."""
         self._slowest_step = self._last_retired = 0.0
@@ -75,7 +83,8 @@ class MultiExecutor:
         num_guesses = 0
         if plan.num_drafts is not None and plan.draft_ids is None:
             num_guesses = int(plan.num_drafts.max(initial=0))
-        self._launch(encode_step(plan), plan.num_tokens, num_guesses)
+        # Over a long prefix most of a step's time is attention.
+        self._launch(encode_step(plan), plan.num_tokens + plan.num_attended * self._attention_work, num_guesses)
         return plan.step
 
     def draw(self, plan: DrawPlan) -> int:
@@ -99,8 +108,9 @@ class MultiExecutor:
         self._longest_step = max(seconds)
         return self._longest_step
 
-    def _launch(self, message: bytes, num_tokens: int, num_guesses: int = 0) -> None:
-        predicted = (self._longest_step or 0.0) * num_tokens / self._budget
+    def _launch(self, message: bytes, work: float, num_guesses: int = 0) -> None:
+        """`work` in tokens that attend to nothing."""
+        predicted = (self._longest_step or 0.0) * work / self._budget
         self._launched.append((time.monotonic(), predicted, num_guesses))
         if self._longest_step is not None:
             _, seconds, guesses = zip(*self._launched, strict=True)
@@ -162,7 +172,8 @@ def build_ranks(request: BuildRequest, loaded: LoadedDevice, progress: Progress)
     except BaseException:
         ranks.close()
         raise
-    return MultiExecutor(ranks, hellos[0], launches=device.capabilities.graphs, slots=slots), config
+    work, launches = request.model.attention_work, device.capabilities.graphs
+    return MultiExecutor(ranks, hellos[0], attention_work=work, launches=launches, slots=slots), config
 
 
 def _stage_hosts(request: BuildRequest, loaded: LoadedDevice) -> StageHosts:

@@ -7,19 +7,24 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors import multi
+from headwater.engine_core.executors.warmup_plans import warmup_plans
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess
+from headwater.engine_core.parallel.plan_messages import encode_warm_up
 from headwater.engine_core.parallel.rank_start import RankStart
 from headwater.engine_core.parallel.ranks import Ranks
-from headwater.engine_core.parallel.result_messages import Hello, Loading, Refusal, encode_told
+from headwater.engine_core.parallel.result_messages import Hello, Loading, Refusal, WarmedUp, encode_told
 from headwater.engine_core.rank_facts import RankLost
 from headwater.engine_core.ring import RingReader, RingWriter
 from tests.polling import holds_within
@@ -113,3 +118,34 @@ def test_a_refusal_of_any_rank_is_raised() -> None:
         pytest.raises(ConfigError, match="dtype is 'float8'; allowed: float"),
     ):
         multi._hellos(ranks, lambda phase, done, total: None)
+
+
+def compute_a_step(start: RankStart) -> None:
+    """Says that a step of the whole budget takes 4 s, then answers nothing."""
+    reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
+    plans.wait(60)
+    assert plans.read() == [encode_warm_up()]
+    reports.write(encode_told(WarmedUp(seconds=4.0)))
+    os.read(start.lifeline, 1)
+
+
+def plan_of(start: int, count: int) -> StepPlan:
+    """A row that computes so many tokens behind a prefix."""
+    plan = next(plan for plan in warmup_plans(HELLO.config, vocab_size=8) if isinstance(plan, StepPlan))
+    return replace(plan, starts=np.array([start], np.int32), counts=np.array([count], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "seconds"),
+    [(0, 1, 2.0), (0, 1024, 10 * 4.0 * (0.5 + 0.25)), (1 << 20, 1024, 10 * 4.0 * (0.5 + 0.25 + 256))],
+    ids=["one token", "half the budget", "half the budget behind a long cached prefix"],
+)
+def test_the_silence_that_a_first_step_is_allowed_counts_what_its_tokens_attend_to(
+    start: int, count: int, seconds: float
+) -> None:
+    """Attention to 2,048 positions takes as long as all else of a token."""
+    with two_ranks(compute_a_step) as ranks:
+        executor = multi.MultiExecutor(ranks, HELLO, attention_work=1 / 2048)
+        assert executor.warm_up() == 4.0
+        executor.submit(plan_of(start, count))
+        assert ranks.allowed_silence == pytest.approx(seconds)
