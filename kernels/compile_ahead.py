@@ -26,7 +26,8 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
     """Scope in which a kernel that is not compiled yet goes to a thread instead of the GPU. On exit all kernels are
     compiled.
 
-    A kernel that fails to compile raises where it is launched afterwards.
+    A kernel that fails to compile is logged, and compiled again where it is launched afterwards, which raises if it
+    fails there too.
     """
 
     def __init__(self, device: torch.device, num_cores: int) -> None:
@@ -64,6 +65,9 @@ class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no typ
         super().__exit__(exc_type, error, traceback)
         seconds = time.perf_counter() - self._begin
         log.info("kernels: %d by %d threads, %.1f s", len(self.raw_futures), self._num_threads, seconds)
+        for future in self.raw_futures:
+            if not future.cancelled() and (failure := future.exception()) is not None:
+                log.warning("a kernel did not compile ahead: %r", failure)
 
 
 def _load(compile_fn: Callable[[], Any]) -> Any:

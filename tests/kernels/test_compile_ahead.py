@@ -89,10 +89,14 @@ def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gp
     assert len(no_gpu.compiled) == 2
 
 
-def test_what_does_not_compile_says_so_where_it_is_launched(no_gpu: NoGpu) -> None:
+def test_what_does_not_compile_says_so_ahead_and_where_it_is_launched(
+    no_gpu: NoGpu, caplog: pytest.LogCaptureFixture
+) -> None:
     kernel, x = JITFunction(_nothing), torch.zeros(64)
     with CompileAhead(CPU, num_cores=2) as ahead:
         ahead.note(lambda: kernel[1,](x, SIZE=TOO_LARGE.value))
+    assert "a kernel did not compile ahead: " in caplog.text
+    assert "this_is_not_defined" in caplog.text
     with pytest.raises(CompilationError):
         kernel[1,](x, SIZE=TOO_LARGE.value)
     assert not no_gpu.launched
