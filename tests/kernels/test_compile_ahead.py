@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,11 +32,14 @@ def _nothing(p_x, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton
 
 
 class NoGpu:
-    """What was compiled by which thread, and the sizes that were launched, but into graphs."""
+    """What was compiled by which thread, and the sizes that were launched, into graphs and otherwise. No compilation
+    ends before `may_compile` is set."""
 
     def __init__(self) -> None:
         self.is_capturing = False
+        self.may_compile = threading.Event()
         self.compiled: list[tuple[str, bool]] = []
+        self.captured: list[int] = []
         self.launched: list[int] = []
         self.driver = SimpleNamespace(
             get_current_target=lambda: GPUTarget("cuda", 90, 32),
@@ -49,13 +53,13 @@ class NoGpu:
         )
 
     def launch(self, *args: Any) -> None:
-        if not self.is_capturing:
-            self.launched.append(args[-1])
+        (self.captured if self.is_capturing else self.launched).append(args[-1])
 
     def capture(self, is_capturing: bool) -> None:
         self.is_capturing = is_capturing
 
     def note(self, *, src: Any, cache_hit: bool, **rest: object) -> None:
+        assert self.may_compile.wait(60)
         thread = threading.current_thread()
         self.compiled.append((thread.name.rstrip("0123456789_"), cache_hit))
 
@@ -80,13 +84,25 @@ def test_kernels_are_compiled_once_by_threads_and_launched_only_afterwards(no_gp
     with CompileAhead(CPU, num_cores=2) as ahead:
         for size in (16, 32, 16):
             assert ahead.note(lambda size=size: kernel[1,](x, SIZE=size)) is None
+        no_gpu.may_compile.set()
     assert [each.exception() for each in ahead.raw_futures] == [None, None]
     assert no_gpu.compiled == [("compiler", False)] * 2
-    assert not no_gpu.launched
+    assert not no_gpu.captured + no_gpu.launched
     for size in (16, 32, 16):
         kernel[1,](x, SIZE=size)
     assert no_gpu.launched == [16, 32, 16]
     assert len(no_gpu.compiled) == 2
+
+
+def test_a_kernel_that_is_compiled_by_then_is_launched_into_a_graph(no_gpu: NoGpu) -> None:
+    kernel, x = JITFunction(_nothing), torch.zeros(64)
+    no_gpu.may_compile.set()
+    with CompileAhead(CPU, num_cores=2) as ahead:
+        ahead.note(lambda: kernel[1,](x, SIZE=16))
+        wait(ahead.raw_futures, timeout=60)
+        assert ahead.note(lambda: kernel[1,](x, SIZE=16)) is not None
+        assert (no_gpu.captured, no_gpu.launched) == ([16], [])
+    assert no_gpu.compiled == [("compiler", False)]
 
 
 def test_what_does_not_compile_says_so_ahead_and_where_it_is_launched(
