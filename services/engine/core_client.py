@@ -256,7 +256,9 @@ class CoreClient:
             async with asyncio.timeout(EXIT_SECONDS):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            # A core that ends just now may be reaped already, while its exit status is still on the way.
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
             await self._process.wait()
 
     def _on_reports(self) -> None:

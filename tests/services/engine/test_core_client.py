@@ -3,8 +3,13 @@ request."""
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from headwater.engine_core.step_output import CacheEvents, EngineLoad, PeerUse, StepOutput, StoredChain
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
+from headwater.services.engine import core_client
 from headwater.services.engine.core_client import CoreClient
 from headwater.services.engine.engine_server import EngineServer
 from headwater.services.engine.grammars import GrammarCompiler
@@ -52,6 +57,33 @@ async def test_blocks_that_were_found_on_a_disk_before_the_server_listened_are_p
         assert [block for batch in batches for chain in batch.stored for block in chain.block_hashes] == found
     finally:
         await core._stop()
+
+
+class ReapedProcess:
+    """A core that has ended and been reaped when it is to be killed, and whose exit status comes after that."""
+
+    pid = 1
+
+    def __init__(self) -> None:
+        self._is_known = asyncio.Event()
+
+    async def wait(self) -> int:
+        await self._is_known.wait()
+        return 1
+
+    def kill(self) -> None:
+        self._is_known.set()
+        raise ProcessLookupError(self.pid)
+
+
+async def test_a_core_that_ends_just_before_it_is_killed_does_not_hide_why_it_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(core_client, "EXIT_SECONDS", 0.01)
+    core = CoreClient()
+    core._process = ReapedProcess()
+    await core._stop()
+    assert await core.ended() == 1
 
 
 def step_that_stored(block_hash: bytes) -> Step:
