@@ -39,6 +39,7 @@ from . import doctor as examination
 from .access_command import access
 from .admin_client import AdminError, AsJson
 from .answer_stream import ChatError
+from .base_url import api_of
 from .cluster_unreachable import BusUnreachable, NoStageHeard
 from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
@@ -133,7 +134,7 @@ def chat(
 ) -> None:
     """Talk to a model in the terminal, streamed, with history."""
     line = read_cluster(state_dir)
-    url = base_url or (f"{line.rest}/v1" if line is not None else "http://127.0.0.1:8000/v1")
+    url = api_of(base_url or (line.rest if line is not None else "http://127.0.0.1:8000"))
     options = {"temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in options.items() if value is not None}
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}

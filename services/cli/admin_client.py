@@ -13,6 +13,7 @@ import typer
 
 from ..runtime.owner_file import read_secrets
 from ..stack.cluster_record import read_cluster
+from .base_url import gateway_of
 from .cluster_unreachable import unreached
 
 CALL_SECONDS = 30.0
@@ -42,7 +43,7 @@ def open_gateway(
     if needs_key and not key:
         raise AdminError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
     line = read_cluster(Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir()))
-    url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
+    url = gateway_of(base_url) if base_url else (line.rest if line is not None else "http://127.0.0.1:8000")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=CALL_SECONDS) as client:

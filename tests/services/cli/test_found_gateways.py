@@ -16,6 +16,7 @@ import pytest
 from headwater.services.cli import chat
 from headwater.services.cli.admin_client import AdminError, call, open_gateway
 from headwater.services.cli.answer_stream import ChatError
+from headwater.services.cli.base_url import api_of, gateway_of
 
 NOT_BELIEVED = r"^the certificate of https://127\.0\.0\.1:\d+\S* is not believed \(.*SSL_CERT_FILE"
 
@@ -80,3 +81,13 @@ def test_an_answer_of_something_else_than_a_gateway_is_reported_with_its_status(
         pytest.raises(AdminError, match=f"^{url}/admin/models answered 502, and not as a gateway does$"),
     ):
         list_models(url, tmp_path)
+
+
+def test_commands_take_the_address_of_a_gateway_and_that_of_its_api() -> None:
+    assert [gateway_of(url) for url in ("http://host:8000", "http://host:8000/v1", "http://host:8000/v1/")] == [
+        "http://host:8000"
+    ] * 3
+    assert [api_of(url) for url in ("http://host:8000", "http://host:8000/", "http://host:8000/v1/")] == [
+        "http://host:8000/v1"
+    ] * 3
+    assert api_of("https://host/other/v2") == "https://host/other/v2"
