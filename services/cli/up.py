@@ -25,6 +25,7 @@ from ..models.manifest import ModelManifest
 from ..runtime.owner_file import own_folder
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
+from ..runtime.settings import SettingError
 from ..stack.cluster_record import ClusterRecord
 from ..stack.fork_servers import ForkServers, fork_servers
 from ..stack.settings import StackSettings
@@ -112,9 +113,15 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 @contextlib.contextmanager
 def _own_state_folder(folder: Path) -> Iterator[None]:
-    """One cluster a state folder; the lock goes with this process, however that ends."""
-    own_folder(folder)
-    with (folder / "lock").open("w") as file:
+    """One cluster a state folder; the lock goes with this process, however that ends. Raises `SettingError` where there
+    can be no such folder."""
+    try:
+        own_folder(folder)
+        file = (folder / "lock").open("w")
+    except OSError as failure:
+        allowed = f"a folder that this user can make and write to ({failure.strerror})"
+        raise SettingError("state_dir", str(folder), allowed) from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -106,9 +106,18 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("warmup", "--device", "cpu", "--max-model-len", "512"), "--max-model-len is 512; allowed: not with --device"),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
+        (("up", "--state-dir", "/dev/null"), "--state-dir is '/dev/null'; allowed: a folder that this user can make"),
         (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
         (("models", "scale", "m", "--replicas", "-1"), "--replicas is -1; allowed: at least 1; --min-replicas 0 lets"),
         (("tenant", "list", "--admin-key-file", "/no/file"), "No such file or directory: '/no/file'"),
+        (
+            ("chat", "--base-url", "127.0.0.1:1"),
+            "--base-url is '127.0.0.1:1'; allowed: an address with http:// or https://",
+        ),
+        (
+            ("models", "list", "--base-url", "127.0.0.1:1/v1"),
+            "--base-url is '127.0.0.1:1/v1'; allowed: an address with",
+        ),
         (
             ("models", "list", "--base-url", "http://127.0.0.1:1"),
             "nobody answers at http://127.0.0.1:1; start a cluster",
@@ -132,7 +141,9 @@ def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1(
     done = headwater("up", "--state-dir", "/dev/null/folder", HEADWATER_STATE_DIR="", HEADWATER_NATS_URL="")
     assert done.returncode == 1
     (said,) = done.stderr.strip().splitlines()
-    assert "Not a directory: '/dev/null/folder'" in said
+    assert (
+        "--state-dir is '/dev/null/folder'; allowed: a folder that this user can make and write to (Not a dir" in said
+    )
 
 
 def test_warmup_of_a_cpu_ignores_variables_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
