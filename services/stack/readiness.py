@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import httpx
 
@@ -55,7 +55,7 @@ async def _tell_when_late(
 
 async def _answers(urls: str) -> bool:
     """Whether one of the servers does; what has no host, a socket's file say, is not asked."""
-    for at in map(urlsplit, urls.split(",")):
+    for at in _split(urls):
         if at.hostname is None:
             return True
         with contextlib.suppress(OSError, TimeoutError):
@@ -68,4 +68,9 @@ async def _answers(urls: str) -> bool:
 
 def _address(urls: str) -> str:
     """Without whoever's password."""
-    return ", ".join(urlsplit(url).netloc.rpartition("@")[2] for url in urls.split(","))
+    return ", ".join(at.netloc.rpartition("@")[2] for at in _split(urls))
+
+
+def _split(urls: str) -> list[SplitResult]:
+    """The addresses of a setting. NATS takes those without a scheme too."""
+    return [urlsplit(url if "://" in url else f"nats://{url}") for url in urls.split(",")]

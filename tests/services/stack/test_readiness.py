@@ -30,6 +30,16 @@ async def test_who_waits_for_a_line_is_told_for_what(is_nats_there: bool, nats_u
         assert said == "still waiting: nobody answers at 127.0.0.1:1 (NATS)"
 
 
+async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
+    told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    starting = httpx.MockTransport(lambda _: httpx.Response(503, json={"missing": ["engine"]}))
+    async with (
+        httpx.AsyncClient(base_url="http://gateway", transport=starting) as gateway,
+        owned_task(until_ready(gateway, {"NATS": "127.0.0.1:1"}, told.set_result, late_seconds=0.0)),
+    ):
+        assert await told == "still waiting: nobody answers at 127.0.0.1:1 (NATS)"
+
+
 async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
     answers = iter([503, None, None, 200])
 
