@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from ..http.http_exchange import Route
+from headwater.services.runtime.errors import NotFound
+
+from ..http.http_exchange import Exchange, Route
 from .demand import DemandPage
 from .models import ModelAdmin
 from .replicas import ReplicaAdmin
 from .tenants import TenantAdmin
+
+METHODS = ("GET", "POST", "PATCH", "DELETE")
 
 
 def admin_routes(
@@ -34,4 +38,19 @@ def admin_routes(
             ("GET", "/admin/tenants/{id}/usage", tenants.usage),
             ("GET", "/admin/audit", tenants.audit),
         ]
+    else:
+        paths = ("/admin/tenants", "/admin/tenants/{rest:path}", "/admin/audit")
+        routes += [(method, path, _refuse_without_tenants) for path in paths for method in METHODS]
     return routes
+
+
+class TenantsNotKept(NotFound):
+    """The gateway keeps no tenants. Names the settings with which it would."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("path", path)
+        self.args = (f"{self}; gateways have it that are started with --admin-key-file or HEADWATER_ADMIN_KEY",)
+
+
+async def _refuse_without_tenants(exchange: Exchange) -> None:
+    raise TenantsNotKept(exchange.path)
