@@ -80,6 +80,9 @@ class ContextTooLong(BadRequest):
     def __init__(self, param: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
         if max_tokens is None:
             asked, allowed = "", f"1…{max_model_len - 1}, so that an answer fits ({max_model_len} tokens together)"
+        elif max_tokens == 0:
+            # Embeddings, which have no such field, and echoes.
+            asked, allowed = "", f"at most {max_model_len}"
         else:
             asked, allowed = f" and max_tokens {max_tokens}", f"{max_model_len} tokens together"
         message = f"the prompt has {num_prompt_tokens} tokens{asked}; allowed: {allowed}"
