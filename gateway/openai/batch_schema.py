@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from .body import Body
 
 
@@ -11,4 +15,4 @@ class NewBatch(Body, kw_only=True):
     input_file_id: str
     endpoint: str
     completion_window: str = "24h"
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(description="up to 16 strings by name")] | None = None

@@ -258,7 +258,8 @@ class Tool(Body, kw_only=True):
 
 
 Messages = Annotated[
-    list[Message], Meta(max_length=MAX_MESSAGE_PARTS, description=f"at least one message, at most {MAX_MESSAGE_PARTS}")
+    list[Message],
+    Meta(max_length=MAX_MESSAGE_PARTS, description=f"a list of at least one message, at most {MAX_MESSAGE_PARTS}"),
 ]
 Tools = Annotated[
     list[Tool], Meta(min_length=1, max_length=MAX_TOOLS, description=f"at least one tool, at most {MAX_TOOLS}")

@@ -93,7 +93,9 @@ def format_to_pb(form: ResponseFormat, at: str) -> Asked | None:
             # The Responses API has the schema one level up.
             nested = form.json_schema
             schema, name = (
-                (form.schema, f"{at}.schema") if nested is None else (nested.schema, f"{at}.json_schema.schema")
+                (form.schema, f"{at}.schema")
+                if nested is None and form.schema is not None
+                else (nested and nested.schema, f"{at}.json_schema.schema")
             )
             if schema is None:
                 raise BadRequest(name, f"{name} is missing; allowed: a JSON Schema", code="missing_field")

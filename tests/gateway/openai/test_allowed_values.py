@@ -8,8 +8,11 @@ from headwater.gateway.admin.replicas import Role
 from headwater.gateway.openai.batch_schema import NewBatch
 from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.schema import ChatCompletionRequest, ResponseFormat
+from headwater.gateway.openai.structured_output import format_to_pb
 from headwater.services.runtime.errors import BadRequest
 
+EMPTY_FORMAT = b'{"type": "json_schema", "json_schema": {"name": "a"}}'
 IDS = b'{"input_file_id": "file-x"'
 
 
@@ -27,9 +30,26 @@ class Mixed(Body, kw_only=True):
         (b'{"nested": {}}', Mixed, "either is missing; allowed: a whole number or a string"),
         (b'{"either": 1}', Mixed, "nested is missing; allowed: a value"),
         (IDS + b', "endpoint": 5}', NewBatch, "endpoint is 5; allowed: a string"),
+        (
+            b'{"model": "m", "messages": "hi"}',
+            ChatCompletionRequest,
+            "messages is 'hi'; allowed: a list of at least one message, at most 16384",
+        ),
+        (
+            IDS + b', "endpoint": "x", "metadata": {"a": 1}}',
+            NewBatch,
+            "metadata is {'a': 1}; allowed: up to 16 strings by name",
+        ),
     ],
 )
 def test_an_error_says_what_the_type_allows(body: bytes, kind: type[Body], told: str) -> None:
     with pytest.raises(BadRequest) as raised:
         decode(body, kind)
     assert str(raised.value) == told
+
+
+@pytest.mark.parametrize("form", [ResponseFormat(type="json_schema"), decode(EMPTY_FORMAT, ResponseFormat)])
+def test_a_format_without_a_schema_names_the_field_that_it_belongs_in(form: ResponseFormat) -> None:
+    with pytest.raises(BadRequest) as raised:
+        format_to_pb(form, "response_format")
+    assert str(raised.value) == "response_format.json_schema.schema is missing; allowed: a JSON Schema"
