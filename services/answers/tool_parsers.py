@@ -64,6 +64,9 @@ class HermesParser(PartsParser):
     def flush(self) -> Parts:
         parts, held = Parts(), self._held
         if self._read == self._in_call and not self._calls.reader.name:
+            if self._calls.num_begun:
+                # Another call, which the end of the answer cut off: its beginning is no content.
+                return parts
             held = self.markers[0] + self._calls.reader.raw + held
         if self._read != self._behind_call:
             parts.content = self._margin.push(held) + self._margin.flush()
@@ -123,6 +126,9 @@ class LlamaJsonParser(PartsParser):
             # Separators of calls are no content where no call follows.
             return Parts("" if self._calls.num_begun else self._skipped + self._held)
         is_open = self._read == self._in_call and not self._calls.reader.name
+        if is_open and self._calls.num_begun:
+            # Another call, which the end of the answer cut off.
+            return Parts()
         return Parts(self._skipped + self._calls.reader.raw if is_open else "")
 
     def _before_call(self, text: str, parts: Parts) -> str:
@@ -174,7 +180,11 @@ class MistralParser(PartsParser):
     def flush(self) -> Parts:
         if self._read == self._in_text:
             return Parts(self._margin.push(self._held) + self._margin.flush())
-        if self._read == self._in_object and not self._calls.reader.name:
+        is_in_object = self._read == self._in_object and not self._calls.reader.name
+        if self._calls.num_begun and (is_in_object or self._read == self._in_name):
+            # Another call, which the end of the answer cut off.
+            return Parts()
+        if is_in_object:
             return Parts(self._calls.reader.raw)
         return Parts("" if self._read == self._in_list else self._held)
 
