@@ -111,8 +111,9 @@ MaxModelLen = Annotated[int | None, option_of("max_model_len")]
 def up(settings: StackSettings) -> None:
     """Run the whole deployment on this machine until Ctrl-C.
 
-    Starts NATS, Redis (Valkey), processor, output processor, engines and gateway, and keeps them running. Further
-    settings of a stage go through its variables, such as HEADWATER_MAX_NUM_SEQS (see `headwater serve engine --help`).
+    Starts NATS, Redis (Valkey), processor, output processor, engines and gateway, and keeps them running.
+
+    Further settings of a stage are variables, such as HEADWATER_MAX_NUM_SEQS (see `headwater serve engine --help`).
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))
@@ -194,8 +195,9 @@ def warmup(
 
     For a GPU those of a model; for a CPU (--device cpu) those of all models, which needs none.
 
-    Kernels go to the cache of models, under a key of their source, the GPU or CPU and the compiler's version. Settings
-    of the engine that change kernels are taken from their variables, as `headwater up` does.
+    Kernels go to the cache of models, under a key of their source, the GPU or CPU and the compiler's version.
+
+    Settings of the engine that change kernels are taken from their variables, as `headwater up` does.
     """
     if device == "cpu":
         _check_no_model_flag(context)

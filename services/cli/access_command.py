@@ -23,8 +23,9 @@ def access(
     """Draw passwords for NATS and Redis, and the cluster's token: once, for a deployment that `headwater up` does not
     run.
 
-    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for the servers, FOLDER/ROLE/stage.env is what a stage reads,
-    FOLDER/gateway/master.key what gateways take as --master-key-file.
+    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for the servers, FOLDER/ROLE/stage.env is what a stage reads.
+
+    Gateways take FOLDER/gateway/master.key as --master-key-file.
     """
     if renew:
         (folder / PASSWORDS_FILE).unlink(missing_ok=True)

@@ -55,8 +55,9 @@ def check(
 ) -> None:
     """Check a platform: every operation beside its specification, and the same bits in every batch.
 
-    Then the demo model's greedy tokens, beside a decoder in plain torch. Prints one table; exits with 0 where
-    everything passed, with 1 elsewhere.
+    Then the demo model's greedy tokens, beside a decoder in plain torch.
+
+    Prints one table; exits with 0 where everything passed, with 1 elsewhere.
     """
     flags = [f"--device={name}", "--model" if model else "--no-model", *(["--json"] if as_json else [])]
     flags += [f"--dtype={each}" for each in dtype or ()] + [f"--part={each}" for each in part or ()]

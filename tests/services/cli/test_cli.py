@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+import typer
 
 from headwater.services.cli import __main__ as cli
 from headwater.services.runtime.tasks import owned_task
@@ -135,6 +136,16 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert ended.value.code == 1
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert sentence in said
+
+
+def test_help_breaks_no_sentence() -> None:
+    """Typer joins the lines of the first paragraph of a docstring and prints those of the others as they are."""
+    commands = [typer.main.get_command(cli.app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        _, *later = (command.help or "").split("\n\n")
+        assert [paragraph for paragraph in later if "\n" in paragraph.strip()] == [], command.name
+    assert len(commands) > 20
 
 
 def test_a_program_that_cannot_go_on_says_it_in_one_line_and_ends_with_status_1() -> None:
