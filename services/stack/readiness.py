@@ -1,4 +1,5 @@
-"""Waits until a line's gateway says that it is ready; says what it waits for when that takes long."""
+"""Waits until a line's gateway says that it is ready; says what it waits for when that takes long, and which server it
+goes on without."""
 
 from __future__ import annotations
 
@@ -30,6 +31,9 @@ async def until_ready(
     async with owned_task(_tell_when_late(gateway, outside, say, late_seconds)):
         while not await _is_ready(gateway):  # noqa: ASYNC110 (another process)
             await asyncio.sleep(POLL_SECONDS)
+    # A gateway is ready without Redis.
+    for name in await _silent(outside):
+        say(f"going on without {name}: nobody answers at {_address(outside[name])}")
 
 
 async def _is_ready(gateway: httpx.AsyncClient) -> bool:
@@ -44,13 +48,17 @@ async def _tell_when_late(
     gateway: httpx.AsyncClient, servers: Mapping[str, str], say: Callable[[str], None], late_seconds: float
 ) -> None:
     await asyncio.sleep(late_seconds)
-    silent = [name for name, url in servers.items() if not await _answers(url)]
-    if silent:
+    if silent := await _silent(servers):
         say("still waiting: " + ", ".join(f"nobody answers at {_address(servers[name])} ({name})" for name in silent))
         return
     with contextlib.suppress(httpx.TimeoutException):
         if missing := (await gateway.get("/ready")).json()["missing"]:
             say("still waiting for: " + ", ".join(missing))
+
+
+async def _silent(servers: Mapping[str, str]) -> list[str]:
+    """Names of the servers that take no connection."""
+    return [name for name, url in servers.items() if not await _answers(url)]
 
 
 async def _answers(urls: str) -> bool:

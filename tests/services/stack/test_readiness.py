@@ -40,6 +40,14 @@ async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
         assert await told == "still waiting: nobody answers at 127.0.0.1:1 (NATS)"
 
 
+async def test_a_start_without_the_redis_that_was_named_says_so() -> None:
+    told, servers = list[str](), {"NATS": None, "Redis": "redis://:secret@127.0.0.1:1"}
+    ready = httpx.MockTransport(lambda _: httpx.Response(200, json={"missing": []}))
+    async with httpx.AsyncClient(base_url="http://gateway", transport=ready) as gateway:
+        await until_ready(gateway, servers, told.append)
+    assert told == ["going on without Redis: nobody answers at 127.0.0.1:1"]
+
+
 async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
     answers = iter([503, None, None, 200])
 
