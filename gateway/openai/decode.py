@@ -17,7 +17,7 @@ from headwater.services.runtime.errors import BadRequest
 
 from ..long_work import LONG_BODY_BYTES, without_collector
 from .body import MAX_NAME_CHARS, Unknown, known_part
-from .not_served import check_misplaced, check_served
+from .not_served import WITHOUT_EFFECT, check_misplaced, check_served
 from .response_schema import ResponsesRequest
 from .schema import ChatCompletionRequest, CompletionRequest
 from .structured_output import FIELDS
@@ -37,11 +37,23 @@ _warned: set[str] = set()
 
 def _fields_of_others(kind: type[msgspec.Struct], *others: tuple[type[msgspec.Struct], str]) -> dict[str, str]:
     """Fields that another endpoint has, each with the sentence for a client that uses it here."""
-    own = kind.__struct_fields__
+    own = {*kind.__struct_fields__, *WITHOUT_EFFECT}
     return {name: said for other, said in others for name in other.__struct_fields__ if name not in own}
 
 
+def _renamed(names: Mapping[str, str]) -> dict[str, str]:
+    return {name: f"here it is `{here}`" for name, here in names.items()}
+
+
 _OF_CHAT, _OF_COMPLETIONS = "it is a field of /v1/chat/completions", "it is a field of /v1/completions"
+_OF_RESPONSES = "it is a field of /v1/responses"
+_IN_CHAT = {
+    "input": "messages",
+    "max_output_tokens": "max_completion_tokens",
+    "text": "response_format",
+    "reasoning": "reasoning_effort",
+}
+"""Names that fields of responses have in chat."""
 _IN_RESPONSES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
@@ -56,12 +68,18 @@ _IN_RESPONSES = {
 }
 """Names that fields of chat and completions have in responses."""
 _ANSWERING = {
-    ChatCompletionRequest: _fields_of_others(ChatCompletionRequest, (CompletionRequest, _OF_COMPLETIONS)),
-    CompletionRequest: _fields_of_others(CompletionRequest, (ChatCompletionRequest, _OF_CHAT)),
+    ChatCompletionRequest: _fields_of_others(
+        ChatCompletionRequest, (ResponsesRequest, _OF_RESPONSES), (CompletionRequest, _OF_COMPLETIONS)
+    )
+    | _renamed(_IN_CHAT),
+    CompletionRequest: _fields_of_others(
+        CompletionRequest, (ResponsesRequest, _OF_RESPONSES), (ChatCompletionRequest, _OF_CHAT)
+    )
+    | _renamed({"input": "prompt", "max_output_tokens": "max_tokens"}),
     ResponsesRequest: _fields_of_others(
         ResponsesRequest, (CompletionRequest, _OF_COMPLETIONS), (ChatCompletionRequest, _OF_CHAT)
     )
-    | {name: f"here it is `{theirs}`" for name, theirs in _IN_RESPONSES.items()},
+    | _renamed(_IN_RESPONSES),
 }
 
 

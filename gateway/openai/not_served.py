@@ -67,8 +67,12 @@ MATTERS_ELSEWHERE = {
     "include_reasoning": True,
     "add_generation_prompt": True,
     "verbosity": "medium",
+    "truncation": "disabled",
 }
 """Fields that one endpoint has and another has not, with the values that have no effect."""
+
+WITHOUT_EFFECT = ("max_tool_calls",)
+"""Fields of one endpoint that have no effect there either."""
 
 
 def check_served(name: str, path: str, value: Any) -> bool:

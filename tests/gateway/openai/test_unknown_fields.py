@@ -116,3 +116,32 @@ def test_what_would_change_the_answer_is_refused_with_its_place_and_what_is_allo
         decode(json.dumps(body).encode(), kind)
     assert refused.value.param == f"{path}.{name}".lstrip(".")
     assert words in refused.value.message
+
+
+PROMPT = {"model": "m", "prompt": "a"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "field", "value", "reason"),
+    [
+        (ChatCompletionRequest, CHAT, "max_output_tokens", 5, "here it is `max_completion_tokens`"),
+        (ChatCompletionRequest, CHAT, "text", {"format": {"type": "json_object"}}, "here it is `response_format`"),
+        (ChatCompletionRequest, CHAT, "instructions", "Be brief.", "it is a field of /v1/responses"),
+        (ChatCompletionRequest, CHAT, "previous_response_id", "resp_1", "it is a field of /v1/responses"),
+        (ChatCompletionRequest, CHAT, "prompt", "a", "it is a field of /v1/completions"),
+        (CompletionRequest, PROMPT, "max_output_tokens", 5, "here it is `max_tokens`"),
+        (CompletionRequest, PROMPT, "tools", CHAT["tools"], "it is a field of /v1/chat/completions"),
+        (CompletionRequest, PROMPT, "background", True, "it is a field of /v1/responses"),
+    ],
+)
+def test_a_field_of_another_endpoint_is_refused_with_its_name_here(
+    kind: type[Any], body: dict[str, Any], field: str, value: Any, reason: str
+) -> None:
+    with pytest.raises(BadRequest) as raised:
+        decode(json.dumps(body | {field: value}).encode(), kind)
+    assert str(raised.value) == f"{field} is not supported: {reason}"
+
+
+def test_a_field_of_another_endpoint_that_asks_for_nothing_is_accepted() -> None:
+    asked = {"background": False, "instructions": None, "truncation": "disabled", "include": [], "max_tool_calls": 3}
+    decode(json.dumps(CHAT | asked).encode(), ChatCompletionRequest)
