@@ -82,7 +82,7 @@ class ChatRenderer:
         if not (self._asked.echo and final.role == "assistant"):
             return ""
         content = final.content or ""
-        return content if isinstance(content, str) else "\n".join(part.text for part in content)
+        return content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
 
     def delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}}

@@ -240,7 +240,9 @@ def _text(content: str | list[InputPart] | None, at: str) -> str:
     for i, part in enumerate(content):
         if part.type not in TEXT_PARTS:
             raise BadRequest.of(f"{at}[{i}].type", part.type, "input_text or output_text")
-    return "\n".join(part.refusal or part.text for part in content)
+        if part.text is None and part.refusal is None:
+            raise missing(f"{at}[{i}].text", "a string")
+    return "\n".join(part.refusal or part.text or "" for part in content)
 
 
 def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:

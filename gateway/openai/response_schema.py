@@ -35,7 +35,7 @@ class InputPart(Body, kw_only=True):
     """A part of a message; only text is served."""
 
     type: str
-    text: str = ""
+    text: str | None = None
     refusal: str | None = None
     annotations: Any = None
     logprobs: Any = None

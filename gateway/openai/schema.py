@@ -164,8 +164,8 @@ class ContentPart(Body, kw_only=True):
     """A part of a message; only text is served."""
 
     type: str
-    text: str = ""
-    refusal: str = ""
+    text: str | None = None
+    refusal: str | None = None
     """The text of a part of that type."""
 
 

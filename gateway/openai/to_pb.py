@@ -206,7 +206,7 @@ def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
     return common_pb2.ChatMessage(
         role=message.role,
         content=content if isinstance(content, str) else None,
-        parts=[_part_to_pb(part) for part in parts],
+        parts=[_part_to_pb(part, f"{at}.content[{k}]") for k, part in enumerate(parts)],
         name=message.name,
         tool_calls=[_call_to_pb(call, f"{at}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls or ())],
         tool_call_id=message.tool_call_id,
@@ -214,10 +214,13 @@ def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
     )
 
 
-def _part_to_pb(part: ContentPart) -> common_pb2.ContentPart:
+def _part_to_pb(part: ContentPart, at: str) -> common_pb2.ContentPart:
     if part.type == "refusal":
-        return common_pb2.ContentPart(type="text", text=part.refusal)
-    return common_pb2.ContentPart(type=part.type, text=part.text)
+        return common_pb2.ContentPart(type="text", text=given(f"{at}.refusal", part.refusal, "a string"))
+    if part.type == "text":
+        return common_pb2.ContentPart(type="text", text=given(f"{at}.text", part.text, "a string"))
+    # The processor refuses it by its type.
+    return common_pb2.ContentPart(type=part.type)
 
 
 def _call_to_pb(call: ToolCall, at: str) -> common_pb2.ToolCall:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from headwater.gateway.admin.replicas import Role
@@ -10,6 +12,7 @@ from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.schema import ChatCompletionRequest, ResponseFormat
 from headwater.gateway.openai.structured_output import format_to_pb
+from headwater.gateway.openai.to_pb import conversation_to_pb
 from headwater.services.runtime.errors import BadRequest
 
 EMPTY_FORMAT = b'{"type": "json_schema", "json_schema": {"name": "a"}}'
@@ -53,3 +56,13 @@ def test_a_format_without_a_schema_names_the_field_that_it_belongs_in(form: Resp
     with pytest.raises(BadRequest) as raised:
         format_to_pb(form, "response_format")
     assert str(raised.value) == "response_format.json_schema.schema is missing; allowed: a JSON Schema"
+
+
+@pytest.mark.parametrize(("kind", "field"), [("text", "text"), ("refusal", "refusal")])
+def test_a_part_without_its_text_is_refused_with_its_place(kind: str, field: str) -> None:
+    parts = [{"type": "text", "text": ""}, {"type": kind, "content": "x"}]
+    messages = [{"role": "system", "content": "x"}, {"role": "assistant", "content": parts}]
+    asked = decode(json.dumps({"model": "m", "messages": messages}).encode(), ChatCompletionRequest)
+    with pytest.raises(BadRequest) as raised:
+        conversation_to_pb(asked)
+    assert str(raised.value) == f"messages[1].content[1].{field} is missing; allowed: a string"

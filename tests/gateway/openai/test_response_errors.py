@@ -33,6 +33,10 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
         {"input": [{"role": "user", "content": None}]},
         "input[0].content is missing; allowed: a string or a list of text parts",
     ),
+    (
+        {"input": [{"role": "user", "content": [{"type": "input_text", "content": "x"}]}]},
+        "input[0].content[0].text is missing; allowed: a string",
+    ),
     ({"input": [{"type": "function_call", "call_id": "c"}]}, "input[0].name is missing; allowed: the name of a tool"),
     ({"input": [{"type": "function_call_output"}]}, "input[0].call_id is missing; allowed: the id of a call"),
     (
