@@ -23,6 +23,10 @@ MORE = 1 << 31
 """Flag of an announced length: the message goes on in the next piece."""
 _RELEASE_EVERY = 256
 """Pieces after which the reader gives their bytes back at the latest; a pipe of one page holds more announcements."""
+_POLL_UNIT = 0.001
+"""`poll` rounds a time-out up to whole milliseconds: 0.2 ms takes 1.08 (2026-11-27). `select` keeps shorter ones."""
+_SELECT_LIMIT = 1024
+"""Descriptors from here on are refused by `select`."""
 _COLLECT_EVERY = 64 * _RELEASE_EVERY
 """Pieces after which the writer takes what was given back, though it need not: the pipe may be one page only."""
 
@@ -279,8 +283,9 @@ def _records(fd: int) -> list[int]:
 
 
 def _wait_for(fd: int, event: int, seconds: float | None = None) -> bool:
-    """Waits for an event of `poll`, or an end that is gone. Returns False when the time was over first. `select` would
-    refuse descriptors from 1,024 on."""
+    """Waits for an event of `poll`, or an end that is gone. Returns False when the time was over first."""
+    if seconds and seconds < _POLL_UNIT and event == select.POLLIN and fd < _SELECT_LIMIT:
+        return bool(select.select([fd], [], [], seconds)[0])
     poll = select.poll()
     poll.register(fd, event)
     return bool(poll.poll(None if seconds is None else seconds * 1000))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import timeit
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -91,6 +92,25 @@ def test_very_many_small_messages_wait_for_their_reader(first_descriptor: int) -
         writing = threads.submit(lambda: [writer.write(message) for message in messages])
         assert read_all(reader, len(messages)) == messages
         writing.result()
+
+
+def test_a_wait_of_less_than_a_millisecond_is_no_longer_than_that(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    # The shortest of many: other processes lengthen some of them.
+    assert min(timeit.repeat(lambda: reader.wait(0.0001), number=1, repeat=200)) < 0.0009
+    writer.write(b"x")
+    reader.wait(0.0001)
+    assert reader.read() == [b"x"]
+
+
+def test_nor_does_it_fail_where_select_would_refuse_the_descriptor() -> None:
+    with descriptors_from(1024), contextlib.ExitStack() as ends:
+        writer_end, reader_end = create_ring(1024)
+        writer, reader = RingWriter(writer_end), RingReader(reader_end)
+        ends.callback(writer.close)
+        ends.callback(reader.close)
+        reader.wait(0.0001)
+        assert reader.read() == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a pipe has the size that it has")
