@@ -8,7 +8,6 @@ one's KV cache instead: see `DirectPulls`. Knows hashes and slots; knows nothing
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import OrderedDict, deque
@@ -39,13 +38,22 @@ the copies at either end (2026-11-23)."""
 
 
 class _Hint(NamedTuple):
-    """Where a block is thought to be, and what it follows."""
+    """Where the blocks of a chain are thought to be. One object for all of them: a prompt has hundreds."""
+
+    holder: Holder
+    owner: Owner
+    hashes: Sequence[bytes]
+    """Hashes of the chain, from its first block on."""
+    until: float
+    """When it counts no more."""
+
+
+class _Origin(NamedTuple):
+    """Where the blocks of a load come from, and what the first one follows."""
 
     holder: Holder
     owner: Owner
     parent: bytes
-    until: float = math.inf
-    """When it counts no more."""
 
 
 class PeerBlocks:
@@ -71,8 +79,8 @@ class PeerBlocks:
         self._hints: OrderedDict[bytes, _Hint] = OrderedDict()
         self._free_slots = deque(range(len(swapper.slots)))
         self._loads = StagedLoads(swapper, self._free_slots, self._pull)
-        self._first_hints: dict[Ticket, _Hint] = {}
-        """The hint of the first block, for each load that has not ended."""
+        self._origins: dict[Ticket, _Origin] = {}
+        """Origin of each load that has not ended."""
         self._early: set[Ticket] = set()
         """Loads whose blocks the holder may still compute."""
         self._pulls: dict[int, Part] = {}
@@ -110,10 +118,10 @@ class PeerBlocks:
 
     def expect(self, hashes: Sequence[bytes], owner: Owner, holder: Holder) -> None:
         """Notes that another engine is thought to hold these blocks, the first of a chain."""
-        until = self._clock() + HINT_SECONDS
-        for parent, block_hash in zip([b"", *hashes], hashes, strict=False):
-            self._hints[block_hash] = _Hint(holder, owner, parent, until)
-            self._hints.move_to_end(block_hash)
+        hint, hints = _Hint(holder, owner, hashes, self._clock() + HINT_SECONDS), self._hints
+        for block_hash in hashes:
+            hints[block_hash] = hint
+            hints.move_to_end(block_hash)
         while len(self._hints) > MOST_HINTS:
             self._hints.popitem(last=False)
 
@@ -124,9 +132,10 @@ class PeerBlocks:
         if not self._hints or (first := self._hints.get(hashes[0])) is None or first.until <= self._clock():
             return 0
         self._is_direct = self._reaches(first.holder)
+        get = self._hints.get
         for num_found, block_hash in enumerate(hashes):
-            hint = self._hints.get(block_hash)
-            if hint is None or hint.holder != first.holder:
+            hint = get(block_hash)
+            if hint is not first and (hint is None or hint.holder != first.holder):
                 return num_found
         return len(hashes)
 
@@ -137,7 +146,9 @@ class PeerBlocks:
 
     def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
         ticket = Ticket(hashes, blocks)
-        self._start(ticket, self._hints[hashes[0]])
+        hint = self._hints[hashes[0]]
+        at = hint.hashes.index(hashes[0])
+        self._start(ticket, _Origin(hint.holder, hint.owner, parent=hint.hashes[at - 1] if at else b""))
         return ticket
 
     def load_early(
@@ -147,7 +158,7 @@ class PeerBlocks:
         nothing of pulls. Advice about these blocks stays as it is."""
         ticket = Ticket(hashes, blocks)
         self._early.add(ticket)
-        self._start(ticket, _Hint(holder, owner, parent))
+        self._start(ticket, _Origin(holder, owner, parent))
         return ticket
 
     def most_early(self, holder: Holder) -> int:
@@ -179,7 +190,7 @@ class PeerBlocks:
                 self._direct.pulled(answer)
             return
         if num_claimed := self._num_claimed(part, answer):
-            namespace = self._first_hints[part.load.ticket].owner.namespace
+            namespace = self._origins[part.load.ticket].owner.namespace
             self._num_taking += 1
             self._lane.submit(partial(self._take, part, num_claimed, namespace))
         else:
@@ -196,7 +207,7 @@ class PeerBlocks:
             self._direct.left(holder)
 
     def poll(self) -> list[LoadEnd]:
-        if not (self._first_hints or self._results or (self._direct is not None and self._direct.is_busy)):
+        if not (self._origins or self._results or (self._direct is not None and self._direct.is_busy)):
             return []
         while self._results:
             self._results.popleft()()
@@ -213,7 +224,7 @@ class PeerBlocks:
 
     def _settle(self, end: LoadEnd) -> None:
         """Whatever came of it, the advice is used up: what was loaded is cached here, and the rest is not there."""
-        del self._first_hints[end.ticket]
+        del self._origins[end.ticket]
         self.num_pulled += end.num_usable
         costs = self._costs_of.pop(end.ticket)
         if end.ticket in self._early:
@@ -224,11 +235,12 @@ class PeerBlocks:
             self._hints.pop(block_hash, None)
         costs.end(end)
 
-    def _start(self, ticket: Ticket, hint: _Hint) -> None:
-        self._first_hints[ticket] = hint
-        if self._direct is not None and self._reaches(hint.holder):
+    def _start(self, ticket: Ticket, origin: _Origin) -> None:
+        self._origins[ticket] = origin
+        if self._direct is not None and self._reaches(origin.holder):
             self._begin(ticket, self._direct_costs)
-            self._direct.pull(next(self._numbers), ticket, hint.holder, self._wanted(hint, hint.parent, ticket.hashes))
+            wanted = self._wanted(origin.owner, origin.parent, ticket.hashes)
+            self._direct.pull(next(self._numbers), ticket, origin.holder, wanted)
         else:
             self._load_records(ticket)
 
@@ -260,16 +272,16 @@ class PeerBlocks:
                 ends.append(LoadEnd(end.ticket, Outcome.LOADED if hashes else Outcome.FAILED, hashes))
         return ends
 
-    def _wanted(self, hint: _Hint, parent: bytes, hashes: Sequence[bytes]) -> Wanted:
-        return Wanted(key=self._link.key, owner=hint.owner, parent=parent, hashes=list(hashes))
+    def _wanted(self, owner: Owner, parent: bytes, hashes: Sequence[bytes]) -> Wanted:
+        return Wanted(key=self._link.key, owner=owner, parent=parent, hashes=list(hashes))
 
     def _pull(self, part: Part) -> None:
-        number, hint = next(self._numbers), self._first_hints[part.load.ticket]
+        number, origin = next(self._numbers), self._origins[part.load.ticket]
         self._pulls[number] = part
-        parent = part.load.ticket.hashes[part.start - 1] if part.start else hint.parent
-        wanted = self._wanted(hint, parent, part.hashes)
+        parent = part.load.ticket.hashes[part.start - 1] if part.start else origin.parent
+        wanted = self._wanted(origin.owner, parent, part.hashes)
         rows = [self._first_row + slot for slot in part.slots]
-        self._link.send(PullRequest(pull=number, holder=hint.holder, wanted=wanted, rows=rows))
+        self._link.send(PullRequest(pull=number, holder=origin.holder, wanted=wanted, rows=rows))
 
     def _num_claimed(self, part: Part, answer: Pulled) -> int:
         """Leading blocks that the other engine held, of the same key and unchanged, until they were copied."""

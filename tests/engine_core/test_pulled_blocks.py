@@ -12,7 +12,7 @@ from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.kv.block_record import HEADER_LEN
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.peer_blocks import HINT_SECONDS, PeerBlocks
-from headwater.engine_core.kv.peer_link import PeerLink
+from headwater.engine_core.kv.peer_link import PeerLink, PullRequest, ToLink
 from headwater.engine_core.request import Holder
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.direct_link import DirectLink
@@ -110,6 +110,22 @@ def test_a_hint_that_no_request_used_expires() -> None:
     assert peers.find(hashes) == 0
     peers.expect(hashes, owner, at("a"))
     assert peers.find(hashes) == 2
+
+
+def test_a_load_names_the_block_before_its_first_one() -> None:
+    hashes, asked = [bytes([number]) * 16 for number in range(1, 5)], list[ToLink]()
+    swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
+    link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append)
+    peers = PeerBlocks(swapper, link, 4)
+    peers.expect(hashes, Owner(b"n" * 16), at("a"))
+    # Another prompt begins in the same way, and is thought to be elsewhere.
+    peers.expect(hashes[:1], Owner(b"n" * 16), at("b"))
+    assert (peers.find(hashes), peers.find(hashes[1:])) == (1, 3)
+    peers.load(hashes[2:], [1, 2])
+    peers.launch()
+    [request] = asked
+    assert isinstance(request, PullRequest)
+    assert (request.wanted.parent, request.wanted.hashes, request.holder) == (hashes[1], hashes[2:], at("a"))
 
 
 def test_less_than_two_blocks_are_refused(folder: Path) -> None:

@@ -320,7 +320,7 @@ def prefetch_goes_on(patch: pytest.MonkeyPatch) -> None:
 
 def early_load_is_kept(patch: pytest.MonkeyPatch) -> None:
     """A load of a prefetch is remembered beyond its end."""
-    patch.setattr(PeerBlocks, "_settle", lambda peers, end: peers._first_hints.pop(end.ticket))
+    patch.setattr(PeerBlocks, "_settle", lambda peers, end: peers._origins.pop(end.ticket))
 
 
 PLANTED = [
