@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ..executor import Int32Array
 from ..process_memory import host_id, is_shareable, open_memory
 from ..ring import anonymous_memory, map_at_least
-from .block_pool import BlockPool, CachedBlock
+from .block_pool import NULL_BLOCK, BlockPool, CachedBlock
 from .lending import Steps
 
 BoolArray = npt.NDArray[np.bool_]
@@ -130,13 +130,7 @@ class BlocksView:
         current = np.flatnonzero((stamps == self._generations) & (stamps > 0))
         wanted = _words(hashes)
         candidates = current[_may_be_among(words[current, 0], wanted[:, 0])]
-        at = {each.tobytes(): block for each, block in zip(words[candidates], candidates.tolist(), strict=True)}
-        blocks = list[int]()
-        for block_hash in hashes:
-            if (block := at.get(block_hash)) is None:
-                break
-            blocks.append(block)
-        found = np.array(blocks, np.int32)
+        found = _leading(wanted, words[candidates], candidates)
         return Found(found, stamps[found])
 
     def num_unchanged(self, found: Found) -> int:
@@ -175,6 +169,20 @@ def _memory(mapped: mmap.mmap, num_blocks: int) -> tuple[memoryview[int], memory
 def _words(hashes: Sequence[bytes]) -> UInt64Array:
     """uint64 [N, 2]"""
     return np.frombuffer(b"".join(hashes), np.uint64).reshape(-1, 2)
+
+
+def _leading(wanted: UInt64Array, words: UInt64Array, blocks: npt.NDArray[np.intp]) -> Int32Array:
+    """Blocks [N] of the leading hashes that blocks with the hashes `words` [blocks, 2] have; `wanted` is uint64
+    [hashes, 2]. Hashes that begin with the same word count as one, of which only the first is found."""
+    order = np.argsort(wanted[:, 0])
+    place = np.searchsorted(wanted[order, 0], words[:, 0])
+    place[place == len(order)] = 0
+    hashes = order[place]
+    is_same = (wanted[hashes] == words).all(axis=1)
+    found = np.full(len(wanted), NULL_BLOCK, np.int32)
+    found[hashes[is_same]] = blocks[is_same]
+    missed = np.flatnonzero(found == NULL_BLOCK)
+    return found[: missed[0]] if missed.size else found
 
 
 def _may_be_among(words: UInt64Array, wanted: UInt64Array) -> BoolArray:

@@ -56,6 +56,15 @@ def test_leading_blocks_are_found_in_their_order() -> None:
     assert owner.view.num_unchanged(found) == 3
 
 
+def test_a_hash_is_compared_as_a_whole() -> None:
+    """Also where others begin or end as it does."""
+    owner, first, second = Owner(), b"1" * 8, b"2" * 8
+    blocks = owner.cache(first + first, second + second, second + first)
+    owner.published.advance(0)
+    assert owner.view.find([second + first, first + first, first + second]).blocks.tolist() == [blocks[2], blocks[0]]
+    assert owner.view.find([first + second]).blocks.tolist() == []
+
+
 def test_a_block_is_published_when_the_step_that_computes_it_has_ended() -> None:
     owner = Owner()
     owner.youngest = 7
