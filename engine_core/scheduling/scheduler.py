@@ -32,6 +32,7 @@ from .request_table import RequestTable
 from .seats import Seats
 from .speculator import Speculator
 from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
+from .step_counts import StepCounts
 from .tenant_shares import TenantShares
 from .waiting_queue import WaitingQueue
 from .yielding import Yielding
@@ -78,10 +79,7 @@ class Scheduler:
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self.prefill_budget = PrefillBudget(self.shares, self._max_chunk, prefill_seconds)
         self._planned_step = self._retired_step = 0
-        self._num_steps = 0
-        """Planned so far, draws left out."""
-        self._num_planned_rows = 0
-        """Sum over all steps so far of the requests that each computed."""
+        self._counts = StepCounts()
         self._pending_release = PendingRelease(self.table, self.pool)
         self._groups = row_groups(config.num_groups, config.num_rows)
         self._seats = Seats(self.running, self.table, config.max_num_seqs)
@@ -123,8 +121,7 @@ class Scheduler:
         if self._config.decode_steps > 1 and not (step.chunks or is_short or self.num_waiting):
             self._ahead.plan_steps(step)
         self._planned_step += 1
-        self._num_steps += 1
-        self._num_planned_rows += step.num_requests
+        self._counts.note(step.num_requests)
         released, self._released_rows = self._released_rows, []
         return step.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
 
@@ -325,8 +322,7 @@ class Scheduler:
         request.num_computed = len(hits) * self._config.block_size + partial.num_tokens
         self.prefill_budget.rank_begun(request, request.num_tokens - request.num_computed)
         self.hits.note_seated(request)
-        request.num_steps -= self._num_steps
-        request.num_step_rows -= self._num_planned_rows
+        self._counts.begin(request)
         self.table.seat(request, blocks)
         self._groups.seat(request.row)
         if self.speculator is not None:
@@ -372,9 +368,7 @@ class Scheduler:
         self._preemption.remove_stalled(request)
         self.shares.unseat(request.tenant)
         self._moved()
-        # Seating took off what had been planned before.
-        request.num_steps += self._num_steps
-        request.num_step_rows += self._num_planned_rows
+        self._counts.end(request)
         self.table.count_drafts(request)
         if self.prefilling.pop(request.key, None) is not None:
             self.waiting.leader_left(request)
