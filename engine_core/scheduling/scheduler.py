@@ -15,7 +15,7 @@ from ..executor import Int32Array
 from ..kv.block_leases import BlockLeases
 from ..kv.block_loads import BlockLoads
 from ..kv.block_pool import BlockPool
-from ..kv.block_source import BlockSource
+from ..kv.block_source import BlockSource, Ticket
 from ..kv.prefix_cache import PrefixCache
 from .block_waits import BlockWaits
 from .decode_ahead import DecodeAhead
@@ -27,6 +27,7 @@ from .preemption import Preemption
 from .prefetched_blocks import PrefetchedBlocks
 from .prefill_budget import PrefillBudget
 from .prefix_hits import PrefixHits
+from .provisional_steps import ProvisionalSteps
 from .request_state import NO_ROW, RequestState
 from .request_table import RequestTable
 from .seats import Seats
@@ -55,9 +56,10 @@ class Scheduler:
         sources: Sequence[BlockSource] = (),
         prefill_seconds: Callable[[], float] = lambda: 0.0,
         copies_blocks: bool = False,
+        nearly_loaded: Callable[[], Sequence[Ticket]] = tuple,
     ) -> None:
         """`masks` is int32 [positions, rows, words]; `prefill_seconds` says in which time a prompt token is computed, 0
-        where it is not known."""
+        where it is not known. `nearly_loaded`: see `ProvisionalSteps`."""
         assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
@@ -75,12 +77,12 @@ class Scheduler:
         self.prefetched = PrefetchedBlocks(self.pool, config.block_size)
         self.hits = PrefixHits(self.cache, self.prefetched, clock)
         self._waits = BlockWaits(self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size)
+        self.provisional = ProvisionalSteps(self, self.loads, self.hits, config, nearly_loaded)
         self._config, self._clock = config, clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self.prefill_budget = PrefillBudget(self.shares, self._max_chunk, prefill_seconds)
         self._planned_step = self._retired_step = 0
-        self._counts = StepCounts()
-        self._pending_release = PendingRelease(self.table, self.pool)
+        self._counts, self._pending_release = StepCounts(), PendingRelease(self.table, self.pool)
         self._groups = row_groups(config.num_groups, config.num_rows)
         self._seats = Seats(self.running, self.table, config.max_num_seqs)
         self._preemption = Preemption(self.running, self.shares, self.table, config.block_size)
@@ -120,6 +122,9 @@ class Scheduler:
             self._ahead.add_drafts(step, len(self.running))
         if self._config.decode_steps > 1 and not (step.chunks or is_short or self.num_waiting):
             self._ahead.plan_steps(step)
+        return self.compose(step)
+
+    def compose(self, step: StepBuilder) -> PlannedStep:
         self._planned_step += 1
         self._counts.note(step.num_requests)
         released, self._released_rows = self._released_rows, []
@@ -158,9 +163,10 @@ class Scheduler:
     def settle_loads(self) -> bool:
         """Lets requests go on whose blocks came from a source, or will not. Whether there were such loads. To be called
         between the last plan of a step and its cache events."""
-        if has_settled := self._waits.settle():
+        if settled := self._waits.settle():
+            self.provisional.settle(settled)
             self._yielding.note_released()
-        return has_settled
+        return bool(settled)
 
     def lend(self, leases: BlockLeases) -> bool:
         """Advances the leases of blocks that other engines copy from here, and that stay as they are meanwhile. Whether
@@ -186,7 +192,7 @@ class Scheduler:
             return
         self.table.is_alive[request.row] = False
         if request.key in self.running:
-            self._leave(request)
+            self.leave(request)
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
         self._preemption.remove_stalled(request)
@@ -243,15 +249,16 @@ class Scheduler:
                 continue
             budget = min(step.budget_of(request), parts.get(request.tenant, step.prompt_budget))
             if budget > 0:
-                parts[request.tenant] = budget - self._add_chunk(step, request, budget)
+                parts[request.tenant] = budget - self.add_chunk(step, request, budget)
 
-    def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
+    def add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
         """The request's next known tokens, as many as the budget allows; how many these are."""
         start = request.num_computed
         count = min(request.num_tokens - start, budget, self._max_chunk)
         request.num_computed = end = start + count
         is_last = end == request.num_tokens
-        self._cache_full_blocks(request, step)
+        if not step.awaits_copies:
+            self.cache_full_blocks(request, step)
         step.add(
             Chunk(
                 request=request,
@@ -270,13 +277,13 @@ class Scheduler:
             self.forks.note_whole(request)
         return count
 
-    def _cache_full_blocks(self, request: RequestState, step: StepBuilder) -> None:
+    def cache_full_blocks(self, request: RequestState, step: StepBuilder | PlannedStep) -> None:
         """From now on others may hit what this step computes, followers first of all."""
         if not self._config.enable_prefix_caching:
             return
         first, num_full = request.chain.num_cached, request.num_computed // self._config.block_size
-        step.stored += self.cache.offer(request.chain, self.table.blocks_of(request.row)[first:num_full])
-        step.cached += request.chain.hashes[first:num_full]
+        step.stored.extend(self.cache.offer(request.chain, self.table.blocks_of(request.row)[first:num_full]))
+        step.cached.extend(request.chain.hashes[first:num_full])
         self.waiting.leader_advanced(request, num_full)
 
     def _admit(self, step: StepBuilder, *, begun: bool = False) -> None:
@@ -310,10 +317,10 @@ class Scheduler:
                 self._waits.load(request, offer, hits)
                 continue
             self.waiting.pop(request)
-            self._seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
-            self._add_chunk(step, request, step.budget_of(request))
+            self.seat(step, request, hits, num_new, self.forks.take(request, hits, num_wanted, self._planned_step + 1))
+            self.add_chunk(step, request, step.budget_of(request))
 
-    def _seat(
+    def seat(
         self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int, partial: PartialBlock
     ) -> None:
         self.pool.share(hits)
@@ -347,9 +354,8 @@ class Scheduler:
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it may leave."""
         self._unseat_stalled()
-        if self.shares.are_several:
-            for request in self._yielding.ahead():
-                self._preempt(request, yields=True)
+        for request in self._yielding.ahead() if self.shares.are_several else ():
+            self._preempt(request, yields=True)
 
     def _unseat_stalled(self) -> None:
         for request in self._yielding.stalled():
@@ -360,9 +366,9 @@ class Scheduler:
         request.has_yielded = yields
         self.num_preemptions += 1
         request.num_preemptions += 1
-        self._leave(request)
+        self.leave(request)
 
-    def _leave(self, request: RequestState) -> None:
+    def leave(self, request: RequestState) -> None:
         del self.running[request.key]
         self._groups.leave(request.row)
         self._preemption.remove_stalled(request)

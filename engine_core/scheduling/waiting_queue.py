@@ -139,6 +139,17 @@ class WaitingQueue:
         self._unready(request)
         self._awaiting.setdefault(ticket, []).append(request)
 
+    def sole_awaiting(self, ticket: Ticket) -> RequestState | None:
+        """The request that is held until this load has ended, where it is one alone."""
+        held = self._awaiting.get(ticket, ())
+        return held[0] if len(held) == 1 and held[0].key in self._members else None
+
+    def end_wait(self, ticket: Ticket, request: RequestState) -> None:
+        """Takes the only one that is held until this load has ended."""
+        [held] = self._awaiting.pop(ticket)
+        assert held is request
+        self.remove(request)
+
     def awaits(self, ticket: Ticket) -> bool:
         """Whether a request is held until this load has ended."""
         return ticket in self._awaiting

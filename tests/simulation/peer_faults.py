@@ -59,18 +59,20 @@ class Outcome:
 class Run:
     """One seed: engines, requests that name others as holders of their prompts, and what befalls them."""
 
-    def __init__(self, seed: int, most_rounds: int) -> None:
+    def __init__(self, seed: int, most_rounds: int, *, copies_published: bool = False) -> None:
+        """`copies_published`: engines copy out of each other's KV caches and publish their blocks, in every seed."""
         self.rng = rng = random.Random(seed)
         # Draws of their own, which leave the steps of a seed as they are.
         self.race_rng = random.Random(f"races of {seed}")
-        self.publishes = self.race_rng.random() < 0.7
+        self._always, self.most_steps = copies_published, MOST_STEPS
+        self.publishes = self.race_rng.random() < 0.7 or copies_published
         chance, most_delay = rng.choice([0.0, 0.3, 0.7]), rng.choice([0, 2, 50])
         self.link = LinkTwin(rng, self.race_rng, fault_chance=chance, most_delay=most_delay)
         # Draws of its own, and none in half of the seeds, whose steps they leave as they are without prefetches.
         self.prefetch_rng = random.Random(f"prefetches of {seed}")
         self.prefetch_chance = self.prefetch_rng.choice([0.4, 0.8]) if seed % 2 else 0.0
         self.epochs, self.keys = count(1), count()
-        self.is_direct = rng.random() < 0.5
+        self.is_direct = rng.random() < 0.5 or copies_published
         # What is published is read by a second pull from the same engine, and by later ones.
         is_long = self.publishes and self.is_direct and self.race_rng.random() < 0.5
         num_rounds, self.death_chance = (14, 0.05) if is_long else (5, 0.2)
@@ -82,8 +84,8 @@ class Run:
 
     def _start(self, number: int) -> Replica:
         # One that is of another host is beside one that is not, in some seeds.
-        is_direct = self.is_direct and self.rng.random() < 0.9
-        publishes = self.publishes and self.race_rng.random() < 0.9
+        is_direct = self.is_direct and (self.rng.random() < 0.9 or self._always)
+        publishes = self.publishes and (self.race_rng.random() < 0.9 or self._always)
         return Replica(number, next(self.epochs), self.rng, self.link, is_direct=is_direct, publishes=publishes)
 
     def run(self) -> Outcome:
@@ -98,7 +100,9 @@ class Run:
             if self.prefetch_rng.random() < 0.3:
                 self._end_some_prefetches()
         while self._has_work:
-            assert self.link.now < MOST_STEPS, f"nobody goes on: {sum(not each.has_ended for each in self.answers)}"
+            assert self.link.now < self.most_steps, (
+                f"nobody goes on: {sum(not each.has_ended for each in self.answers)}"
+            )
             self._step()
         self._check_end()
         everyone = [*self.link.replicas, *self.dead]
