@@ -16,12 +16,11 @@ from . import dependent_launch
 from .block_formats import BlockFormat
 from .block_planes import BlockPlanes
 from .block_unpacking import constants
-from .hopper_packed_gemm import copy_rows, serves, tiled
+from .hopper_copies import make_barriers, release_dependents, tiled
+from .hopper_packed_gemm import copy_rows, serves
 from .packed_tiles import CROWDED_TILES, LONE_TEAM, MOST_ROWS_OF_ONE, ONE_ROUND, TILES, RingTiles
 from .unpacked_blocks import DIVISOR, bit_layout, unpack_block, unpack_nibbles
 from .unpacked_weights import INT4_DIVISOR, beside, split_blocks, unpack_int4, unpack_int8, word_layout
-
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 BLOCK_N = 64
 """Outputs of a program: those of a block of planes."""
@@ -129,12 +128,7 @@ def _hopper_block_gemm(
         h_ring = gl.allocate_shared_memory(high.dtype, [STAGES * TILES * (BITS - 4), 256], high.layout)
     if factors is not None:
         f_ring = gl.allocate_shared_memory(factors.dtype, [STAGES * TILES * 2, 256], factors.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=2)
-        hopper.mbarrier.init(free.index(i), count=1)
-    hopper.fence_async_shared()
+    ready, free = make_barriers(STAGES, READY=2, FREE=1)
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, h_ring, s_ring, f_ring, ready, free)
     shape: gl.constexpr = (ROWS, BLOCK_K, STAGES, TILES, SCALES, BITS, OFFSET, UNIT, MIN_SIGN)

@@ -14,14 +14,13 @@ from triton.experimental.gluon.language.nvidia import hopper
 from . import dependent_launch
 from .decode_plan import DecodePlan
 from .hopper_attention import finite, fold, hide, reference, spread, weigh
+from .hopper_copies import release_dependents, wait_for_inputs
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128
 """Largest number of programs: one for each multiprocessor, whose shared memory it fills."""
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 
 def hopper_decode_attention(

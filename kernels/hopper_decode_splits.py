@@ -17,15 +17,8 @@ from . import dependent_launch
 from .decode_plan import DecodePlan
 from .device import num_multiprocessors
 from .hopper_attention import finite, fold, hide, reference, spread, weigh
-from .hopper_decode_attention import (
-    merge_states,
-    release_dependents,
-    row_sums,
-    scores,
-    store_partial,
-    wait_for_inputs,
-    weighted,
-)
+from .hopper_copies import make_barriers, release_dependents, wait_for_inputs
+from .hopper_decode_attention import merge_states, row_sums, scores, store_partial, weighted
 from .hopper_rings import as_ring_source, finish_reads
 from .online_softmax import SPLIT, TILE, base_2_scale
 
@@ -122,12 +115,7 @@ def _decode_items(
     gl.static_assert(TILE == 4 * PART)
     gl.static_assert(GROUP <= 16)
     ring = gl.allocate_shared_memory(k.dtype, [4 * STAGES, PART, HEAD_DIM], k.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(free.index(i), count=1)
-    hopper.fence_async_shared()
+    ready, free = make_barriers(STAGES, READY=1, FREE=1)
     # Lengths and lists are older than the kernel before this one, queries and the newest keys are not.
     num_whole = gl.load(p_count)
     lists = (p_item, p_tail, num_whole, num_whole + gl.load(p_count + 1))

@@ -13,12 +13,10 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_attention, silu_mul
+from .hopper_copies import release_dependents, tiled, wait_for_inputs
 
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 gated = gluon.jit(silu_mul.gated.fn)
 
 BLOCK_M = gl.constexpr(64)
@@ -78,8 +76,8 @@ def few_rows_gemm(
     assert serves(x, weight, tiles, gates=gates)
     assert out.is_contiguous()
     _few_rows_gemm[(n // tiles.block_n,)](
-        None if m == 1 else _tiled(x, _row_size(m)),
-        _tiled(weight, tiles.block_n),
+        None if m == 1 else tiled(x, [_row_size(m), BLOCK_K.value]),
+        tiled(weight, [tiles.block_n, BLOCK_K.value]),
         x,
         out,
         m,
@@ -95,11 +93,6 @@ def few_rows_gemm(
 
 def _row_size(m: int) -> int:
     return next(size for size in ROW_SIZES if m <= size)
-
-
-def _tiled(matrix: torch.Tensor, num_rows: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for([num_rows, BLOCK_K.value], gl.bfloat16)
-    return TensorDescriptor.from_tensor(matrix, [num_rows, BLOCK_K.value], layout)
 
 
 @gluon.jit(do_not_specialize=["m"])

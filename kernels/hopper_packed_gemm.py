@@ -15,9 +15,9 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_attention
+from .hopper_copies import make_barriers, release_dependents, tiled, wait_for_inputs
 from .packed_tiles import BLOCK_N, RingTiles
 from .unpacked_weights import (
     INT4_DIVISOR,
@@ -30,21 +30,10 @@ from .unpacked_weights import (
     word_layout,
 )
 
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
-
 TILE_WORDS = 16
 """Words of an output in a tile: four of each of four blocks."""
 ALIGNMENT = 16
 """Number of outputs by which they divide: the copy engine reads zero points of a group from a multiple of 16 bytes."""
-GL_DTYPES = {
-    torch.int32: gl.int32,
-    torch.int8: gl.int8,
-    torch.uint8: gl.uint8,
-    torch.float16: gl.float16,
-    torch.bfloat16: gl.bfloat16,
-    torch.float32: gl.float32,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +103,6 @@ def hopper_packed_gemm(
     )
 
 
-def tiled(matrix: torch.Tensor, block: list[int], swizzle: int | None = None) -> TensorDescriptor:
-    """Descriptor by which the copy engine reads blocks of a matrix, or stretches of a vector."""
-    dtype = GL_DTYPES[matrix.dtype]
-    layout = gl.NVMMASharedLayout.get_default_for(block, dtype)
-    if swizzle is not None:
-        layout = gl.NVMMASharedLayout(swizzle, dtype.primitive_bitwidth, len(block))
-    return TensorDescriptor.from_tensor(matrix, block, layout)
-
-
 @gluon.jit(do_not_specialize=["m"])
 def _hopper_packed_gemm(
     x,
@@ -151,12 +131,7 @@ def _hopper_packed_gemm(
         z_ring = gl.allocate_shared_memory(zeros.dtype, [STAGES * GROUPS, zeros.block_shape[0]], zeros.layout)
     else:
         z_ring = s_ring
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=2)
-        hopper.mbarrier.init(free.index(i), count=2 if BLOCK_N == 128 else 1)
-    hopper.fence_async_shared()
+    ready, free = make_barriers(STAGES, READY=2, FREE=2 if BLOCK_N == 128 else 1)
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, s_ring, z_ring, ready, free)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, GROUP, GROUPS, BITS, zeros is not None)

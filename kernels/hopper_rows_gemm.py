@@ -13,12 +13,10 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_attention, silu_mul
+from .hopper_copies import make_barriers, release_dependents, tiled, wait_for_inputs
 
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 gated = gluon.jit(silu_mul.gated.fn)
 
 
@@ -55,8 +53,8 @@ def rows_gemm(
     assert serves(x, weight, tiles, gates=gates)
     assert out.is_contiguous()
     _rows_gemm[(n // tiles.block_n, triton.cdiv(m, tiles.block_m))](
-        _tiled(x, tiles.block_m, tiles.block_k),
-        _tiled(weight, tiles.block_n, tiles.block_k),
+        tiled(x, [tiles.block_m, tiles.block_k]),
+        tiled(weight, [tiles.block_n, tiles.block_k]),
         out,
         m,
         n,
@@ -72,11 +70,6 @@ def rows_gemm(
         maxnreg=112 if gates and tiles.block_n > 32 else 80,
         **dependent_launch.launch_options(dependent),
     )
-
-
-def _tiled(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout.get_default_for([num_rows, num_columns], gl.bfloat16)
-    return TensorDescriptor.from_tensor(matrix, [num_rows, num_columns], layout)
 
 
 @gluon.jit(do_not_specialize=["m"])
@@ -98,12 +91,7 @@ def _rows_gemm(
     o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * BLOCK_M
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_M, BLOCK_K], x.layout)
     w_ring = gl.allocate_shared_memory(weight.dtype, [PARTS * STAGES, BLOCK_N, BLOCK_K], weight.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(free.index(i), count=1)
-    hopper.fence_async_shared()
+    ready, free = make_barriers(STAGES, READY=1, FREE=1)
     release_dependents(DEPENDENT)
     rings = (x_ring, w_ring, ready, free)
     shape: gl.constexpr = (BLOCK_M, BLOCK_N, BLOCK_K, STAGES, PARTS)

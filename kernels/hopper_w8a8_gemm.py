@@ -11,21 +11,18 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, hopper_wide_gemm, wide_tiles
-from .hopper_wide_gemm import copy_tiles, store_tile
+from .hopper_copies import release_dependents, tiled, wait_for_inputs
+from .hopper_wide_gemm import copy_tiles, make_rings, store_tile
 from .wide_tiles import TeamTiles
 
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 128
 """Number of inputs in a tile: a row of a tile is a line of shared memory, and a sum of the matrix unit."""
 BLOCK_OUTPUTS = gl.constexpr(64)
 """Outputs that share the scales of a weight in blocks."""
-GL_DTYPES = {torch.float8_e4m3fn: gl.float8e4nv, torch.int8: gl.int8, torch.bfloat16: gl.bfloat16}
 
 
 def w8a8_gemm(
@@ -44,13 +41,13 @@ def w8a8_gemm(
     (m, k), n = x.shape, weight.shape[0]
     rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
     _w8a8_gemm[(min(tiles.count(m, n), num_programs),)](
-        tiled(x, rows, BLOCK_K),
+        tiled(x, [rows, BLOCK_K]),
         x_scales,
-        tiled(weight, first_n, BLOCK_K),
-        tiled(weight, rest_n, BLOCK_K) if rest_n else None,
+        tiled(weight, [first_n, BLOCK_K]),
+        tiled(weight, [rest_n, BLOCK_K]) if rest_n else None,
         weight_scales,
-        tiled(out, rows, tiles.chunk),
-        tiled(out, rows, rest_n) if 0 < rest_n < tiles.chunk else None,
+        tiled(out, [rows, tiles.chunk]),
+        tiled(out, [rows, rest_n]) if 0 < rest_n < tiles.chunk else None,
         m,
         n,
         k,
@@ -64,12 +61,6 @@ def w8a8_gemm(
 def constants(tiles: TeamTiles) -> dict[str, int]:
     """Constants that the kernel is compiled for, besides the blocks of its descriptors."""
     return hopper_wide_gemm.constants(tiles) | {"BLOCK_K": BLOCK_K}
-
-
-def tiled(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
-    block = [num_rows, num_columns]
-    layout = gl.NVMMASharedLayout.get_default_for(block, GL_DTYPES[matrix.dtype])
-    return TensorDescriptor.from_tensor(matrix, block, layout)
 
 
 @gluon.jit(do_not_specialize=["m"])
@@ -94,25 +85,8 @@ def _w8a8_gemm(
     ROWS: gl.constexpr = x.block_shape[0]
     BLOCK_N: gl.constexpr = weight.block_shape[0]
     REST_N: gl.constexpr = 0 if weight_rest is None else weight_rest.block_shape[0]
-    x_ring = gl.allocate_shared_memory(x.dtype, [TEAMS * STAGES, ROWS, BLOCK_K], x.layout)
-    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
-    if REST_N:
-        rest_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, REST_N, BLOCK_K], weight_rest.layout)
-    else:
-        rest_ring = w_ring
-    staged = gl.allocate_shared_memory(out.dtype, [2 * TEAMS, ROWS, out.block_shape[1]], out.layout)
-    if out_rest is not None:
-        staged_rest = gl.allocate_shared_memory(out.dtype, [TEAMS, ROWS, REST_N], out_rest.layout)
-    else:
-        staged_rest = staged
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(free.index(i), count=TEAMS)
-    hopper.fence_async_shared()
+    rings, staged, staged_rest = make_rings(x, weight, weight_rest, out, out_rest, TEAMS, STAGES)
     release_dependents(True)
-    rings = (x_ring, w_ring, rest_ring, ready, free)
     size = (m, n, k)
     shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP, IN_BLOCKS)
     stored = (out, out_rest, staged, staged_rest, p_x_scales, p_weight_scales)

@@ -15,11 +15,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from . import dependent_launch
-from .hopper_w8a8_gemm import BLOCK_OUTPUTS, plus, tiled
+from .hopper_copies import make_barriers, release_dependents, tiled, wait_for_inputs
+from .hopper_w8a8_gemm import BLOCK_OUTPUTS, plus
 
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 ask_early = gluon.jit(dependent_launch.ask_early.fn)
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 
 BLOCK_N = 64
 """Outputs of a program: the rows that the matrix unit takes from four warps."""
@@ -88,9 +87,9 @@ def w8a8_rows(
     (m, k), n = x.shape, weight.shape[0]
     assert out.is_contiguous()
     _w8a8_rows[(triton.cdiv(n, BLOCK_N), triton.cdiv(m, tiles.block_m))](
-        tiled(x, tiles.block_m, tiles.block_k),
+        tiled(x, [tiles.block_m, tiles.block_k]),
         x_scales,
-        tiled(weight, BLOCK_N, tiles.block_k),
+        tiled(weight, [BLOCK_N, tiles.block_k]),
         weight_scales,
         out,
         m,
@@ -127,12 +126,7 @@ def _w8a8_rows(
     o_n, o_m = gl.program_id(0) * BLOCK_N, gl.program_id(1) * ROWS
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, ROWS, BLOCK_K], x.layout)
     w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=2)
-        hopper.mbarrier.init(free.index(i), count=1)
-    hopper.fence_async_shared()
+    ready, free = make_barriers(STAGES, READY=2, FREE=1)
     release_dependents(DEPENDENT)
     rings, scales, size = (x_ring, w_ring, ready, free), (p_x_scales, p_weight_scales), (m, n, k)
     shape: gl.constexpr = (ROWS, BLOCK_N, BLOCK_K, STAGES, SUM_K)

@@ -11,13 +11,11 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from . import dependent_launch, wide_tiles
+from .hopper_copies import make_barriers, release_dependents, tiled, wait_for_inputs
 from .wide_tiles import GROUP, TeamTiles
 
-wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
-release_dependents = gluon.jit(dependent_launch.release_dependents.fn)
 place = gluon.jit(wide_tiles.place.fn)
 
 BLOCK_K = 64
@@ -40,11 +38,11 @@ def hopper_wide_gemm(
     n = weight.shape[0]
     rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
     _hopper_wide_gemm[(min(tiles.count(m, n), num_programs),)](
-        _tiled(x, rows, BLOCK_K),
-        _tiled(weight, first_n, BLOCK_K),
-        _tiled(weight, rest_n, BLOCK_K) if rest_n else None,
-        _tiled(out, rows, tiles.chunk),
-        _tiled(out, rows, rest_n) if 0 < rest_n < tiles.chunk else None,
+        tiled(x, [rows, BLOCK_K]),
+        tiled(weight, [first_n, BLOCK_K]),
+        tiled(weight, [rest_n, BLOCK_K]) if rest_n else None,
+        tiled(out, [rows, tiles.chunk]),
+        tiled(out, [rows, rest_n]) if 0 < rest_n < tiles.chunk else None,
         m,
         n,
         k,
@@ -63,12 +61,6 @@ def constants(tiles: TeamTiles) -> dict[str, int]:
         "GROUP": GROUP,
         "REGISTERS": REGISTERS,
     }
-
-
-def _tiled(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescriptor:
-    # Layouts of all types of two bytes are the same.
-    layout = gl.NVMMASharedLayout.get_default_for([num_rows, num_columns], gl.bfloat16)
-    return TensorDescriptor.from_tensor(matrix, [num_rows, num_columns], layout)
 
 
 @gluon.jit(do_not_specialize=["m"])
@@ -90,27 +82,9 @@ def _hopper_wide_gemm(
     ROWS: gl.constexpr = x.block_shape[0]
     BLOCK_N: gl.constexpr = weight.block_shape[0]
     REST_N: gl.constexpr = 0 if weight_rest is None else weight_rest.block_shape[0]
-    NARROW_REST: gl.constexpr = out_rest is not None
-    x_ring = gl.allocate_shared_memory(x.dtype, [TEAMS * STAGES, ROWS, BLOCK_K], x.layout)
-    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, BLOCK_N, BLOCK_K], weight.layout)
-    if REST_N:
-        rest_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, REST_N, BLOCK_K], weight_rest.layout)
-    else:
-        rest_ring = w_ring
-    staged = gl.allocate_shared_memory(out.dtype, [2 * TEAMS, ROWS, out.block_shape[1]], out.layout)
-    if NARROW_REST:
-        staged_rest = gl.allocate_shared_memory(out.dtype, [TEAMS, ROWS, REST_N], out_rest.layout)
-    else:
-        staged_rest = staged
-    ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(ready.index(i), count=1)
-        hopper.mbarrier.init(free.index(i), count=TEAMS)
-    hopper.fence_async_shared()
+    rings, staged, staged_rest = make_rings(x, weight, weight_rest, out, out_rest, TEAMS, STAGES)
     # On an H200 an early start takes about 1 us off short products; long ones take as long (2026-11-23).
     release_dependents(True)
-    rings = (x_ring, w_ring, rest_ring, ready, free)
     size = (m, n, k)
     shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP)
     stored = (out, out_rest, staged, staged_rest)
@@ -127,6 +101,26 @@ def _hopper_wide_gemm(
         )
     else:
         gl.warp_specialize([(_multiply, (rings, stored, size, 0, shape)), (copy_tiles, copied)], [1], [40])
+
+
+@gluon.jit
+def make_rings(x, weight, weight_rest, out, out_rest, TEAMS: gl.constexpr, STAGES: gl.constexpr):
+    """Rings of rows and of both parts of the weights with their barriers, and the places of chunks of the product; what
+    is absent has that of the other part."""
+    ROWS: gl.constexpr = x.block_shape[0]
+    BLOCK_K: gl.constexpr = x.block_shape[1]
+    x_ring = gl.allocate_shared_memory(x.dtype, [TEAMS * STAGES, ROWS, BLOCK_K], x.layout)
+    w_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, weight.block_shape[0], BLOCK_K], weight.layout)
+    rest_ring = w_ring
+    if weight_rest is not None:
+        REST_N: gl.constexpr = weight_rest.block_shape[0]
+        rest_ring = gl.allocate_shared_memory(weight.dtype, [STAGES, REST_N, BLOCK_K], weight_rest.layout)
+    staged = gl.allocate_shared_memory(out.dtype, [2 * TEAMS, ROWS, out.block_shape[1]], out.layout)
+    staged_rest = staged
+    if out_rest is not None:
+        staged_rest = gl.allocate_shared_memory(out.dtype, [TEAMS, ROWS, out_rest.block_shape[1]], out_rest.layout)
+    ready, free = make_barriers(STAGES, READY=1, FREE=TEAMS)
+    return (x_ring, w_ring, rest_ring, ready, free), staged, staged_rest
 
 
 @gluon.jit
