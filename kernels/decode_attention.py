@@ -258,31 +258,15 @@ def _attend_item(b_q, keys_of, scale, shape: tl.constexpr, FOLDS: tl.constexpr):
     HEAD_DIM: tl.constexpr = shape[4]
     FP8: tl.constexpr = shape[8]
     ROWS: tl.constexpr = b_q[0].shape[0]
+    cache = (p_k, p_v, p_row, i_kv, stride_block, stride_head, shape[6])
+    tiles: tl.constexpr = (shape[5], HEAD_DIM, PAGE, HALF, False, FP8)
     b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
     if FOLDS:
         fold = fresh_fold(ROWS, HEAD_DIM, FP8)
     for i_n in range(first, end, TILE):
         if FOLDS:
             fold, b_m, b_l, b_acc = fold_split(fold, i_n, first, b_m, b_l, b_acc, SPLIT, HEAD_DIM, FP8)
-        keys, values = load_tile(
-            p_k,
-            p_v,
-            p_row,
-            pages,
-            i_n,
-            end,
-            i_kv,
-            stride_block,
-            stride_head,
-            shape[6],
-            shape[5],
-            HEAD_DIM,
-            PAGE,
-            HALF,
-            False,
-            FP8,
-            shape[9],
-        )
+        keys, values = load_tile(cache, pages, i_n, end, tiles, shape[9])
         pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
         visible = _visible(i_n, oldest, end, shape[7], HALF)
         b_m, b_l, b_acc = attend_tile(b_q, keys, values, visible, scale, b_m, b_l, b_acc, True)

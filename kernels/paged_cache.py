@@ -74,32 +74,22 @@ def pages_of(p_table_row, first, end, PAGE: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def load_tile(
-    k,
-    v,
-    p_table_row,
-    pages,
-    first,
-    end,
-    i_kv,
-    stride_block,
-    stride_head,
-    stride_slot,
-    NUM_KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    PAGE: tl.constexpr,
-    HALF: tl.constexpr,
-    BULK: tl.constexpr,
-    FP8: tl.constexpr,
-    ON_GPU: tl.constexpr,
-):
+def load_tile(cache, pages, first, end, shape: tl.constexpr, ON_GPU: tl.constexpr):
     """Keys [D, HALF] and values [HALF, D] of two halves of a tile from position `first` on, a multiple of HALF: each is
-    a tuple, of two parts of the dimensions with FP8, otherwise of one. Strides count elements of what `as_pairs` gives.
+    a tuple, of two parts of the dimensions with FP8, otherwise of one.
 
+    `cache`: keys, values, the row of the block table, the key head, and strides of blocks, heads and slots, in elements
+    of what `as_pairs` gives. `shape`: NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK and FP8.
     `pages`, of `pages_of`, count where half a tile lies in one block: a caller that loads them a tile ahead spares the
     copy the wait. Positions from `end` on hold what happens to be there, or zero.
     """
-    if BULK:
+    k, v, p_table_row, i_kv, stride_block, stride_head, stride_slot = cache
+    NUM_KV_HEADS: tl.constexpr = shape[0]
+    HEAD_DIM: tl.constexpr = shape[1]
+    PAGE: tl.constexpr = shape[2]
+    HALF: tl.constexpr = shape[3]
+    FP8: tl.constexpr = shape[5]
+    if shape[4]:
         left = (pages[0] * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
         right = (pages[1] * NUM_KV_HEADS + i_kv) * PAGE + (first + HALF) % PAGE
         b_k_left, b_k_right = tl.trans(k.load([left, 0])), tl.trans(k.load([right, 0]))

@@ -197,8 +197,7 @@ def _prefill_tiles(
     p_row = p_table + tl.load(p_table_row + i_seq).to(tl.int64) * stride_table
     o_q = (query_start + b_token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP
     o_q = o_q[:, None] * HEAD_DIM + o_d[None, :]
-    b_q = tl.load(p_q + o_q, mask=is_row[:, None], other=0.0)
-    b_q = parts_of(b_q, FP8)
+    b_q = parts_of(tl.load(p_q + o_q, mask=is_row[:, None], other=0.0), FP8)
 
     b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM, False)
     b_acc = joined(b_acc)
@@ -206,65 +205,23 @@ def _prefill_tiles(
     # With a window most splits have keys that some row does not see: all are masked.
     begin, _ = first_keys(0, clear, WINDOW, SPLIT)
     whole = begin if WINDOW else clear // SPLIT * SPLIT
+    cache = (k, v, p_row, i_kv, stride_block, stride_head, stride_slot)
+    tiles: tl.constexpr = (NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK, FP8)
     pages = pages_of(p_row, first_keys(0, clear, WINDOW, TILE)[0], end, PAGE, HALF)
     for first in range(begin, whole, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
-            keys, values = load_tile(
-                k,
-                v,
-                p_row,
-                pages,
-                i_n,
-                end,
-                i_kv,
-                stride_block,
-                stride_head,
-                stride_slot,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                PAGE,
-                HALF,
-                BULK,
-                FP8,
-                ON_GPU,
-            )
+            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q,
-                keys,
-                values,
-                0,
-                qk_scale,
-                b_m_split,
-                b_l_split,
-                b_acc_split,
-                False,
+                b_q, keys, values, 0, qk_scale, b_m_split, b_l_split, b_acc_split, False
             )
         b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
     for first in range(whole, end, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
         for i_n in range(first_keys(first, clear, WINDOW, TILE)[0], tl.minimum(first + SPLIT, end), TILE):
-            keys, values = load_tile(
-                k,
-                v,
-                p_row,
-                pages,
-                i_n,
-                end,
-                i_kv,
-                stride_block,
-                stride_head,
-                stride_slot,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                PAGE,
-                HALF,
-                BULK,
-                FP8,
-                ON_GPU,
-            )
+            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             o_n = i_n + tl.arange(0, HALF)[None, :]
             visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
@@ -272,15 +229,7 @@ def _prefill_tiles(
                 b_before = b_position[:, None] - WINDOW
                 visible = (visible[0] & (o_n > b_before), visible[1] & (o_n + HALF > b_before))
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q,
-                keys,
-                values,
-                visible,
-                qk_scale,
-                b_m_split,
-                b_l_split,
-                b_acc_split,
-                True,
+                b_q, keys, values, visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
             )
         b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
     b_out = finish(b_l, b_acc, v_scale)

@@ -114,6 +114,7 @@ def _shared_splits(
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
+    tiles: tl.constexpr = (NUM_KV_HEADS, HEAD_DIM, PAGE, HALF, BULK, FP8)
     i_kv = tl.program_id(1)
     o_r = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)
@@ -134,28 +135,11 @@ def _shared_splits(
         b_q = parts_of(b_q, FP8)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
         first, end = i_split * SPLIT, i_split * SPLIT + SPLIT
+        cache = (k, v, p_row, i_kv, stride_block, stride_head, stride_slot)
         pages = pages_of(p_row, first, end, PAGE, HALF)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
-            keys, values = load_tile(
-                k,
-                v,
-                p_row,
-                pages,
-                i_n,
-                end,
-                i_kv,
-                stride_block,
-                stride_head,
-                stride_slot,
-                NUM_KV_HEADS,
-                HEAD_DIM,
-                PAGE,
-                HALF,
-                BULK,
-                FP8,
-                ON_GPU,
-            )
+            keys, values = load_tile(cache, pages, i_n, end, tiles, ON_GPU)
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m, b_l, b_acc = attend_tile(b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False)
         b_sum, b_acc = row_sums(b_l), joined(b_acc)
