@@ -13,8 +13,8 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import replace
-from typing import assert_never
+from dataclasses import fields, replace
+from typing import Any, assert_never
 
 import msgspec
 
@@ -254,46 +254,16 @@ class SpokenProgress:
 
 
 def executor_options(settings: EngineSettings) -> ExecutorOptions:
-    return ExecutorOptions(
-        model_folder=settings.model_folder,
-        executor=settings.executor,
-        device=settings.device,
-        dtype=settings.dtype,
-        load_format=settings.load_format,
-        num_threads=settings.threads,
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks,
-        kv_cache_memory=settings.kv_cache_memory,
-        kv_swap_memory=settings.kv_swap_memory,
-        kv_disk_dir=settings.kv_disk_dir,
-        kv_disk_memory=settings.kv_disk_memory,
-        kv_peer_memory=settings.kv_peer_memory,
-        kv_peer_direct=settings.kv_peer_direct,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        activation_dtype=settings.activation_dtype,
-        quantization=settings.quantization,
-        gpu_memory_utilization=settings.gpu_memory_utilization,
-        max_model_len=settings.max_model_len,
-        max_num_seqs=settings.max_num_seqs,
-        spare_rows=min(SPARE_ROWS, settings.max_num_seqs),
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        long_prefill_chunk=settings.long_prefill_chunk,
-        async_depth=settings.async_depth,
-        decode_steps=settings.decode_steps,
-        max_draft_tokens=settings.max_draft_tokens if settings.speculates else 0,
-        draft_model=settings.draft_model,
-        draft_heads=settings.draft_heads,
-        numerics=settings.numerics,
-        tensor_parallel_size=settings.tensor_parallel_size,
-        pipeline_parallel_size=settings.pipeline_parallel_size,
-        peer_access=settings.peer_access,
-        stage_hosts=settings.stage_hosts,
-        stage_listen=settings.stage_listen,
-        stage_secret_file=settings.stage_secret_file,
-        simulated_step_seconds=settings.simulated_step_seconds,
-        simulated_prefill_seconds=settings.simulated_prefill_seconds,
-        simulated_draft_acceptance=settings.simulated_draft_acceptance,
-    )
+    """The settings that are called as options are, and options that follow from other settings."""
+    same: dict[str, Any] = {
+        each.name: getattr(settings, each.name) for each in fields(ExecutorOptions) if hasattr(settings, each.name)
+    }
+    derived = {
+        "num_threads": settings.threads,
+        "spare_rows": min(SPARE_ROWS, settings.max_num_seqs),
+        "max_draft_tokens": settings.max_draft_tokens if settings.speculates else 0,
+    }
+    return ExecutorOptions(**same | derived)
 
 
 def _ready(
