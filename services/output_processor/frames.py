@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from headwater.proto.common_pb2 import Embedding, TokenLogprob
 from headwater.proto.engine_pb2 import Start
@@ -29,58 +31,31 @@ _ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 96
 """Upper bounds of what protobuf takes for them."""
 
 
+@dataclass(slots=True)
 class _Columns:
     """A frame in the making."""
 
-    __slots__ = (
-        "answered",
-        "attached",
-        "embeddings",
-        "finishes",
-        "first_index",
-        "logprobs",
-        "num_bytes",
-        "num_tokens",
-        "parts",
-        "starts",
-        "stream_ids",
-        "text_offset",
-        "texts",
-        "token_ids",
-    )
-
-    def __init__(self) -> None:
-        self.stream_ids: list[int] = []
-        self.first_index: list[int] = []
-        self.num_tokens: list[int] = []
-        self.token_ids: list[int] = []
-        self.texts: list[str] = []
-        self.text_offset: list[int] = []
-        self.logprobs: list[RowLogprobs] = []
-        self.parts: list[RowParts] = []
-        self.starts: list[Start] = []
-        self.attached: list[Attached] = []
-        self.embeddings: list[Embedding] = []
-        self.finishes: list[OutputFinish] = []
-        self.answered = False
-        self.num_bytes = 0
+    stream_ids: list[int] = field(default_factory=list)
+    first_index: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    text_offset: list[int] = field(default_factory=list)
+    logprobs: list[RowLogprobs] = field(default_factory=list)
+    parts: list[RowParts] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
+    attached: list[Attached] = field(default_factory=list)
+    embeddings: list[Embedding] = field(default_factory=list)
+    finishes: list[OutputFinish] = field(default_factory=list)
+    answered: bool = False
+    num_bytes: int = 0
 
     def to_pb(self) -> OutputFrame:
-        return OutputFrame(
-            stream_ids=self.stream_ids,
-            first_index=self.first_index,
-            num_tokens=self.num_tokens,
-            token_ids=self.token_ids,
-            texts=self.texts,
-            text_offset=self.text_offset,
-            logprobs=self.logprobs,
-            parts=self.parts,
-            starts=self.starts,
-            embeddings=self.embeddings,
-            finishes=self.finishes,
-            attached=self.attached,
-            answered=self.answered,
-        )
+        columns: dict[str, Any] = {name: getattr(self, name) for name in _COLUMNS}
+        return OutputFrame(**columns)
+
+
+_COLUMNS = tuple(each.name for each in fields(_Columns) if each.name != "num_bytes")
 
 
 class Outbox:
