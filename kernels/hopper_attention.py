@@ -65,18 +65,11 @@ def widens(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
 
 @gluon.jit
 def begin(
-    b_q,
-    rings,
-    turn,
-    has_next,
-    qk_scale,
-    b_position,
-    values: gl.constexpr,
-    MASKED: gl.constexpr,
-    HALF: gl.constexpr,
-    STAGES: gl.constexpr,
+    query, rings, turn, has_next, values: gl.constexpr, MASKED: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it is masked."""
+    """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it is masked.
+    `query`: rows, scale of the scores, and positions of the rows."""
+    b_q, qk_scale, b_position = query
     k_ring, _, k_ready, _, k_free, _ = rings
     slot, next_slot = turn % STAGES, (turn + 1) % STAGES
     hopper.mbarrier.wait(k_ready.index(slot), turn // STAGES & 1)
@@ -97,26 +90,14 @@ def begin(
 
 @gluon.jit
 def advance(
-    b_q,
-    rings,
-    turn,
-    has_next,
-    starts_split,
-    qk_scale,
-    first,
-    b_position,
-    b_m,
-    b_l,
-    b_left,
-    b_right,
-    b_acc,
-    MASKED: gl.constexpr,
-    HALF: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+    query, rings, turn, has_next, starts_split, first, state,
+    MASKED: gl.constexpr, HALF: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
     """Scores of a tile, with keys from `first` on, and beside their exponentials the values of the tile before, whose
-    weights come in. Returns the new maximum, sums and weights, the values, and the factor that they are yet to be
-    scaled by: zero where a split starts."""
+    weights come in. `query` as in `begin`; `state`: maximum, sums, both halves' weights, and the values. Returns the
+    new state, and the factor that its values are yet to be scaled by: zero where a split starts."""
+    b_q, qk_scale, b_position = query
+    b_m, b_l, b_left, b_right, b_acc = state
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     slot, old_slot, next_slot = turn % STAGES, (turn - 1) % STAGES, (turn + 1) % STAGES
     b_s_left = _scores(b_q, k_ring.index(2 * slot), HALF)
@@ -145,7 +126,7 @@ def advance(
     weights: gl.constexpr = gl.DotOperandLayout(0, b_acc.type.layout, 2)
     b_left = gl.convert_layout(pinned(b_s_left.to(k_ring.dtype), 2), weights)
     b_right = gl.convert_layout(pinned(b_s_right.to(k_ring.dtype), 2), weights)
-    return b_m_new, b_l_new, b_left, b_right, b_acc, b_alpha
+    return (b_m_new, b_l_new, b_left, b_right, b_acc), b_alpha
 
 
 @gluon.jit

@@ -168,53 +168,18 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         num_tiles = last // TILE + 1
         num_clear = (context + first + 1) // TILE
         b_position = context + first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, scores)) // GROUP
+        query = (b_q, qk_scale, b_position)
 
-        b_m, b_l, b_left, b_right = begin(
-            b_q, rings, 0, num_tiles > 1, qk_scale, b_position, values, True, HALF, STAGES
-        )
-        b_acc = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values)
-        b_m_all = gl.full([ROWS], float("-inf"), gl.float32, v_row)
-        b_l_all = gl.full([ROWS], 0.0, gl.float32, v_row)
+        b_m, b_l, b_left, b_right = begin(query, rings, 0, num_tiles > 1, values, True, HALF, STAGES)
+        state = (b_m, b_l, b_left, b_right, gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values))
+        total = (gl.full([ROWS], float("-inf"), gl.float32, v_row), gl.full([ROWS], 0.0, gl.float32, v_row))
         for i in range(1, num_clear):
-            b_m, b_l, b_left, b_right, b_acc, b_m_all, b_l_all = _step(
-                b_q,
-                rings,
-                i,
-                num_tiles,
-                qk_scale,
-                b_position,
-                b_m,
-                b_l,
-                b_left,
-                b_right,
-                b_acc,
-                merged,
-                b_m_all,
-                b_l_all,
-                False,
-                shape,
-            )
+            state, total = _step(query, rings, i, num_tiles, state, merged, total, False, shape)
         for i in range(gl.maximum(num_clear, 1), num_tiles):
-            b_m, b_l, b_left, b_right, b_acc, b_m_all, b_l_all = _step(
-                b_q,
-                rings,
-                i,
-                num_tiles,
-                qk_scale,
-                b_position,
-                b_m,
-                b_l,
-                b_left,
-                b_right,
-                b_acc,
-                merged,
-                b_m_all,
-                b_l_all,
-                True,
-                shape,
-            )
+            state, total = _step(query, rings, i, num_tiles, state, merged, total, True, shape)
+        b_m, b_l, b_left, b_right, b_acc = state
         b_acc = conclude(rings, num_tiles - 1, b_left, b_right, b_acc, STAGES)
-        b_m_all, b_l_all, b_acc = _merge(merged, b_m_all, b_l_all, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
+        _, b_l_all, b_acc = _merge(merged, total, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
         b_out = b_acc * (v_scale / b_l_all)[:, None]
         b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), wide)
         # Computed anew: kept, the offsets would take registers from the loops.
@@ -245,57 +210,26 @@ def _places(
 
 
 @gluon.jit
-def _step(
-    b_q,
-    rings,
-    i,
-    num_tiles,
-    qk_scale,
-    b_position,
-    b_m,
-    b_l,
-    b_left,
-    b_right,
-    b_acc,
-    merged,
-    b_m_all,
-    b_l_all,
-    MASKED: gl.constexpr,
-    shape: gl.constexpr,
-):
-    """Computes tile i; a split that ended before it is merged."""
+def _step(query, rings, i, num_tiles, state, merged, total, MASKED: gl.constexpr, shape: gl.constexpr):
+    """Computes tile i; a split that ended before it is merged. `total`: maximum and sums of the splits before."""
     HALF: gl.constexpr = shape[4]
     STAGES: gl.constexpr = shape[6]
     TILES: gl.constexpr = shape[3] // (2 * HALF)
     starts_split = i % TILES == 0
-    b_m_new, b_l_new, b_left, b_right, b_acc, b_alpha = advance(
-        b_q,
-        rings,
-        i,
-        i + 1 < num_tiles,
-        starts_split,
-        qk_scale,
-        i * 2 * HALF,
-        b_position,
-        b_m,
-        b_l,
-        b_left,
-        b_right,
-        b_acc,
-        MASKED,
-        HALF,
-        STAGES,
-    )
+    has_next, first = i + 1 < num_tiles, i * 2 * HALF
+    new, b_alpha = advance(query, rings, i, has_next, starts_split, first, state, MASKED, HALF, STAGES)
+    b_m_new, b_l_new, b_left, b_right, b_acc = new
+    b_m_all, b_l_all = total
     if starts_split:
-        b_m_all, b_l_all, b_total = _merge(merged, b_m_all, b_l_all, b_m, b_l, b_acc, i > TILES)
+        b_m_all, b_l_all, b_total = _merge(merged, total, state[0], state[1], b_acc, i > TILES)
         merged.store(b_total)
-    b_acc = scaled(b_acc, b_alpha)
-    return b_m_new, b_l_new, b_left, b_right, b_acc, b_m_all, b_l_all
+    return (b_m_new, b_l_new, b_left, b_right, scaled(b_acc, b_alpha)), (b_m_all, b_l_all)
 
 
 @gluon.jit
-def _merge(merged, b_m, b_l, b_m_next, b_l_next, b_acc, begun):
+def _merge(merged, total, b_m_next, b_l_next, b_acc, begun):
     """Computes `online_softmax.merge_states` of the state in shared memory, if there is one, and a split that ended."""
+    b_m, b_l = total
     v_row: gl.constexpr = gl.SliceLayout(1, b_acc.type.layout)
     b_m_next = gl.convert_layout(b_m_next, v_row)
     b_l_next = gl.convert_layout(row_sums(b_l_next), v_row)

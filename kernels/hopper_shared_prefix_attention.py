@@ -159,29 +159,13 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
             o_q = (b_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM
             b_q = gl.load(p_q + o_q[:, None] + o_d[None, :], mask=(b_row >= 0)[:, None], other=0.0)
             b_q = gl.convert_layout(b_q, gl.DotOperandLayout(0, scores, 2))
-            b_position = gl.full([ROWS], 0, gl.int32, s_row)
-            b_m, b_l, b_left, b_right = begin(b_q, rings, turn, True, qk_scale, b_position, values, False, HALF, STAGES)
-            b_acc = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values)
+            query = (b_q, qk_scale, gl.full([ROWS], 0, gl.int32, s_row))
+            b_m, b_l, b_left, b_right = begin(query, rings, turn, True, values, False, HALF, STAGES)
+            state = (b_m, b_l, b_left, b_right, gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values))
             for i in range(turn + 1, turn + TILES):
-                b_m, b_l, b_left, b_right, b_acc, b_alpha = advance(
-                    b_q,
-                    rings,
-                    i,
-                    i + 1 < turn + TILES,
-                    False,
-                    qk_scale,
-                    0,
-                    b_position,
-                    b_m,
-                    b_l,
-                    b_left,
-                    b_right,
-                    b_acc,
-                    False,
-                    HALF,
-                    STAGES,
-                )
-                b_acc = scaled(b_acc, b_alpha)
+                state, b_alpha = advance(query, rings, i, i + 1 < turn + TILES, False, 0, state, False, HALF, STAGES)
+                state = (state[0], state[1], state[2], state[3], scaled(state[4], b_alpha))
+            b_m, b_l, b_left, b_right, b_acc = state
             b_acc = conclude(rings, turn + TILES - 1, b_left, b_right, b_acc, STAGES)
 
             # A sequence of exactly one split is complete here; the others wait for their merge.
