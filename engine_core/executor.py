@@ -19,6 +19,7 @@ from .sampling_params import SamplingParams
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 UInt8Array = npt.NDArray[np.uint8]
+NO_UPDATES: Int32Array = np.empty(0, np.int32)
 NO_COPIES: Int32Array = np.empty((0, 2), np.int32)
 
 
@@ -42,14 +43,14 @@ class StepPlan:
     """
 
     step: int
-    released: list[int]
+    released: list[int] = field(default_factory=list)
     """Table rows whose request left; they may be taken by `admitted` of the same plan."""
-    admitted: list[AdmittedRow]
-    block_rows: Int32Array
+    admitted: list[AdmittedRow] = field(default_factory=list)
+    block_rows: Int32Array = field(default_factory=lambda: NO_UPDATES)
     """[U] table rows of new block-table entries."""
-    block_indices: Int32Array
+    block_indices: Int32Array = field(default_factory=lambda: NO_UPDATES)
     """[U] their column: block_indices[u]-th block of the sequence."""
-    block_ids: Int32Array
+    block_ids: Int32Array = field(default_factory=lambda: NO_UPDATES)
     """[U] the KV block that goes there."""
     rows: Int32Array
     """[R] table rows computed in this step, each once."""

@@ -235,14 +235,9 @@ def _pooling(subject: Subject, platform: Any, pooling: str) -> Case:
 
 def _pooled_plan(counts: list[int]) -> StepPlan:
     """Plan of whole prompts that samples nothing."""
-    rows, nothing = np.arange(len(counts), dtype=np.int32), np.empty(0, np.int32)
+    rows = np.arange(len(counts), dtype=np.int32)
     return StepPlan(
         step=0,
-        released=[],
-        admitted=[],
-        block_rows=nothing,
-        block_indices=nothing,
-        block_ids=nothing,
         rows=rows,
         starts=np.zeros_like(rows),
         counts=np.array(counts, np.int32),

@@ -190,15 +190,12 @@ def _admitted(row: int) -> AdmittedRow:
 def _plan(
     step: int, num_drafts: Int32Array, admitted: list[AdmittedRow], released: list[int], *, is_own: bool = False
 ) -> StepPlan:
-    nothing, zeros, ones = np.empty(0, np.int32), np.zeros_like(num_drafts), np.ones_like(num_drafts)
+    zeros, ones = np.zeros_like(num_drafts), np.ones_like(num_drafts)
     is_drafted = bool(num_drafts.any())
     return StepPlan(
         step=step,
         released=released,
         admitted=admitted,
-        block_rows=nothing,
-        block_indices=nothing,
-        block_ids=nothing,
         rows=np.arange(num_drafts.size, dtype=np.int32),
         starts=zeros,
         counts=ones + num_drafts,

@@ -93,14 +93,8 @@ class GuessingSteps:
 
 def guessing_step(rows: Int32Array, starts: Int32Array, outputs: Int32Array, samples: BoolArray) -> StepPlan:
     """One token of each row."""
-    nothing = np.empty(0, np.int32)
     return StepPlan(
         step=0,
-        released=[],
-        admitted=[],
-        block_rows=nothing,
-        block_indices=nothing,
-        block_ids=nothing,
         rows=rows,
         starts=starts.astype(np.int32),
         counts=np.ones(len(rows), np.int32),

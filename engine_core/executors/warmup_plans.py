@@ -58,15 +58,12 @@ def _step(
     holds: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None,
 ) -> StepPlan:
     """One step of rows that are all at the same place, without a block of their own."""
-    nothing, ones = np.empty(0, np.int32), np.ones_like(rows)
+    ones = np.ones_like(rows)
     holds = np.zeros(len(rows), np.bool_) if holds is None else holds
     return StepPlan(
         step=0,
         released=released or [],
         admitted=admitted or [],
-        block_rows=nothing,
-        block_indices=nothing,
-        block_ids=nothing,
         rows=rows,
         starts=start * ones,
         counts=count * ones,
