@@ -17,7 +17,7 @@ from .block_formats import BlockFormat
 from .block_planes import BlockPlanes
 from .block_unpacking import constants
 from .hopper_copies import make_barriers, release_dependents, tiled
-from .hopper_packed_gemm import copy_rows, serves
+from .hopper_packed_gemm import copy_rows, multiply_stages, serves
 from .packed_tiles import CROWDED_TILES, LONE_TEAM, MOST_ROWS_OF_ONE, ONE_ROUND, TILES, RingTiles
 from .unpacked_blocks import DIVISOR, bit_layout, unpack_block, unpack_nibbles
 from .unpacked_weights import INT4_DIVISOR, beside, split_blocks, unpack_int4, unpack_int8, word_layout
@@ -193,36 +193,8 @@ def _copy_weights(words, high, scales, factors, rings, i_n, n, k, shape: gl.cons
 def _multiply(rings, p_out, o_m, i_n, m, n, k, stride_out, shape: gl.constexpr):
     x_ring, _, _, _, _, ready, free = rings
     ROWS: gl.constexpr = shape[0]
-    BLOCK_K: gl.constexpr = shape[1]
-    STAGES: gl.constexpr = shape[2]
-    TILES: gl.constexpr = shape[3]
-    TILE_K: gl.constexpr = BLOCK_K // TILES
     mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    b_acc = gl.full([64, ROWS], 0.0, gl.float32, mma)
-    num_stages = k // BLOCK_K
-    hopper.mbarrier.wait(ready.index(0), 0)
-    tile = _load_tile(rings, 0, 0, shape)
-    for i in range(num_stages):
-        slot = i % STAGES
-        b_rows = x_ring.index(slot)
-        for t in gl.static_range(TILES):
-            now = tile
-            if t + 1 < TILES:
-                tile = _load_tile(rings, slot, t + 1, shape)
-            for part in gl.static_range(TILE_K // 64):
-                b_weight = gl.convert_layout(_unpack(now, part, shape), gl.DotOperandLayout(0, mma, 2))
-                b_x = b_rows.slice(t * TILE_K + 64 * part, 64, dim=1).permute((1, 0))
-                b_acc = hopper.warpgroup_mma(b_weight, b_x, b_acc, is_async=True)
-                b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
-        # NOTE: as in `hopper_packed_gemm`, products of one stage end before weights of the next are unpacked.
-        after = gl.minimum(i + 1, num_stages - 1)
-        hopper.mbarrier.wait(ready.index(after % STAGES), after // STAGES & 1)
-        tile = _load_tile(rings, after % STAGES, 0, shape)
-        b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
-        if i + STAGES < num_stages:
-            # The copy engine writes through another proxy than loads read.
-            hopper.fence_async_shared()
-            hopper.mbarrier.arrive(free.index(slot), count=1)
+    b_acc = multiply_stages(x_ring, ready, free, rings, k // shape[1], shape[3], 0, shape, _load_tile, _unpack, mma)
     if shape[5] == 4:
         b_acc *= INT4_DIVISOR if shape[8] == 0 else DIVISOR
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
@@ -267,9 +239,9 @@ def _unpack_block(tile, BLOCK: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _load_tile(rings, slot, TILE: gl.constexpr, shape: gl.constexpr):
+def _load_tile(rings, slot, TILE: gl.constexpr, TEAM: gl.constexpr, shape: gl.constexpr):
     """Words of the four blocks of a tile of a stage, what `block_scales` reads of each group of 32 inputs, and elements
-    of the fifth and the sixth bits; of four bits and of eight, words in their place."""
+    of the fifth and the sixth bits; of four bits and of eight, words in their place. There is one team."""
     _, w_ring, h_ring, _, _, _, _ = rings
     BITS: gl.constexpr = shape[5]
     b_0, b_1, b_2, b_3 = split_blocks(w_ring.index(slot).slice(TILE * 16, 16, dim=1).load(word_layout(64)))

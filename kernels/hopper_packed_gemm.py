@@ -199,29 +199,26 @@ def copy_rows(x, x_ring, ready, free, o_m, k, STAGES: gl.constexpr, DEPENDENT: g
 
 
 @gluon.jit
-def _multiply(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.constexpr):
-    """Multiplies the weights of a team's outputs by all rows of the program."""
-    x_ring, _, _, _, ready, free = rings
-    ROWS: gl.constexpr = shape[0]
-    BLOCK_N: gl.constexpr = shape[1]
-    BLOCK_K: gl.constexpr = shape[2]
-    STAGES: gl.constexpr = shape[3]
-    TILE_K: gl.constexpr = 512 // shape[6]
-    TILES: gl.constexpr = BLOCK_K // TILE_K
-    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    b_acc = gl.full([64, ROWS], 0.0, gl.float32, mma)
-    num_stages = k // BLOCK_K
+def multiply_stages(
+    x_ring, ready, free, source, num_stages, TILES: gl.constexpr, TEAM: gl.constexpr, shape: gl.constexpr,
+    LOAD, UNPACK, mma: gl.constexpr,
+):  # fmt: skip
+    """Products [64, ROWS] of weights and all rows of a ring: `LOAD` loads one of the TILES of a stage out of `source`,
+    and `UNPACK` makes 64 inputs of it numbers."""
+    STAGES: gl.constexpr = x_ring.shape[0]
+    TILE_K: gl.constexpr = x_ring.shape[2] // TILES
+    b_acc = gl.full([64, x_ring.shape[1]], 0.0, gl.float32, mma)
     hopper.mbarrier.wait(ready.index(0), 0)
-    tile = _load_tile(rings, 0, 0, TEAM, shape)
+    tile = LOAD(source, 0, 0, TEAM, shape)
     for i in range(num_stages):
         slot = i % STAGES
         b_rows = x_ring.index(slot)
         for t in gl.static_range(TILES):
             now = tile
             if t + 1 < TILES:
-                tile = _load_tile(rings, slot, t + 1, TEAM, shape)
+                tile = LOAD(source, slot, t + 1, TEAM, shape)
             for part in gl.static_range(TILE_K // 64):
-                b_weight = gl.convert_layout(_unpack(now, part, shape), gl.DotOperandLayout(0, mma, 2))
+                b_weight = gl.convert_layout(UNPACK(now, part, shape), gl.DotOperandLayout(0, mma, 2))
                 b_x = b_rows.slice(t * TILE_K + 64 * part, 64, dim=1).permute((1, 0))
                 b_acc = hopper.warpgroup_mma(b_weight, b_x, b_acc, is_async=True)
                 b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
@@ -229,12 +226,25 @@ def _multiply(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.con
         # end each product before the next one.
         after = gl.minimum(i + 1, num_stages - 1)
         hopper.mbarrier.wait(ready.index(after % STAGES), after // STAGES & 1)
-        tile = _load_tile(rings, after % STAGES, 0, TEAM, shape)
+        tile = LOAD(source, after % STAGES, 0, TEAM, shape)
         b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
         if i + STAGES < num_stages:
             # The copy engine writes through another proxy than loads read.
             hopper.fence_async_shared()
             hopper.mbarrier.arrive(free.index(slot), count=1)
+    return b_acc
+
+
+@gluon.jit
+def _multiply(rings, p_out, o_m, o_n, m, n, k, TEAM: gl.constexpr, shape: gl.constexpr):
+    """Multiplies the weights of a team's outputs by all rows of the program."""
+    x_ring, w_ring, s_ring, z_ring, ready, free = rings
+    ROWS: gl.constexpr = shape[0]
+    BLOCK_N: gl.constexpr = shape[1]
+    TILES: gl.constexpr = shape[2] * shape[6] // 512
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
+    source = (w_ring, s_ring, z_ring)
+    b_acc = multiply_stages(x_ring, ready, free, source, k // shape[2], TILES, TEAM, shape, _load_tile, _unpack, mma)
     if shape[6] == 4:
         b_acc *= INT4_DIVISOR
     o_row = o_m + gl.arange(0, ROWS, layout=gl.SliceLayout(0, mma))
@@ -264,9 +274,9 @@ def _unpack(tile, PART: gl.constexpr, shape: gl.constexpr):
 
 
 @gluon.jit
-def _load_tile(rings, slot, TILE: gl.constexpr, TEAM: gl.constexpr, shape: gl.constexpr):
+def _load_tile(source, slot, TILE: gl.constexpr, TEAM: gl.constexpr, shape: gl.constexpr):
     """Words of a team's outputs of the four blocks of a tile of a stage, then (scales, zero points) of each block."""
-    _, w_ring, s_ring, z_ring, _, _ = rings
+    w_ring, s_ring, z_ring = source
     GROUP: gl.constexpr = shape[4]
     TILE_K: gl.constexpr = 512 // shape[6]
     PARTS: gl.constexpr = TILE_K // GROUP if GROUP < TILE_K else 1

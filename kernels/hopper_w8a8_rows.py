@@ -133,8 +133,8 @@ def _w8a8_rows(
     gl.warp_specialize(
         [
             (_multiply, (rings, scales, p_out, o_m, o_n, size, DEPENDENT, IN_BLOCKS, shape)),
-            (_copy_weights, (weight, rings, o_n, k, shape)),
-            (_copy_rows, (x, rings, o_m, k, DEPENDENT, shape)),
+            (_copy, (weight, w_ring, ready, free, o_n, k, shape)),
+            (_copy_rows, (x, x_ring, ready, free, o_m, k, DEPENDENT, shape)),
         ],
         [1, 1],
         [40, 40],
@@ -142,23 +142,16 @@ def _w8a8_rows(
 
 
 @gluon.jit
-def _copy_weights(weight, rings, o_n, k, shape: gl.constexpr):
-    """Fills the ring of weights, also before the previous kernel has ended."""
-    _, w_ring, ready, free = rings
-    _copy(weight, w_ring, ready, free, o_n, k, shape)
-
-
-@gluon.jit
-def _copy_rows(x, rings, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def _copy_rows(x, x_ring, ready, free, o_m, k, DEPENDENT: gl.constexpr, shape: gl.constexpr):
     """Fills the ring of rows when the previous kernel has ended. The team reads what that kernel wrote only when rows
     are here, so it need not wait for it."""
-    x_ring, _, ready, free = rings
     wait_for_inputs(DEPENDENT)
     _copy(x, x_ring, ready, free, o_m, k, shape)
 
 
 @gluon.jit
 def _copy(tiles, ring, ready, free, o_first, k, shape: gl.constexpr):
+    """Fills a ring; that of weights also before the previous kernel has ended."""
     BLOCK_K: gl.constexpr = shape[2]
     STAGES: gl.constexpr = shape[3]
     for i in range(gl.cdiv(k, BLOCK_K)):
