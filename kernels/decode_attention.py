@@ -191,6 +191,7 @@ def _decode_splits(
 ):
     ROWS: tl.constexpr = 16
     tl.static_assert(GROUP <= ROWS)
+    shape: tl.constexpr = (SPLIT, TILE, HALF, PAGE, HEAD_DIM, NUM_KV_HEADS, stride_slot, WINDOW, FP8, ON_GPU)
     o_h, o_d = tl.arange(0, ROWS), tl.arange(0, HEAD_DIM)
     is_head = o_h < GROUP
     num_whole, num_items = _num_items(p_count, num_rows * MAX_SPLITS, DIRECT)
@@ -204,7 +205,7 @@ def _decode_splits(
     i_row, i_split = _split_of(lists, i_task // NUM_KV_HEADS, item, MAX_SPLITS, DIRECT)
     seq_len, table_row, first_partial, item_keys = _facts(rows, i_row, i_split, MAX_SPLITS, SPLIT, DIRECT)
     p_row = p_table + table_row.to(tl.int64) * stride_table
-    pages = _first_pages(p_row, i_split * SPLIT, item_keys, seq_len, WINDOW, TILE, PAGE, HALF)
+    pages = _first_pages(p_row, i_split * SPLIT, item_keys, seq_len, shape)
     # Lengths and lists are older than the kernel before this one, queries and the newest keys are not.
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
@@ -218,7 +219,6 @@ def _decode_splits(
         item = _ask_for_item(lists, i_next // NUM_KV_HEADS, DIRECT)
         b_parts = parts_of(b_q, FP8)
         keys_of = (p_k, p_v, p_row, pages, first, end, oldest, i_kv, stride_block, stride_head)
-        shape: tl.constexpr = (SPLIT, TILE, HALF, PAGE, HEAD_DIM, NUM_KV_HEADS, stride_slot, WINDOW, FP8, ON_GPU)
         # A single split has a loop without the state of folded ones, which takes registers: in one loop 256 rows of 300
         # keys took 1.5 % longer (2026-11-27).
         if p_folded is None:
@@ -241,7 +241,7 @@ def _decode_splits(
             o_partial = (first_partial + i_split).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_h
             _store_partial(p_partial_acc, p_partial_ml, o_partial, o_d, b_m, b_sum, b_acc, is_stored, HEAD_DIM)
         p_row = p_table + table_row.to(tl.int64) * stride_table
-        pages = _first_pages(p_row, next_split * SPLIT, item_keys, next_len, WINDOW, TILE, PAGE, HALF)
+        pages = _first_pages(p_row, next_split * SPLIT, item_keys, next_len, shape)
         i_split, seq_len, first_partial, o_q = next_split, next_len, next_partial, o_q_next
         i_task, i_next = i_next, _task_after(p_count, i_next, DIRECT)
 
@@ -321,19 +321,10 @@ def _facts(rows, i_row, i_split, MAX_SPLITS: tl.constexpr, SPLIT: tl.constexpr, 
 
 
 @triton.jit
-def _first_pages(
-    p_row,
-    first,
-    item_keys,
-    seq_len,
-    WINDOW: tl.constexpr,
-    TILE: tl.constexpr,
-    PAGE: tl.constexpr,
-    HALF: tl.constexpr,
-):
+def _first_pages(p_row, first, item_keys, seq_len, shape: tl.constexpr):
     """Blocks of the first tile of an item whose keys would begin at `first` without a window."""
-    start, _ = first_keys(first, seq_len, WINDOW, TILE)
-    return pages_of(p_row, start, tl.minimum(first + item_keys, seq_len), PAGE, HALF)
+    start, _ = first_keys(first, seq_len, shape[7], shape[1])
+    return pages_of(p_row, start, tl.minimum(first + item_keys, seq_len), shape[3], shape[2])
 
 
 @triton.jit

@@ -128,13 +128,14 @@ def _prefill_tiles(
     shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
     first_rows = (merged.index(0), rings, where, first_token, end, shape)
     last_rows = (merged.index(1), rings, where, first_token + TOKENS, end, shape)
+    ring_shape: gl.constexpr = (NUM_KV_HEADS, PAGE, HALF, STAGES)
     if FP8:
-        widened = (k, v, p_row, end, i_kv, rings, make_pair_buffers(k), NUM_KV_HEADS, PAGE, HALF, STAGES)
+        widened = (k, v, p_row, end, i_kv, rings, make_pair_buffers(k), ring_shape)
         gl.warp_specialize(
             [(_attend, first_rows), (_attend, last_rows), (widen_tiles, widened)], [4, 4], [REGISTERS, 24]
         )
     else:
-        copied = (k, v, p_row, 0, end, 0, i_kv, rings, NUM_KV_HEADS, PAGE, HALF, STAGES)
+        copied = (k, v, p_row, 0, end, 0, i_kv, rings, ring_shape)
         gl.warp_specialize([(_attend, first_rows), (_attend, last_rows), (copy_tiles, copied)], [4, 1], [REGISTERS, 24])
 
 
@@ -142,8 +143,7 @@ def _prefill_tiles(
 def _attend(merged, rings, where, first, end, shape: gl.constexpr):
     """Computes 64 query rows, from token `first` on, over all their keys; finished splits wait in shared memory for the
     next."""
-    p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale = where
-    NUM_KV_HEADS: gl.constexpr = shape[0]
+    p_q, p_out, _, count, context, _, qk_scale, v_scale = where
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
     SPLIT: gl.constexpr = shape[3]
@@ -160,7 +160,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         leave_out(rings, 0, (end + TILE - 1) // TILE, STAGES)
     else:
         o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, wide))
-        o_q, is_row = _places(o_r, first, query_start, count, i_kv, NUM_KV_HEADS, GROUP, HEAD_DIM, TOKENS, wide)
+        o_q, is_row = _places(o_r, first, where, shape, wide)
         b_q = gl.load(p_q + o_q, mask=is_row, other=0.0)
         b_q = gl.convert_layout(b_q.to(rings[0].dtype), gl.DotOperandLayout(0, scores, 2))
         # Rows past a chunk's end see the keys of its last row.
@@ -179,29 +179,23 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
             state, total = _step(query, rings, i, num_tiles, state, merged, total, True, shape)
         b_m, b_l, b_left, b_right, b_acc = state
         b_acc = conclude(rings, num_tiles - 1, b_left, b_right, b_acc, STAGES)
-        _, b_l_all, b_acc = _merge(merged, total, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
+        b_m, b_l_all, b_acc = _merge(merged, total, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
         b_out = b_acc * (v_scale / b_l_all)[:, None]
         b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), wide)
         # Computed anew: kept, the offsets would take registers from the loops.
         o_r = pinned(o_r)
-        o_q, is_row = _places(o_r, first, query_start, count, i_kv, NUM_KV_HEADS, GROUP, HEAD_DIM, TOKENS, wide)
+        o_q, is_row = _places(o_r, first, where, shape, wide)
         gl.store(p_out + o_q, b_out, mask=is_row)
 
 
 @gluon.jit
-def _places(
-    o_r,
-    first,
-    query_start,
-    count,
-    i_kv,
-    NUM_KV_HEADS: gl.constexpr,
-    GROUP: gl.constexpr,
-    HEAD_DIM: gl.constexpr,
-    TOKENS: gl.constexpr,
-    layout: gl.constexpr,
-):
+def _places(o_r, first, where, shape: gl.constexpr, layout: gl.constexpr):
     """Offsets of query rows in queries and outputs, [ROWS, D], and whether there is such a row, [ROWS, 1]."""
+    _, _, query_start, count, _, i_kv, _, _ = where
+    NUM_KV_HEADS: gl.constexpr = shape[0]
+    GROUP: gl.constexpr = shape[1]
+    HEAD_DIM: gl.constexpr = shape[2]
+    TOKENS: gl.constexpr = shape[5] // GROUP
     b_token = first + o_r // GROUP
     is_row = (b_token < count) & (o_r < TOKENS * GROUP)
     o_q = (query_start + b_token).to(gl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP

@@ -53,22 +53,14 @@ def finish_reads():
 
 
 @gluon.jit
-def copy_tiles(
-    k,
-    v,
-    p_row,
-    first,
-    end,
-    turn,
-    i_kv,
-    rings,
-    NUM_KV_HEADS: gl.constexpr,
-    PAGE: gl.constexpr,
-    HALF: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+def copy_tiles(k, v, p_row, first, end, turn, i_kv, rings, shape: gl.constexpr):
     """Copies positions first … end - 1 of the sequence whose block list is p_row. The first tile has this turn in the
-    rings. Blocks are looked up a tile ahead; past the end the last block is copied again."""
+    rings. Blocks are looked up a tile ahead; past the end the last block is copied again. `shape`: NUM_KV_HEADS,
+    PAGE, HALF and STAGES."""
+    NUM_KV_HEADS: gl.constexpr = shape[0]
+    PAGE: gl.constexpr = shape[1]
+    HALF: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     left, right = gl.load(p_row + first // PAGE), gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
     for start in range(first, end, 2 * HALF):
@@ -100,21 +92,13 @@ def make_pair_buffers(k):
 
 
 @gluon.jit
-def widen_tiles(
-    k,
-    v,
-    p_row,
-    end,
-    i_kv,
-    rings,
-    pairs,
-    NUM_KV_HEADS: gl.constexpr,
-    PAGE: gl.constexpr,
-    HALF: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+def widen_tiles(k, v, p_row, end, i_kv, rings, pairs, shape: gl.constexpr):
     """As `copy_tiles`, for an fp8 cache from its first position on, by four warps: the copied bytes go through their
     registers into the rings, as float16."""
+    NUM_KV_HEADS: gl.constexpr = shape[0]
+    PAGE: gl.constexpr = shape[1]
+    HALF: gl.constexpr = shape[2]
+    STAGES: gl.constexpr = shape[3]
     k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
     buffers, arrived = pairs
     where = (p_row, i_kv, end)

@@ -123,9 +123,8 @@ def _copy(k, v, p_table, p_table_row, stride_table, rings, items, PAGE: gl.const
         p_row = p_table + gl.load(p_table_row + leader).to(gl.int64) * stride_table
         turn = i_item // gl.num_programs(0) * TILES
         first = i_split * SPLIT
-        copy_tiles(
-            k, v, p_row, first, first + SPLIT, turn, i_item % NUM_KV_HEADS, rings, NUM_KV_HEADS, PAGE, HALF, STAGES
-        )
+        ring_shape: gl.constexpr = (NUM_KV_HEADS, PAGE, HALF, STAGES)
+        copy_tiles(k, v, p_row, first, first + SPLIT, turn, i_item % NUM_KV_HEADS, rings, ring_shape)
 
 
 @gluon.jit

@@ -92,27 +92,17 @@ def exchanged(
 
 
 @triton.jit
-def reduce_parts(
-    p_x,
-    i_first,
-    num_tokens,
-    stride_x,
-    place,
-    epoch,
-    hidden,
-    width,
-    stride_slot,
-    DTYPE: tl.constexpr,
-    SIZE: tl.constexpr,
-    PART: tl.constexpr,
-    GROUP: tl.constexpr,
-    TREE: tl.constexpr,
-    HOST: tl.constexpr,
-    ON_GPU: tl.constexpr,
-):
+def reduce_parts(rows, place, epoch, DTYPE: tl.constexpr, shape: tl.constexpr, ON_GPU: tl.constexpr):
     """Sends each rank its stretch of the rows, adds this rank's, and leaves the sums in the rows of the next epoch of
-    every rank."""
+    every rank. `rows`: their pointer, first, number and stride, the width of a row and of a stretch, and the stride of
+    sums in a slot."""
     p_bases, index, i_block, slot_bytes, max_polls = place
+    p_x, i_first, num_tokens, stride_x, hidden, width, stride_slot = rows
+    SIZE: tl.constexpr = shape[0]
+    PART: tl.constexpr = shape[1]
+    GROUP: tl.constexpr = shape[2]
+    TREE: tl.constexpr = shape[3]
+    HOST: tl.constexpr = shape[4]
     o_w = tl.arange(0, PART)
     inside = o_w < width
     for i_row in range(GROUP):

@@ -217,24 +217,9 @@ def _peer_sum(
                 send(p_row, o_there, is_there, place, epoch, DTYPE, SIZE, HOST)
             meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         elif WAY == TWO_SHOTS:
-            reduce_parts(
-                p_x,
-                i_first,
-                num_tokens,
-                stride_x,
-                place,
-                epoch,
-                hidden,
-                width,
-                stride_slot,
-                DTYPE,
-                SIZE,
-                PART,
-                GROUP,
-                TREE,
-                HOST,
-                ON_GPU,
-            )
+            rows = (p_x, i_first, num_tokens, stride_x, hidden, width, stride_slot)
+            shape: tl.constexpr = (SIZE, PART, GROUP, TREE, HOST)
+            reduce_parts(rows, place, epoch, DTYPE, shape, ON_GPU)
             epoch += 1
             meet(p_bases, index, i_block, epoch, max_polls, SIZE, HOST, ON_GPU)
         for i_row in range(GROUP):
