@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .unpacked_weights import beside, in_order
+from .unpacked_weights import of_eight_words
 
 DIVISOR_BITS = 32
 DIVISOR = gl.constexpr(2.0**DIVISOR_BITS)
@@ -52,15 +52,7 @@ def unpack_nibbles(b_words, group, IS_NESTED: gl.constexpr, MIN_SIGN: gl.constex
     multiplied by the power that this lacks, once for each place.
     """
     b_scale, _, b_added = block_scales(group, IS_NESTED, MIN_SIGN)
-    w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
-        _NIBBLES,
-        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 6,
-        [b_words, b_scale, b_added / DIVISOR],
-        dtype=[gl.bfloat16] * 8,
-        is_pure=True,
-        pack=2,
-    )
-    return beside(in_order(w0, w1, w4, w5, False), in_order(w2, w3, w6, w7, False))
+    return of_eight_words(_NIBBLES, (b_words, b_scale, b_added / DIVISOR), False)
 
 
 @gluon.jit
@@ -71,15 +63,9 @@ def unpack_block(
     """Converts words int32 [N, 4] of block BLOCK of a tile, and the elements of its fifth and sixth bits, to bfloat16
     weights of 32 inputs, [N, 32]."""
     b_first, b_last, b_added = block_scales(group, IS_NESTED, MIN_SIGN)
-    w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
-        assembly(BLOCK, BITS, OFFSET, MIN_SIGN),
-        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 12,
-        [b_words, b_high, b_upper, b_first, b_last, b_added],
-        dtype=[gl.bfloat16] * 8,
-        is_pure=True,
-        pack=2,
+    return of_eight_words(
+        assembly(BLOCK, BITS, OFFSET, MIN_SIGN), (b_words, b_high, b_upper, b_first, b_last, b_added), False
     )
-    return beside(in_order(w0, w1, w4, w5, False), in_order(w2, w3, w6, w7, False))
 
 
 @gluon.constexpr_function

@@ -71,23 +71,9 @@ def unpack_int4(b_words, group, HAS_ZEROS: gl.constexpr, HALF: gl.constexpr):
     if b_scale.dtype == gl.bfloat16:
         if not HAS_ZEROS:
             b_lower, b_upper, b_offset = _times_powers(_in_both(b_scale))
-            w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
-                _INT4_ONCE,
-                "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 8,
-                [b_words, b_lower, b_upper, b_offset],
-                dtype=[gl.bfloat16] * 8,
-                is_pure=True,
-                pack=2,
-            )
+            b_weights = of_eight_words(_INT4_ONCE, (b_words, b_lower, b_upper, b_offset), HALF)
         else:
-            w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
-                _INT4_BF16,
-                "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 6,
-                [b_words, _offset(b_zero), _in_both(b_scale)],
-                dtype=[gl.bfloat16] * 8,
-                is_pure=True,
-                pack=2,
-            )
+            b_weights = of_eight_words(_INT4_BF16, (b_words, _offset(b_zero), _in_both(b_scale)), HALF)
     else:
         b_wide = b_scale.to(gl.float32)
         b_high = b_wide.to(gl.bfloat16)
@@ -96,14 +82,21 @@ def unpack_int4(b_words, group, HAS_ZEROS: gl.constexpr, HALF: gl.constexpr):
             b_offset = gl.full(b_scale.shape, MIDDLE_OFFSET, gl.int32, b_scale.type.layout)
         else:
             b_offset = _offset(b_zero)
-        w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
-            _INT4_FP16,
-            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r" * 8,
-            [b_words, b_offset, _in_both(b_high), _in_both(b_low)],
-            dtype=[gl.bfloat16] * 8,
-            is_pure=True,
-            pack=2,
-        )
+        b_weights = of_eight_words(_INT4_FP16, (b_words, b_offset, _in_both(b_high), _in_both(b_low)), HALF)
+    return b_weights
+
+
+@gluon.jit
+def of_eight_words(ASSEMBLY: gl.constexpr, operands, HALF: gl.constexpr):
+    """Weights [N, 32] of a block: `ASSEMBLY` makes eight words of pairs of two words of each operand."""
+    w0, w1, w2, w3, w4, w5, w6, w7 = gl.inline_asm_elementwise(
+        ASSEMBLY,
+        "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r" + ",r,r" * len(operands),
+        operands,
+        dtype=[gl.bfloat16] * 8,
+        is_pure=True,
+        pack=2,
+    )
     return beside(in_order(w0, w1, w4, w5, HALF), in_order(w2, w3, w6, w7, HALF))
 
 
