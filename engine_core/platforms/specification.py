@@ -1,6 +1,6 @@
-"""Specification of each operation of a platform: a twin in plain torch, on a CPU, in float64, one obvious line after
-another. No twin rounds where a platform may not: keys and values are rounded to the cache's type and the residual to
-its own, everything else is compared within a tolerance.
+"""Specification of each operation of a platform: a twin in plain torch, on a CPU, in float64, that of a kernel where
+there is one. No twin rounds where a platform may not: keys and values are rounded to the cache's type and the residual
+to its own, everything else is compared within a tolerance.
 
 Shapes as in `kernels`: T tokens, H hidden, Hq and Hk query and key heads, D head size, R rows, V tokens of a
 vocabulary.
@@ -14,9 +14,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.copy_blocks import copy_blocks_twin
+from headwater.kernels.decode_attention import attention_of_rows
+from headwater.kernels.filtered_sample import Filters, filter_twin
 from headwater.kernels.gumbel import gumbel_noise, noise_keys
+from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin, store_kv_twin
+from headwater.kernels.rms_norm import rms_norm_twin
 from headwater.kernels.sample import Draws
+from headwater.kernels.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
 from headwater.kernels.token_mask import LOWEST
 
 
@@ -32,11 +37,7 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
 
 def gate(x: Tensor, activation: str) -> Tensor:
     """x [T, 2 I], gates first → [T, I]: activation(gate) * up. gelu_tanh is Hendrycks and Gimpel's approximation."""
-    gates, ups = x.double().chunk(2, dim=1)
-    if activation == "silu":
-        return gates / (1 + torch.exp(-gates)) * ups
-    inner = math.sqrt(2 / math.pi) * (gates + 0.044715 * gates**3)
-    return gates * (1 + torch.tanh(inner)) / 2 * ups
+    return (silu_mul_twin if activation == "silu" else gelu_tanh_mul_twin)(x.double())
 
 
 def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
@@ -46,8 +47,7 @@ def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, H] → x / √(mean of x² + eps) * weight, [T, H]."""
-    wide = x.double()
-    return wide / torch.sqrt(wide.square().mean(1, keepdim=True) + eps) * weight.double()
+    return rms_norm_twin(x.double(), weight, eps)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -69,28 +69,15 @@ def qk_norm_rope(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """qkv [T, (Hq + 2 Hk) D], cos_sin [positions, D] → q [T, Hq, D], k and v [T, Hk, D]: bias, norm of each head of
     queries and keys, rotation of their halves."""
-    wide = qkv.double() if bias is None else qkv.double() + bias.double()
-    heads = wide.reshape(len(wide), -1, cos_sin.shape[1])
-    q, k, v = heads[:, : -2 * num_kv_heads], heads[:, -2 * num_kv_heads : -num_kv_heads], heads[:, -num_kv_heads:]
-    if q_norm is not None:
-        q = rms_norm(q.flatten(0, 1), q_norm, eps).view_as(q)
-    if k_norm is not None:
-        k = rms_norm(k.flatten(0, 1), k_norm, eps).view_as(k)
-    cos, sin = cos_sin[positions.long()].double()[:, None].chunk(2, dim=2)
-    return _rotate(q, cos, sin), _rotate(k, cos, sin), v
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    low, high = x.chunk(2, dim=2)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=2)
+    num_q_heads = qkv.shape[1] // cos_sin.shape[1] - 2 * num_kv_heads
+    heads = qkv.double(), positions.long(), cos_sin, num_q_heads, num_kv_heads
+    return qk_norm_rope_twin(*heads, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps)
 
 
 def store_kv(k: Tensor, v: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
     """k and v [T, Hk, D] to the slots [T] of kv_cache [2, num_blocks, Hk, block_size, D], rounded to its type."""
-    block_size = kv_cache.shape[3]
-    for i, slot in enumerate(slots.tolist()):
-        kv_cache[0, slot // block_size, :, slot % block_size] = k[i].to(kv_cache.dtype)
-        kv_cache[1, slot // block_size, :, slot % block_size] = v[i].to(kv_cache.dtype)
+    for values, side in zip((k, v), kv_cache, strict=True):
+        store_kv_twin(values, slots, side)
 
 
 def attention(
@@ -106,19 +93,13 @@ def attention(
     """q [T, Hq, D] → [T, Hq D]. Request i computes positions starts[i] … starts[i] + counts[i] − 1, a decode one, a
     chunk of a prompt several; each position reads the keys and values up to its own through block_tables[i], with a
     window the last so many of them."""
-    rows, first = [], 0
-    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
-    for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
-        blocks = block_tables[i].long()
-        # [Hk, keys, D]
-        keys, values = (side[blocks].double().transpose(0, 1).flatten(1, 2) for side in kv_cache)
-        for j in range(count):
-            seen = slice(max(0, start + j + 1 - window) if window else 0, start + j + 1)
-            heads = q[first + j].double().reshape(keys.shape[0], -1, q.shape[2])
-            scores = heads @ keys[:, seen].transpose(1, 2) * scale
-            rows.append((scores.softmax(2) @ values[:, seen]).flatten())
-        first += count
-    return torch.stack(rows)
+    keys, values = kv_cache
+    chunks = zip(torch.split(q.double(), list(counts)), block_tables, starts, counts, strict=True)
+    rows = [
+        attention_of_rows(chunk, keys, values, table, start + count, scale=scale, window=window)
+        for chunk, table, start, count in chunks
+    ]
+    return torch.cat(rows).flatten(1)
 
 
 def gather(hidden: Tensor, rows: Tensor) -> Tensor:
@@ -155,18 +136,7 @@ def scores(logits: Tensor, draws: Draws) -> Tensor:
 def filtered(logits: Tensor, draws: Draws, filters: Filters) -> Tensor:
     """Bools [R, V], which tokens the filters leave: p ≥ min_p * the highest p, then the top_k likeliest, then the
     fewest of these, likeliest first, whose mass reaches top_p; equals stay together."""
-    kept = torch.zeros(logits.shape, dtype=torch.bool)
-    for i, row in enumerate(logits.double() / draws.temperatures[:, None].double()):
-        p = row.softmax(0)
-        stays = p >= float(filters.min_ps[i]) * p.max()
-        if top_k := int(filters.top_ks[i]):
-            stays &= p >= p.sort(descending=True).values[min(top_k, len(p)) - 1]
-        if float(filters.top_ps[i]) < 1:
-            ranked = (p * stays / (p * stays).sum()).sort(descending=True).values
-            least = ranked[(ranked.cumsum(0) - ranked) < filters.top_ps[i].double()].min()
-            stays &= p * stays / (p * stays).sum() >= least
-        kept[i] = stays
-    return kept
+    return filter_twin(logits, draws, filters)
 
 
 def logprobs(logits: Tensor) -> Tensor:
@@ -181,5 +151,4 @@ def pool(hidden: Tensor, pooling: str) -> Tensor:
 
 def copy_blocks(source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor) -> None:
     """Block source_blocks[i] of every plane of source [planes, blocks, words] to target_blocks[i] of target."""
-    for i, j in zip(source_blocks.tolist(), target_blocks.tolist(), strict=True):
-        target[:, j] = source[:, i]
+    copy_blocks_twin(source, target, source_blocks, target_blocks)
