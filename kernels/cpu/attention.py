@@ -274,16 +274,13 @@ def _total(p_scratch: int, j: int) -> Any:
     return float32_at(p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8 + 4)
 
 
-def _tiles_f32(arguments: int) -> None:
-    scratch = np.empty(_SCRATCH, np.float32)
-    for i in items(arguments):
-        _tile(arguments, i, scratch.ctypes.data, F32_ELEMENT)
+def _tiles(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        scratch = np.empty(_SCRATCH, np.float32)
+        for i in items(arguments):
+            _tile(arguments, i, scratch.ctypes.data, element)
+
+    return work
 
 
-def _tiles_bf16(arguments: int) -> None:
-    scratch = np.empty(_SCRATCH, np.float32)
-    for i in items(arguments):
-        _tile(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
-
-
-KERNEL = Kernel(_tiles_f32, _tiles_bf16)
+KERNEL = Kernel(_tiles(F32_ELEMENT), _tiles(BF16_ELEMENT))

@@ -197,16 +197,13 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     put_int32(p_count, count)
 
 
-def _rows_f32(arguments: int) -> None:
-    scratch = np.empty(argument(arguments, 5) // _STRIP + 1 + NUM_LANES, np.float32)
-    for i in items(arguments):
-        _row(arguments, i, scratch.ctypes.data, F32_ELEMENT)
+def _rows(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        scratch = np.empty(argument(arguments, 5) // _STRIP + 1 + NUM_LANES, np.float32)
+        for i in items(arguments):
+            _row(arguments, i, scratch.ctypes.data, element)
+
+    return work
 
 
-def _rows_bf16(arguments: int) -> None:
-    scratch = np.empty(argument(arguments, 5) // _STRIP + 1 + NUM_LANES, np.float32)
-    for i in items(arguments):
-        _row(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
-
-
-KERNEL = Kernel(_rows_f32, _rows_bf16)
+KERNEL = Kernel(_rows(F32_ELEMENT), _rows(BF16_ELEMENT))

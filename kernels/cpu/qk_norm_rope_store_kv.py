@@ -132,24 +132,15 @@ def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) ->
             put(p_line + (d * block_size + offset) * size_of(element), float32_at(p_scratch + d * 4), element)
 
 
-def _tokens_f32(arguments: int) -> None:
-    scratch = np.empty(MAX_HEAD_DIM, np.float32)
-    for i in items(arguments):
-        _token(arguments, i, scratch.ctypes.data, F32_ELEMENT, F32_ELEMENT)
+def _tokens(element: Any, norm_element: Any) -> Any:
+    def work(arguments: int) -> None:
+        scratch = np.empty(MAX_HEAD_DIM, np.float32)
+        for i in items(arguments):
+            _token(arguments, i, scratch.ctypes.data, element, norm_element)
+
+    return work
 
 
-def _tokens_bf16(arguments: int) -> None:
-    scratch = np.empty(MAX_HEAD_DIM, np.float32)
-    for i in items(arguments):
-        _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT, BF16_ELEMENT)
-
-
-def _wide_tokens_bf16(arguments: int) -> None:
-    scratch = np.empty(MAX_HEAD_DIM, np.float32)
-    for i in items(arguments):
-        _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT, F32_ELEMENT)
-
-
-KERNEL = Kernel(_tokens_f32, _tokens_bf16)
-WIDE_KERNEL = Kernel(_tokens_f32, _wide_tokens_bf16)
+KERNEL = Kernel(_tokens(F32_ELEMENT, F32_ELEMENT), _tokens(BF16_ELEMENT, BF16_ELEMENT))
+WIDE_KERNEL = Kernel(_tokens(F32_ELEMENT, F32_ELEMENT), _tokens(BF16_ELEMENT, F32_ELEMENT))
 """Kernel for norms in float32."""

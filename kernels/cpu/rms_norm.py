@@ -59,21 +59,14 @@ def _norm_row(arguments: int, i: int, element: Any, weight_element: Any) -> None
         store(p_out + at * size_of(element), mul(x, weight), element)
 
 
-def _norm_f32(arguments: int) -> None:
-    for i in items(arguments):
-        _norm_row(arguments, i, F32_ELEMENT, F32_ELEMENT)
+def _rows(element: Any, weight_element: Any) -> Any:
+    def work(arguments: int) -> None:
+        for i in items(arguments):
+            _norm_row(arguments, i, element, weight_element)
+
+    return work
 
 
-def _norm_bf16(arguments: int) -> None:
-    for i in items(arguments):
-        _norm_row(arguments, i, BF16_ELEMENT, BF16_ELEMENT)
-
-
-def _wide_norm_bf16(arguments: int) -> None:
-    for i in items(arguments):
-        _norm_row(arguments, i, BF16_ELEMENT, F32_ELEMENT)
-
-
-KERNEL = Kernel(_norm_f32, _norm_bf16)
-WIDE_KERNEL = Kernel(_norm_f32, _wide_norm_bf16)
+KERNEL = Kernel(_rows(F32_ELEMENT, F32_ELEMENT), _rows(BF16_ELEMENT, BF16_ELEMENT))
+WIDE_KERNEL = Kernel(_rows(F32_ELEMENT, F32_ELEMENT), _rows(BF16_ELEMENT, F32_ELEMENT))
 """Kernel for weights in float32."""

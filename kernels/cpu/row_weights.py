@@ -60,14 +60,12 @@ def _row(arguments: int, i: int, element: Any) -> None:
     put_int64(argument(arguments, 2) + i * 8, total)
 
 
-def _rows_f32(arguments: int) -> None:
-    for i in items(arguments):
-        _row(arguments, i, F32_ELEMENT)
+def _rows(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        for i in items(arguments):
+            _row(arguments, i, element)
+
+    return work
 
 
-def _rows_bf16(arguments: int) -> None:
-    for i in items(arguments):
-        _row(arguments, i, BF16_ELEMENT)
-
-
-KERNEL = Kernel(_rows_f32, _rows_bf16)
+KERNEL = Kernel(_rows(F32_ELEMENT), _rows(BF16_ELEMENT))

@@ -71,25 +71,16 @@ def _row_of(exponent: Callable[[Any], Any]) -> Callable[[int, int, Any], None]:
 _silu_row, _gelu_row = _row_of(_silu), _row_of(_gelu_tanh)
 
 
-def _silu_f32(arguments: int) -> None:
-    for i in items(arguments):
-        _silu_row(arguments, i, F32_ELEMENT)
+def _rows(is_gelu: bool, element: Any) -> Any:
+    def work(arguments: int) -> None:
+        for i in items(arguments):
+            if is_gelu:
+                _gelu_row(arguments, i, element)
+            else:
+                _silu_row(arguments, i, element)
+
+    return work
 
 
-def _silu_bf16(arguments: int) -> None:
-    for i in items(arguments):
-        _silu_row(arguments, i, BF16_ELEMENT)
-
-
-def _gelu_f32(arguments: int) -> None:
-    for i in items(arguments):
-        _gelu_row(arguments, i, F32_ELEMENT)
-
-
-def _gelu_bf16(arguments: int) -> None:
-    for i in items(arguments):
-        _gelu_row(arguments, i, BF16_ELEMENT)
-
-
-KERNEL = Kernel(_silu_f32, _silu_bf16)
-GELU_KERNEL = Kernel(_gelu_f32, _gelu_bf16)
+KERNEL = Kernel(_rows(False, F32_ELEMENT), _rows(False, BF16_ELEMENT))
+GELU_KERNEL = Kernel(_rows(True, F32_ELEMENT), _rows(True, BF16_ELEMENT))
