@@ -6,6 +6,7 @@ which it is written, however wide the machine's registers are, so a kernel's bit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -70,40 +71,28 @@ def splat(typing: Any, x: Any) -> Any:
     return LANES(F32), lambda _, builder, __, a: spread(builder, a[0], FLOATS)
 
 
-@intrinsic
-def add(typing: Any, x: Any, y: Any) -> Any:
-    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fadd(a[0], a[1])
+def _of_two(generate: Callable[[Any, Any, Any], Any]) -> Any:
+    """The operation on two vectors for which LLVM's code is generated from a builder and both."""
+
+    @intrinsic
+    def operation(typing: Any, x: Any, y: Any) -> Any:
+        return LANES(LANES, LANES), lambda _, builder, __, a: generate(builder, a[0], a[1])
+
+    return operation
 
 
-@intrinsic
-def sub(typing: Any, x: Any, y: Any) -> Any:
-    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fsub(a[0], a[1])
-
-
-@intrinsic
-def mul(typing: Any, x: Any, y: Any) -> Any:
-    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fmul(a[0], a[1])
-
-
-@intrinsic
-def div(typing: Any, x: Any, y: Any) -> Any:
-    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fdiv(a[0], a[1])
+add = _of_two(lambda builder, x, y: builder.fadd(x, y))
+sub = _of_two(lambda builder, x, y: builder.fsub(x, y))
+mul = _of_two(lambda builder, x, y: builder.fmul(x, y))
+div = _of_two(lambda builder, x, y: builder.fdiv(x, y))
+maximum = _of_two(lambda builder, x, y: _call(builder, "maxnum", [x, y]))
+minimum = _of_two(lambda builder, x, y: _call(builder, "minnum", [x, y]))
 
 
 @intrinsic
 def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
     """x · y + z, rounded once."""
     return LANES(LANES, LANES, LANES), lambda _, builder, __, a: _call(builder, "fma", a)
-
-
-@intrinsic
-def maximum(typing: Any, x: Any, y: Any) -> Any:
-    return LANES(LANES, LANES), lambda _, builder, __, a: _call(builder, "maxnum", a)
-
-
-@intrinsic
-def minimum(typing: Any, x: Any, y: Any) -> Any:
-    return LANES(LANES, LANES), lambda _, builder, __, a: _call(builder, "minnum", a)
 
 
 @intrinsic
