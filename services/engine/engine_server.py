@@ -12,6 +12,8 @@ import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
 
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
@@ -41,6 +43,8 @@ readers would notice a longer gap between two tokens."""
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
 """Time that the core has to end requests that a drain cancels."""
+_SAME_LOAD = {each.name for each in fields(EngineLoad)} & {each.name for each in fields(ReplicaLoad)}
+"""Figures that other processes get as the core reports them."""
 
 
 class EngineServer:
@@ -138,25 +142,16 @@ class EngineServer:
 
     def load(self) -> ReplicaLoad:
         load, disk = self.totals, self.totals.disk
+        same: dict[str, Any] = {name: getattr(load, name) for name in _SAME_LOAD}
         return ReplicaLoad(
+            **same,
             step=self._step,
-            num_running=load.num_running,
-            num_waiting=load.num_waiting,
-            num_prefill_tokens=load.num_prefill_tokens,
-            num_used_blocks=load.num_used_blocks,
-            num_total_blocks=load.num_total_blocks,
             prefill_tps=self._rates.prefill_tps,
             itl_seconds=self._rates.itl(max(load.num_running, 1)),
             itl_seconds_per_request=self._rates.itl_per_request,
             draining=self.is_draining,
-            prefix_queries=load.prefix_queries,
-            prefix_hits=load.prefix_hits,
             max_running=self._ready.max_num_seqs,
             kv_seq=self.events.seq,
-            num_generated_tokens=load.num_generated_tokens,
-            num_used_host_blocks=load.num_used_host_blocks,
-            num_total_host_blocks=load.num_total_host_blocks,
-            seconds_per_hit_token=load.seconds_per_hit_token,
             seconds_per_pulled_token=load.peers.seconds_per_token if load.peers is not None else 0.0,
             role=self._role,
             num_used_disk_bytes=disk.num_bytes if disk is not None else 0,
