@@ -16,7 +16,8 @@ from .decode_plan import DecodePlan
 from .hopper_attention import finite, fold, hide, reference, spread, weigh
 from .hopper_copies import release_dependents, wait_for_inputs
 from .hopper_rings import as_ring_source, finish_reads
-from .online_softmax import HALF, SPLIT, base_2_scale
+from .online_softmax import HALF, base_2_scale
+from .paged_cache import head_constants
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128
@@ -38,8 +39,8 @@ def hopper_decode_attention(
 ) -> None:
     """Arguments as in `decode_attention`, without scales. With `dependent`, the previous kernel is the one that writes
     q and the newest keys and values, and it releases this one only when most of its work has begun."""
-    num_rows, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    num_rows, _, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
     num_programs = max(min(num_rows * plan.max_splits, MAX_PROGRAMS // num_kv_heads), 1)
     _decode_rows[(num_programs, num_kv_heads)](
         q,
@@ -55,11 +56,7 @@ def hopper_decode_attention(
         base_2_scale(scale, head_dim),
         block_tables.stride(0),
         num_rows,
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
+        **head_constants(q, k_cache),
         HALF=HALF,
         MAX_SPLITS=plan.max_splits,
         STAGES=NUM_STAGES,

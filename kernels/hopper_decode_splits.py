@@ -20,7 +20,8 @@ from .hopper_attention import finite, fold, hide, reference, spread, weigh
 from .hopper_copies import make_barriers, release_dependents, wait_for_inputs
 from .hopper_decode_attention import merge_states, row_sums, scores, store_partial, weighted
 from .hopper_rings import as_ring_source, finish_reads
-from .online_softmax import SPLIT, TILE, base_2_scale
+from .online_softmax import TILE, base_2_scale
+from .paged_cache import head_constants
 
 PART = 32
 """Number of keys that are copied at once, a quarter of a tile: on average half as many are read past the end of a
@@ -49,8 +50,8 @@ def hopper_decode_splits(
 ) -> None:
     """Arguments as in `decode_attention`, without scales; `reduce_splits` follows. With `dependent`, the previous
     kernel may still be writing queries and the newest keys and values, and nothing else that is read here."""
-    num_rows, num_q_heads, head_dim = q.shape
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    num_rows, _, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
     num_programs = min(num_rows * plan.max_splits * num_kv_heads, RESIDENT_PROGRAMS * num_multiprocessors(q.device))
     _decode_items[(num_programs,)](
         q,
@@ -69,11 +70,7 @@ def hopper_decode_splits(
         out,
         base_2_scale(scale, head_dim),
         block_tables.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
+        **head_constants(q, k_cache),
         TILE=TILE,
         PART=PART,
         STAGES=NUM_STAGES,

@@ -20,8 +20,8 @@ from .hopper_attention import (
     spread,
 )
 from .hopper_rings import as_ring_source, copy_tiles, make_pair_buffers, make_rings, widen_tiles
-from .online_softmax import HALF, SPLIT, base_2_scale
-from .paged_cache import is_paired
+from .online_softmax import HALF, base_2_scale
+from .paged_cache import head_constants, is_paired
 
 NUM_STAGES = 2
 FEW_TILES = 64
@@ -43,8 +43,7 @@ def hopper_prefill_attention(
     scale: float | None = None,
 ) -> None:
     """Arguments as in `prefill_attention`."""
-    num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    num_kv_heads = k_cache.shape[1]
     # The order in which programs start: the longest of all heads first, or head by head, whose keys stay in the cache.
     heads_first = len(tiles) <= FEW_TILES
     _prefill_tiles[(num_kv_heads, len(tiles)) if heads_first else (len(tiles), num_kv_heads)](
@@ -59,13 +58,9 @@ def hopper_prefill_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
-        base_2_scale(scale, head_dim),
+        base_2_scale(scale, q.shape[2]),
         block_tables.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
+        **head_constants(q, k_cache),
         HALF=HALF,
         ROWS=ROWS,
         STAGES=NUM_STAGES,

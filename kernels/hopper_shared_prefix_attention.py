@@ -12,7 +12,8 @@ from triton.experimental.gluon import language as gl
 from .decode_plan import DecodePlan
 from .hopper_attention import REGISTERS, ROWS, advance, begin, conclude, leave_out, row_sums, scaled
 from .hopper_rings import as_ring_source, copy_tiles, make_rings
-from .online_softmax import HALF, SPLIT, base_2_scale
+from .online_softmax import HALF, base_2_scale
+from .paged_cache import head_constants
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 132
@@ -32,8 +33,6 @@ def hopper_shared_prefix_attention(
     scale: float | None = None,
 ) -> None:
     """Arguments as in `shared_prefix_attention`, without scales."""
-    num_q_heads, head_dim = q.shape[1:]
-    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     _shared_splits[(MAX_PROGRAMS,)](
         q,
         as_ring_source(k_cache),
@@ -48,13 +47,9 @@ def hopper_shared_prefix_attention(
         plan.partial_acc,
         plan.partial_ml,
         out,
-        base_2_scale(scale, head_dim),
+        base_2_scale(scale, q.shape[2]),
         block_tables.stride(0),
-        NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        PAGE=block_size,
-        SPLIT=SPLIT,
+        **head_constants(q, k_cache),
         HALF=HALF,
         ROWS=ROWS,
         STAGES=NUM_STAGES,

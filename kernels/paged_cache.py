@@ -29,20 +29,18 @@ def as_pairs(cache: torch.Tensor) -> torch.Tensor:
     return cache.view(torch.int16) if is_paired(cache) else cache
 
 
+def head_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int]:
+    """Constants of any kernel that attends with q [N, Hq, D] over a cache [num_blocks, Hk, block_size, D]."""
+    num_kv_heads, page = cache.shape[1], cache.shape[2]
+    group, head_dim = q.shape[1] // num_kv_heads, q.shape[2]
+    return {"NUM_KV_HEADS": num_kv_heads, "GROUP": group, "HEAD_DIM": head_dim, "PAGE": page, "SPLIT": SPLIT}
+
+
 def attention_constants(q: torch.Tensor, cache: torch.Tensor) -> dict[str, int | bool]:
-    """Constants of a kernel that attends with q [N, Hq, D] over a cache [num_blocks, Hk, block_size, D]."""
+    """As `head_constants`, of a kernel for any GPU."""
     assert SPLIT % cache.shape[2] == 0
-    return {
-        "NUM_KV_HEADS": cache.shape[1],
-        "GROUP": q.shape[1] // cache.shape[1],
-        "HEAD_DIM": q.shape[2],
-        "PAGE": cache.shape[2],
-        "SPLIT": SPLIT,
-        "TILE": TILE,
-        "HALF": HALF,
-        "FP8": is_paired(cache),
-        "ON_GPU": q.is_cuda,
-    }
+    more = {"TILE": TILE, "HALF": HALF, "FP8": is_paired(cache), "ON_GPU": q.is_cuda}
+    return head_constants(q, cache) | more
 
 
 def unpaired_twin(cache: torch.Tensor) -> torch.Tensor:
