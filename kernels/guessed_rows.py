@@ -46,7 +46,7 @@ def store_guesses(
 ) -> None:
     """Writes each row's token, int32 [S], behind its position; tokens of negative rows are dropped. A value that is no
     token, as may be drawn from logits that are not numbers, becomes a token."""
-    _launch_store(rows, positions, token_ids, token_table, vocab_size, rows, rows, rows, behind=1, advance=-1)
+    store_guesses_and_advance(rows, positions, token_ids, token_table, vocab_size, rows, rows, rows, advance=-1)
 
 
 def store_guesses_and_advance(
@@ -64,9 +64,22 @@ def store_guesses_and_advance(
 ) -> None:
     """Writes tokens as `store_guesses`, `behind` places after the position, which moves on by `advance`; the words
     int32 [S] become those of the next guess. num_left int32 [S]: guesses of each row, this one included; a row with no
-    guesses left becomes padding."""
-    words = seq_lens, output_indices, num_left
-    _launch_store(rows, positions, token_ids, token_table, vocab_size, *words, behind=behind, advance=advance)
+    guesses left becomes padding. `advance` −1: only tokens are written."""
+    _store_guesses[(triton.cdiv(len(rows), _BLOCK),)](
+        rows,
+        positions,
+        token_ids,
+        token_table,
+        token_table.stride(0),
+        vocab_size,
+        seq_lens,
+        output_indices,
+        num_left,
+        len(rows),
+        BEHIND=behind,
+        ADVANCE=advance,
+        BLOCK=_BLOCK,
+    )
 
 
 def keep_states(
@@ -87,36 +100,6 @@ def keep_states(
         states.stride(0),
         hidden.shape[1],
         BLOCK=_STATE_BLOCK,
-    )
-
-
-def _launch_store(
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    token_ids: torch.Tensor,
-    token_table: torch.Tensor,
-    vocab_size: int,
-    seq_lens: torch.Tensor,
-    output_indices: torch.Tensor,
-    num_left: torch.Tensor,
-    *,
-    behind: int,
-    advance: int,
-) -> None:
-    _store_guesses[(triton.cdiv(len(rows), _BLOCK),)](
-        rows,
-        positions,
-        token_ids,
-        token_table,
-        token_table.stride(0),
-        vocab_size,
-        seq_lens,
-        output_indices,
-        num_left,
-        len(rows),
-        BEHIND=behind,
-        ADVANCE=advance,
-        BLOCK=_BLOCK,
     )
 
 

@@ -78,42 +78,17 @@ def store_tokens(
     token_table: torch.Tensor,
     results: torch.Tensor,
     first_result: torch.Tensor,
+    params: torch.Tensor | None = None,
+    seq_lens: torch.Tensor | None = None,
 ) -> None:
     """Writes each row's sampled token, int32 [S], behind its last position and to results.
 
     results int32 [parts, steps, max rows], in pinned memory of the host, so that no copy has to follow: from word
     first_result, int32 [1], on, at [output index mod steps, i].
+
+    With params int32 [rows, PARAM_WORDS], rows, positions, output indices and seq_lens int32 [S] then become those of
+    the next step. Rows that are done, by their length or a stop id, become padding.
     """
-    _launch_store(rows, positions, output_indices, token_ids, token_table, results, first_result, None, None)
-
-
-def store_tokens_and_advance(
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    output_indices: torch.Tensor,
-    token_ids: torch.Tensor,
-    token_table: torch.Tensor,
-    results: torch.Tensor,
-    first_result: torch.Tensor,
-    params: torch.Tensor,
-    seq_lens: torch.Tensor,
-) -> None:
-    """As `store_tokens`; then rows, positions, output indices and seq_lens int32 [S] become those of the next step.
-    Rows that are done, by their length or a stop id, become padding. params int32 [rows, PARAM_WORDS]."""
-    _launch_store(rows, positions, output_indices, token_ids, token_table, results, first_result, params, seq_lens)
-
-
-def _launch_store(
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-    output_indices: torch.Tensor,
-    token_ids: torch.Tensor,
-    token_table: torch.Tensor,
-    results: torch.Tensor,
-    first_result: torch.Tensor,
-    params: torch.Tensor | None,
-    seq_lens: torch.Tensor | None,
-) -> None:
     _store_tokens[(triton.cdiv(len(rows), _BLOCK),)](
         rows,
         positions,

@@ -13,7 +13,7 @@ import torch
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
 from headwater.kernels.stage_memory import StageMemory
-from headwater.kernels.step_rows import store_tokens, store_tokens_and_advance
+from headwater.kernels.step_rows import store_tokens
 
 from ..config import EngineConfig
 from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
@@ -371,7 +371,7 @@ class CudaExecutor:
         """Leaves in the buffers the step that follows a decode step which samples every row."""
         words, table, outputs = self._buffers.words(shape), self._table, self._buffers.draws[2, : len(hidden)]
         tokens = self._sampler.draw(hidden, table.params, words.rows, outputs)
-        store_tokens_and_advance(
+        store_tokens(
             words.rows,
             words.positions,
             outputs,

@@ -14,7 +14,6 @@ from headwater.kernels.step_rows import (
     load_tokens_twin,
     scatter_words,
     store_tokens,
-    store_tokens_and_advance,
     store_tokens_twin,
 )
 from tests.kernels.paging import GPU, POISON
@@ -97,7 +96,7 @@ def test_sampled_tokens_go_behind_their_rows_and_rows_that_are_not_done_go_on(
     store_tokens_twin(rows, positions, outputs, token_ids, expected_table, expected, first)
     following, seq_lens = advance_twin(rows, positions, outputs, token_ids, params), ints(generator, 0, 9, size)
     if advances:
-        store_tokens_and_advance(rows, positions, outputs, token_ids, table, results, first, params, seq_lens)
+        store_tokens(rows, positions, outputs, token_ids, table, results, first, params, seq_lens)
         for mine, twin in zip((rows, positions, outputs, seq_lens), following, strict=True):
             assert torch.equal(mine, twin)
     else:
