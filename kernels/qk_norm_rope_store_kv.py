@@ -234,21 +234,10 @@ def _qk_norm_rope_store_kv(
     else:
         if HAS_NORM:
             b_low, b_high = _normalize(b_low, b_high, b_norm_low, b_norm_high, eps, HALF)
-        b_rotated_low = b_low * b_cos - b_high * b_sin
-        b_rotated_high = b_high * b_cos + b_low * b_sin
+        b_low, b_high = b_low * b_cos - b_high * b_sin, b_high * b_cos + b_low * b_sin
         if is_q:
             p_q = p_q_out + i_token * (NUM_Q_HEADS * 2 * HALF) + o_head[:, None] * (2 * HALF) + o_d[None, :]
-            tl.store(p_q, b_rotated_low.to(p_q_out.dtype.element_ty), mask=inside[:, None])
-            tl.store(p_q + HALF, b_rotated_high.to(p_q_out.dtype.element_ty), mask=inside[:, None])
+            tl.store(p_q, b_low.to(p_q_out.dtype.element_ty), mask=inside[:, None])
+            tl.store(p_q + HALF, b_high.to(p_q_out.dtype.element_ty), mask=inside[:, None])
         else:
-            _store(
-                p_k_cache + o_cache,
-                b_rotated_low,
-                b_rotated_high,
-                stored,
-                p_k_scale,
-                o_head[:, None],
-                HALF,
-                FP8,
-                ON_GPU,
-            )
+            _store(p_k_cache + o_cache, b_low, b_high, stored, p_k_scale, o_head[:, None], HALF, FP8, ON_GPU)
