@@ -182,31 +182,28 @@ def library_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> No
 def skinny_gemm(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: Tiles, *, dependent: bool = False
 ) -> None:
-    m, k = x.shape
-    n = weight.shape[0]
+    grid = triton.cdiv(out.shape[1], tiles.block_n), triton.cdiv(len(x), tiles.block_m)
+    _skinny_gemm[grid](*_arguments(x, weight, out), WIDE=tiles.wide, **_constants(weight, tiles, dependent=dependent))
+
+
+def _arguments(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
+    """Arguments of a kernel for few rows: tensors, sizes and strides."""
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
+    return x, weight, out, len(x), out.shape[1], x.shape[1], x.stride(0), weight.stride(0), out.stride(0)
+
+
+def _constants(weight: torch.Tensor, tiles: Tiles, *, dependent: bool) -> dict[str, int | bool]:
     block_k = tile_inputs(weight, tiles)
-    _skinny_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
-        x,
-        weight,
-        out,
-        m,
-        n,
-        k,
-        x.stride(0),
-        weight.stride(0),
-        out.stride(0),
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
-        BLOCK_K=block_k,
-        EVEN_K=k % block_k == 0,
-        WIDE=tiles.wide,
-        DEPENDENT=dependent,
-        EARLY_K=_early_k(weight, block_k, dependent=dependent),
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-        **launch_options(dependent),
-    )
+    return {
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "BLOCK_K": block_k,
+        "EVEN_K": weight.shape[1] % block_k == 0,
+        "DEPENDENT": dependent,
+        "EARLY_K": _early_k(weight, block_k, dependent=dependent),
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    } | launch_options(dependent)
 
 
 def tile_inputs(weight: torch.Tensor, tiles: Tiles) -> int:
@@ -250,31 +247,9 @@ def linear_silu_mul(
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:
     """Writes the gated product of x [M, K] and weight [2 I, K] to out [M, I]; I is a multiple of the tile's width."""
-    m, k = x.shape
-    n = out.shape[1]
-    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
-    assert n % GATED.block_n == 0
-    block_k = tile_inputs(weight, GATED)
-    _skinny_gated_gemm[(n // GATED.block_n, triton.cdiv(m, GATED.block_m))](
-        x,
-        weight,
-        out,
-        m,
-        n,
-        k,
-        x.stride(0),
-        weight.stride(0),
-        out.stride(0),
-        BLOCK_M=GATED.block_m,
-        BLOCK_N=GATED.block_n,
-        BLOCK_K=block_k,
-        EVEN_K=k % block_k == 0,
-        DEPENDENT=dependent,
-        EARLY_K=_early_k(weight, block_k, dependent=dependent),
-        num_warps=GATED.num_warps,
-        num_stages=GATED.num_stages,
-        **launch_options(dependent),
-    )
+    assert out.shape[1] % GATED.block_n == 0
+    grid = out.shape[1] // GATED.block_n, triton.cdiv(len(x), GATED.block_m)
+    _skinny_gated_gemm[grid](*_arguments(x, weight, out), **_constants(weight, GATED, dependent=dependent))
 
 
 def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
