@@ -10,6 +10,7 @@ same numbers of rows in the same order.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -68,29 +69,21 @@ def new_counts(device: torch.device) -> torch.Tensor:
 
 def send_states(memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor) -> None:
     """Sends states [T, H] to the first stage. `counts`: those of this end, which go up."""
-    num_tokens, hidden = states.shape
-    assert states.is_contiguous()
     assert states.nbytes <= memory.sizes.slot_bytes
-    _send_states[(min(num_tokens, NUM_LANES.value),)](
-        states,
-        counts,
-        memory.arrived(channel),
-        memory.slots(channel),
-        num_tokens,
-        hidden,
-        memory.sizes.slot_bytes,
-        NUM_SLOTS=memory.sizes.num_slots,
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(hidden),
-        ON_GPU=states.is_cuda,
-    )
+    _launch(_send_states, memory, channel, counts, states)
 
 
 def receive_states(memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor) -> None:
     """Fills states [T, H] with the next tensor of the channel. `counts`: those of this end, which go up."""
+    _launch(_receive_states, memory, channel, counts, states, memory.max_polls)
+
+
+def _launch(
+    kernel: Any, memory: StateMemory, channel: int, counts: torch.Tensor, states: torch.Tensor, *more: int
+) -> None:
     num_tokens, hidden = states.shape
     assert states.is_contiguous()
-    _receive_states[(min(num_tokens, NUM_LANES.value),)](
+    kernel[(min(num_tokens, NUM_LANES.value),)](
         states,
         counts,
         memory.arrived(channel),
@@ -98,7 +91,7 @@ def receive_states(memory: StateMemory, channel: int, counts: torch.Tensor, stat
         num_tokens,
         hidden,
         memory.sizes.slot_bytes,
-        memory.max_polls,
+        *more,
         NUM_SLOTS=memory.sizes.num_slots,
         HOST=memory.is_host,
         BLOCK=triton.next_power_of_2(hidden),

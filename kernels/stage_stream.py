@@ -8,6 +8,8 @@ sends is the n-th that it receives: both stages launch the same numbers of rows 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -33,31 +35,22 @@ MOST_NUMBERS = 1 << 30
 
 def send_stream(memory: StageMemory, stream: torch.Tensor) -> None:
     """Sends the stream [T, H] to the next stage."""
-    num_tokens, hidden = stream.shape
-    assert stream.is_contiguous()
     assert stream.nbytes <= memory.sizes.stream_bytes
-    _send_stream[(min(num_tokens, NUM_LANES.value),)](
-        stream,
-        memory.own,
-        memory.behind,
-        num_tokens,
-        hidden,
-        memory.sizes.stream_bytes,
-        memory.max_polls,
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(hidden),
-        ON_GPU=stream.is_cuda,
-    )
+    _launch_stream(_send_stream, memory, stream, memory.behind)
 
 
 def receive_stream(memory: StageMemory, stream: torch.Tensor) -> None:
     """Fills the stream [T, H] with what the stage before has sent."""
+    _launch_stream(_receive_stream, memory, stream, memory.before)
+
+
+def _launch_stream(kernel: Any, memory: StageMemory, stream: torch.Tensor, other: int) -> None:
     num_tokens, hidden = stream.shape
     assert stream.is_contiguous()
-    _receive_stream[(min(num_tokens, NUM_LANES.value),)](
+    kernel[(min(num_tokens, NUM_LANES.value),)](
         stream,
         memory.own,
-        memory.before,
+        other,
         num_tokens,
         hidden,
         memory.sizes.stream_bytes,
