@@ -57,38 +57,28 @@ def _lookups(subject: Subject) -> Iterator[Case]:
 
 
 def _products(subject: Subject) -> Iterator[Case]:
-    for outputs, inputs in PRODUCTS:
-        n, k = subject.size(outputs), subject.size(inputs)
-        for kind in subject.linear_kinds():
-            yield _product(subject, f"linear_{kind}", kind, n, k)
-    for outputs, inputs in PRODUCTS[:2]:
-        n, k = subject.size(outputs), subject.size(inputs)
-        for kind in subject.linear_kinds():
-            yield _gated_product(subject, f"gated_linear_{kind}", kind, n, k)
+    for is_gated, shapes in ((False, PRODUCTS), (True, PRODUCTS[:2])):
+        for outputs, inputs in shapes:
+            n, k = subject.size(outputs), subject.size(inputs)
+            for kind in subject.linear_kinds():
+                yield _product(subject, kind, n, k, is_gated=is_gated)
     for activation in ACTIVATIONS:
         yield _gate(subject, activation)
 
 
-def _product(subject: Subject, operation: str, kind: str, n: int, k: int) -> Case:
-    platform, x, weight = subject.platform(), subject.randn(NUM_ITEMS, k), subject.randn(n, k, scale=k**-0.5)
-    product = subject.linear(platform, weight, kind)
+def _product(subject: Subject, kind: str, n: int, k: int, *, is_gated: bool) -> Case:
+    platform, x = subject.platform(), subject.randn(NUM_ITEMS, k)
+    weight = subject.randn(2 * n if is_gated else n, k, scale=k**-0.5)
+    if is_gated:
+        product = subject.gated_linear(platform, weight, ACTIVATIONS[0], kind)
+        expected = specification.gated_linear(x, weight, ACTIVATIONS[0])
+    else:
+        product, expected = subject.linear(platform, weight, kind), specification.linear(x, weight)
     return Case(
-        operation=operation,
-        shapes=f"{NUM_ITEMS}x{k} {n}x{k}",
+        operation=f"{'gated_' if is_gated else ''}linear_{kind}",
+        shapes=f"{NUM_ITEMS}x{k} {'2x' if is_gated else ''}{n}x{k}",
         run=lambda items: list(product(rows_of(x, items, platform))),
-        expected=list(specification.linear(x, weight)),
-        allowed=subject.allowed,
-    )
-
-
-def _gated_product(subject: Subject, operation: str, kind: str, n: int, k: int) -> Case:
-    platform, x, weight = subject.platform(), subject.randn(NUM_ITEMS, k), subject.randn(2 * n, k, scale=k**-0.5)
-    product = subject.gated_linear(platform, weight, ACTIVATIONS[0], kind)
-    return Case(
-        operation=operation,
-        shapes=f"{NUM_ITEMS}x{k} 2x{n}x{k}",
-        run=lambda items: list(product(rows_of(x, items, platform))),
-        expected=list(specification.gated_linear(x, weight, ACTIVATIONS[0])),
+        expected=list(expected),
         allowed=subject.allowed,
     )
 
