@@ -25,7 +25,7 @@ from .hopper_few_rows_gemm import FewRowTiles, few_rows_gemm
 from .hopper_few_rows_gemm import serves as serves_few
 from .hopper_rows_gemm import RowTiles, rows_gemm, serves
 from .silu_mul import gated, silu_mul
-from .wide_gemm import wide_gemm
+from .wide_gemm import matrices, wide_gemm
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +183,7 @@ def skinny_gemm(
     x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: Tiles, *, dependent: bool = False
 ) -> None:
     grid = triton.cdiv(out.shape[1], tiles.block_n), triton.cdiv(len(x), tiles.block_m)
-    _skinny_gemm[grid](*_arguments(x, weight, out), WIDE=tiles.wide, **_constants(weight, tiles, dependent=dependent))
-
-
-def _arguments(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
-    """Arguments of a kernel for few rows: tensors, sizes and strides."""
-    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
-    return x, weight, out, len(x), out.shape[1], x.shape[1], x.stride(0), weight.stride(0), out.stride(0)
+    _skinny_gemm[grid](*matrices(x, weight, out), WIDE=tiles.wide, **_constants(weight, tiles, dependent=dependent))
 
 
 def _constants(weight: torch.Tensor, tiles: Tiles, *, dependent: bool) -> dict[str, int | bool]:
@@ -249,7 +243,7 @@ def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, 
     """Writes the gated product of x [M, K] and weight [2 I, K] to out [M, I]; I is a multiple of the tile's width."""
     assert out.shape[1] % GATED.block_n == 0
     grid = out.shape[1] // GATED.block_n, triton.cdiv(len(x), GATED.block_m)
-    _skinny_gated_gemm[grid](*_arguments(x, weight, out), **_constants(weight, GATED, dependent=dependent))
+    _skinny_gated_gemm[grid](*matrices(x, weight, out), **_constants(weight, GATED, dependent=dependent))
 
 
 def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -69,17 +69,8 @@ def launch_all_tiles(weight: torch.Tensor) -> None:
 
 
 def _unaligned_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
-    m, n = out.shape
-    _wide_gemm_unaligned[(UNALIGNED.count(m, n),)](
-        x,
-        weight,
-        out,
-        m,
-        n,
-        x.shape[1],
-        x.stride(0),
-        weight.stride(0),
-        out.stride(0),
+    _wide_gemm_unaligned[(UNALIGNED.count(*out.shape),)](
+        *matrices(x, weight, out),
         BLOCK_M=UNALIGNED.block_m,
         BLOCK_N=UNALIGNED.block_n,
         BLOCK_K=UNALIGNED.block_k,
@@ -87,6 +78,12 @@ def _unaligned_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) ->
         num_warps=NUM_WARPS,
         num_stages=UNALIGNED.num_stages,
     )
+
+
+def matrices(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
+    """Arguments of kernels that find elements by strides: tensors, sizes M, N and K, and strides."""
+    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
+    return x, weight, out, len(x), out.shape[1], x.shape[1], x.stride(0), weight.stride(0), out.stride(0)
 
 
 def _is_aligned(matrix: torch.Tensor) -> bool:
