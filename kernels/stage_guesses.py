@@ -10,7 +10,7 @@ import triton.language as tl
 
 from .peer_memory import fetched, written
 from .stage_memory import StageMemory
-from .stage_stream import await_message, say_number
+from .stage_stream import await_message, options, say_number
 
 
 def send_guesses(
@@ -34,9 +34,7 @@ def send_guesses(
         memory.guesses_at(number),
         number,
         steps.shape[1],
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
-        ON_GPU=token_table.is_cuda,
+        **options(memory, memory.sizes.most_rows, token_table),
     )
 
 
@@ -60,9 +58,7 @@ def receive_guesses(
         number,
         steps.shape[1],
         memory.max_polls,
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
-        ON_GPU=token_table.is_cuda,
+        **options(memory, memory.sizes.most_rows, token_table),
     )
 
 

@@ -33,6 +33,11 @@ MOST_NUMBERS = 1 << 30
 """Messages of tokens are numbered from 1 and begin again behind so many; 0 is that of an empty slot."""
 
 
+def options(memory: StageMemory, most: int, tensor: torch.Tensor) -> dict[str, int]:
+    """Constants of a kernel whose programs pass up to `most` numbers at once."""
+    return {"HOST": memory.is_host, "BLOCK": triton.next_power_of_2(most), "ON_GPU": tensor.is_cuda}
+
+
 def send_stream(memory: StageMemory, stream: torch.Tensor) -> None:
     """Sends the stream [T, H] to the next stage."""
     assert stream.nbytes <= memory.sizes.stream_bytes
@@ -55,9 +60,7 @@ def _launch_stream(kernel: Any, memory: StageMemory, stream: torch.Tensor, other
         hidden,
         memory.sizes.stream_bytes,
         memory.max_polls,
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(hidden),
-        ON_GPU=stream.is_cuda,
+        **options(memory, hidden, stream),
     )
 
 
@@ -76,9 +79,7 @@ def send_tokens(
         memory.message_at(number),
         number,
         count,
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(memory.sizes.most_positions),
-        ON_GPU=token_ids.is_cuda,
+        **options(memory, memory.sizes.most_positions, token_ids),
     )
 
 
@@ -91,9 +92,7 @@ def receive_tokens(memory: StageMemory, number: int, count: int, token_table: to
         token_table,
         token_table.stride(0),
         memory.max_polls,
-        HOST=memory.is_host,
-        BLOCK=triton.next_power_of_2(memory.sizes.most_positions),
-        ON_GPU=token_table.is_cuda,
+        **options(memory, memory.sizes.most_positions, token_table),
     )
 
 
@@ -113,10 +112,8 @@ def send_ends(
         memory.message_at(number),
         number,
         count,
-        HOST=memory.is_host,
         LAST=LAST_TOKENS,
-        BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
-        ON_GPU=token_table.is_cuda,
+        **options(memory, memory.sizes.most_rows, token_table),
     )
 
 
@@ -130,10 +127,8 @@ def receive_ends(memory: StageMemory, number: int, count: int, known: torch.Tens
         token_table,
         token_table.stride(0),
         memory.max_polls,
-        HOST=memory.is_host,
         LAST=LAST_TOKENS,
-        BLOCK=triton.next_power_of_2(memory.sizes.most_rows),
-        ON_GPU=token_table.is_cuda,
+        **options(memory, memory.sizes.most_rows, token_table),
     )
 
 
