@@ -169,14 +169,18 @@ def measure(
     against: tuple[str, Path] | None = None,
     device: str = CPU,
     threads: int = 0,
+    activation_dtype: str = "auto",
     quiet: bool = True,
 ) -> Accuracy:
-    """Compares a folder as a device serves it with another one, expanded; by default with itself. Raises `ConfigError`
-    where that would compare equal models: the CPU has no packed integers of it, or a GPU rounds no tokens."""
+    """Compares a folder as a device serves it with another one, expanded; by default with itself. `activation_dtype` is
+    the served model's. Raises `ConfigError` where that would compare equal models: the CPU has no packed integers of
+    it, a GPU rounds no tokens, or activations are to stay as they are."""
     longest = max(map(len, windows))
     exact_name, exact = against or (SAME_FILE, folder)
     options = ExecutorOptions(model_folder=folder, device=device, max_model_len=longest, num_threads=threads)
-    served = WholeModel(replace(options, activation_dtype=_compared(device, against is None)), longest)
+    if activation_dtype == "auto":
+        activation_dtype = _compared(device, against is None)
+    served = WholeModel(replace(options, activation_dtype=activation_dtype), longest)
     if against is None and served.activations == served.dtype:
         raise ConfigError("against", "none", "a model to compare with, where activations are not rounded")
     build = WholeModel if against is None else exact_model
@@ -223,6 +227,7 @@ def run(
     window: Annotated[int, typer.Option(help="tokens that a model reads at once", min=2)] = 512,
     device: Annotated[str, typer.Option(help="cpu or cuda, which serves both models")] = CPU,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch's choice")] = 0,
+    activation_dtype: Annotated[str, typer.Option(help="of packed weights as served: auto, int8 or model")] = "auto",
     quantization: Annotated[
         str, typer.Option(help="round weights: fp8, int8 or int4; compared with the model that is not rounded")
     ] = "auto",
@@ -257,7 +262,16 @@ def run(
         token_ids = tokenizer.encode(text.read_text(), add_special_tokens=False)[:num_tokens]
         windows = list(windows_of(token_ids, window))
         name = _name_of(folder, file.quantization, is_calibrated=calibration is not None)
-        row = measure(folder, name, windows, against=other, device=device, threads=threads, quiet=as_json)
+        row = measure(
+            folder,
+            name,
+            windows,
+            against=other,
+            device=device,
+            threads=threads,
+            activation_dtype=activation_dtype,
+            quiet=as_json,
+        )
         rows.append(replace(row, by_transformers=file.by_transformers, by_reading=file.by_reading))
     if not as_json:
         _show(rows)

@@ -92,6 +92,10 @@ def test_a_model_is_compared_with_another_one_and_rounding_shows(tmp_path: Path)
     assert found["int8"].kl_mean < found["int4"].kl_mean
     assert found["int4"].against == "dense"
     assert [accuracy.exact_model.cache_info()[at] for at in (0, 1)] == [2, 1], "the dense model is loaded once"
+    unrounded = accuracy.measure(
+        tmp_path / "int8", "int8", [list(range(3, 130))], against=("dense", dense), activation_dtype="model"
+    )
+    assert (unrounded.activations, unrounded.perplexity != found["int8"].perplexity) == ("float32", True)
     same = accuracy.measure(dense, "dense", [list(range(3, 130))], against=("dense", dense))
     assert (same.kl_mean, same.top1_agreement, same.change) == (0, 1, 0)
 
