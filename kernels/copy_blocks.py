@@ -36,7 +36,9 @@ def copy_blocks_twin(
     target[:, target_blocks.long()] = source[:, source_blocks.long()]
 
 
-@triton.jit
+# One kernel however the lists of blocks are aligned, which may be parts of longer ones: a compilation would hold up the
+# engine's steps.
+@triton.jit(do_not_specialize_on_alignment=["p_source_block", "p_target_block"])
 def _copy(
     p_source,
     p_target,

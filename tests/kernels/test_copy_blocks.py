@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headwater.kernels import copy_blocks as copy_blocks_kernels
 from headwater.kernels.copy_blocks import as_planes, copy_blocks, copy_blocks_twin
 from tests.kernels.paging import GPU, POISON
 
@@ -44,3 +45,19 @@ def test_blocks_that_leave_come_back_elsewhere_unchanged(shape: tuple[int, ...],
     copy_blocks(staging.transpose(0, 1), cache, ids(generator, 0, 1), ids(generator, 2, 3))
     assert torch.equal(cache[:, [2, 3]], before[:, [4, 0]])
     assert torch.equal(cache[:, [0, 1, 4]], before[:, [0, 1, 4]])
+
+
+def num_compiled() -> int:
+    return sum(len(caches[0]) for caches in copy_blocks_kernels._copy.device_caches.values())
+
+
+@GPU
+def test_parts_of_lists_compile_no_other_kernel(generator: torch.Generator) -> None:
+    cache = as_planes(random_cache((2, 9, 3, 16, 64), generator, torch.bfloat16))
+    blocks = ids(generator, *range(9))
+    copy_blocks(cache, cache, blocks[:4], blocks[:4])
+    known = num_compiled()
+    for start in (1, 3, 4):
+        copy_blocks(cache, cache, blocks[start : start + 4], blocks[:4])
+        copy_blocks(cache, cache, blocks[:4], blocks[start : start + 4])
+    assert num_compiled() == known > 0
