@@ -102,10 +102,6 @@ class BlockLoads:
         """Whether the load has not ended. One that was given up is open until its source has let go of its blocks."""
         return ticket in self._open
 
-    def tier_of(self, ticket: Ticket) -> str:
-        """The tier that an open load brings blocks from."""
-        return self._open[ticket].source.tier
-
     @property
     def has_background_work(self) -> bool:
         return any(source.has_background_work for source in self._sources)

@@ -41,12 +41,18 @@ class PrefixHits:
         if tier != PeerBlocks.tier:
             request.load_seconds += self._clock() - request.load_began
 
-    def note_seated(self, request: RequestState) -> None:
-        """Notes that a request gets a row, with its first `num_computed` tokens cached."""
+    def note_seated(self, request: RequestState, *, is_certain: bool = True) -> None:
+        """Notes that a request gets a row, with its first `num_computed` tokens cached. Where that is not certain yet,
+        `count` follows once it is."""
         request.seated_at = self._clock()
+        if is_certain:
+            self.count(request, request.num_computed)
+
+    def count(self, request: RequestState, num_hit_tokens: int) -> None:
+        """Counts the leading tokens that a request found cached when it took its row."""
         if request.scheduled_at is None:
             request.scheduled_at = request.seated_at
-            request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
+            request.num_cached_tokens = min(num_hit_tokens, request.num_prompt_tokens)
             request.num_loaded_tokens[PeerBlocks.tier] += self._prefetched.take(
                 request.chain.hashes[: request.chain.num_cached]
             )
@@ -54,10 +60,10 @@ class PrefixHits:
             self._cache.count(request.num_prompt_tokens, request.num_cached_tokens, request.num_cached_by_tier)
             self._learn(request)
         else:
-            num_loaded = min(request.num_loaded_tokens.total(), request.num_computed)
+            num_loaded = min(request.num_loaded_tokens.total(), num_hit_tokens)
             self.num_resumed_loaded += num_loaded
-            self.num_resumed_kept += request.num_computed - num_loaded
-            self.num_resumed_computed += request.num_tokens - request.num_computed
+            self.num_resumed_kept += num_hit_tokens - num_loaded
+            self.num_resumed_computed += request.num_tokens - num_hit_tokens
         request.num_loaded_tokens.clear()
         request.load_seconds = 0.0
 

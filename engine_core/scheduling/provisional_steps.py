@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..config import EngineConfig
-from ..kv.block_loads import BlockLoads, SettledLoad
+from ..kv.block_loads import SettledLoad
 from ..kv.block_pool import BlockPool
-from ..kv.block_source import Loader, Ticket
+from ..kv.block_source import Ticket
 from ..kv.prefix_cache import PrefixCache
 from .forks import NO_PARTIAL, Forks, PartialBlock
 from .prefix_hits import PrefixHits
@@ -59,6 +59,8 @@ class _ProvisionalStep:
     ticket: Ticket
     request: RequestState
     planned: PlannedStep
+    num_hits: int
+    """Blocks that are cached if the load ends well."""
 
 
 class ProvisionalSteps:
@@ -67,13 +69,12 @@ class ProvisionalSteps:
     def __init__(
         self,
         planner: Planner,
-        loads: BlockLoads,
         hits: PrefixHits,
         config: EngineConfig,
         nearly_loaded: Callable[[], Sequence[Ticket]],
     ) -> None:
         """`nearly_loaded`: loads whose blocks will soon be there, and behind which the executor can compute."""
-        self._planner, self._loads, self._hits, self._nearly_loaded = planner, loads, hits, nearly_loaded
+        self._planner, self._hits, self._nearly_loaded = planner, hits, nearly_loaded
         self._block_size, self._budget = config.block_size, config.max_num_batched_tokens
         self._max_chunk = min(self._budget, config.long_prefill_chunk or self._budget)
         self._has_groups = config.num_groups > 1
@@ -109,28 +110,28 @@ class ProvisionalSteps:
         for load in settled if self._open is not None else ():
             if self._open is not None and load.ticket is self._open.ticket:
                 provisional, self._open = self._open, None
-                self._end(provisional, load.failed_source)
+                self._end(provisional, load)
 
-    def _end(self, provisional: _ProvisionalStep, failed_source: Loader | None) -> None:
+    def _end(self, provisional: _ProvisionalStep, load: SettledLoad) -> None:
         request = provisional.request
-        if failed_source is not None:
+        if load.failed_source is not None:
             self.num_void += 1
             self._void_step = provisional.planned.plan.step
         if request.has_finished:
             return
-        if failed_source is None:
+        self._hits.note_loaded(request, load.tier, load.num_loaded * self._block_size)
+        if load.failed_source is None:
+            self._hits.count(request, provisional.num_hits * self._block_size)
             self._planner.cache_full_blocks(request, provisional.planned)
             self._planner.table.start_hashing(request)
             return
-        request.failed_sources += (failed_source,)
+        request.failed_sources += (load.failed_source,)
         self._take_back(request)
 
     def _take_back(self, request: RequestState) -> None:
         """Lets the request wait again once its step has retired, with what it had before."""
         table = self._planner.table
         table.credit[request.row] += request.num_tokens < request.max_len
-        if not request.has_started:
-            request.num_cached_tokens, request.num_cached_by_tier = 0, {}
         self._planner.leave(request)
 
     def _blocks_before(self, request: RequestState, ticket: Ticket) -> list[int] | None:
@@ -149,12 +150,11 @@ class ProvisionalSteps:
     def _launch(self, ticket: Ticket, request: RequestState, cached: list[int]) -> PlannedStep:
         planner, hits = self._planner, [*cached, *ticket.blocks]
         planner.waiting.end_wait(ticket, request)
-        self._hits.note_loaded(request, self._loads.tier_of(ticket), len(ticket.blocks) * self._block_size)
         step = StepBuilder(self._budget, self._budget, planner.table.decodable_rows(), awaits_copies=True)
         planner.forks.begin_step()
         planner.seat(step, request, hits, self._num_blocks(request) - len(hits), NO_PARTIAL)
         planner.add_chunk(step, request, self._budget)
-        self._open = _ProvisionalStep(ticket, request, planner.compose(step))
+        self._open = _ProvisionalStep(ticket, request, planner.compose(step), len(hits))
         self.num_steps += 1
         return self._open.planned
 

@@ -77,7 +77,7 @@ class Scheduler:
         self.prefetched = PrefetchedBlocks(self.pool, config.block_size)
         self.hits = PrefixHits(self.cache, self.prefetched, clock)
         self._waits = BlockWaits(self.loads, self.cache, self.waiting, self.prefilling, self.hits, config.block_size)
-        self.provisional = ProvisionalSteps(self, self.loads, self.hits, config, nearly_loaded)
+        self.provisional = ProvisionalSteps(self, self.hits, config, nearly_loaded)
         self._config, self._clock = config, clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self.prefill_budget = PrefillBudget(self.shares, self._max_chunk, prefill_seconds)
@@ -328,7 +328,7 @@ class Scheduler:
         request.chain.num_cached = len(hits)
         request.num_computed = len(hits) * self._config.block_size + partial.num_tokens
         self.prefill_budget.rank_begun(request, request.num_tokens - request.num_computed)
-        self.hits.note_seated(request)
+        self.hits.note_seated(request, is_certain=not step.awaits_copies)
         self._counts.begin(request)
         self.table.seat(request, blocks)
         self._groups.seat(request.row)

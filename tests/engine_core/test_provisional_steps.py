@@ -116,8 +116,21 @@ def test_a_step_that_read_wrong_blocks_is_computed_again(
     assert here.steps.is_open
     here.finish()
     assert here.pair.tokens[2] == here.pair.tokens[1]
-    assert here.pair.tiers[2] == {}
     assert (here.steps.num_steps, here.steps.num_void) == (1, 1)
+
+
+@pytest.mark.parametrize("num_unchanged", [0, 7, PROMPT_BLOCKS])
+def test_blocks_that_did_not_count_are_no_hits(num_unchanged: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Setting()
+    change_blocks(monkeypatch, num_unchanged)
+    here.pair.turn()
+    assert here.steps.is_open
+    here.finish()
+    load, num_hit = here.b.load(), num_unchanged * BLOCK
+    assert here.pair.tiers[2] == ({"peer": num_hit} if num_hit else {})
+    assert (load.prefix_queries, load.prefix_hits) == (len(PROMPT), num_hit)
+    assert sum(load.hits_by_tier.values()) == num_hit
+    assert (load.num_resumed_kept, load.num_resumed_loaded, load.num_resumed_computed) == (0, 0, 0)
 
 
 def test_a_block_that_the_step_fills_is_cached_once_the_others_are_good() -> None:
