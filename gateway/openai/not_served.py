@@ -89,5 +89,6 @@ def check_served(name: str, path: str, value: Any) -> bool:
 
 def check_misplaced(name: str, value: Any, where: str) -> None:
     """Checks a field of another endpoint. Raises `UnsupportedField`."""
-    if value and value != MATTERS_ELSEWHERE.get(name) and value not in ("auto", "none"):
+    without_effect = (MATTERS_ELSEWHERE[name],) if name in MATTERS_ELSEWHERE else ("auto", "none")
+    if value and value not in without_effect:
         raise UnsupportedField(name, where)

@@ -128,6 +128,7 @@ PROMPT = {"model": "m", "prompt": "a"}
         (ChatCompletionRequest, CHAT, "text", {"format": {"type": "json_object"}}, "here it is `response_format`"),
         (ChatCompletionRequest, CHAT, "instructions", "Be brief.", "it is a field of /v1/responses"),
         (ChatCompletionRequest, CHAT, "previous_response_id", "resp_1", "it is a field of /v1/responses"),
+        (ChatCompletionRequest, CHAT, "truncation", "auto", "it is a field of /v1/responses"),
         (ChatCompletionRequest, CHAT, "prompt", "a", "it is a field of /v1/completions"),
         (CompletionRequest, PROMPT, "max_output_tokens", 5, "here it is `max_tokens`"),
         (CompletionRequest, PROMPT, "tools", CHAT["tools"], "it is a field of /v1/chat/completions"),
