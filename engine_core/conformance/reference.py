@@ -89,13 +89,7 @@ class ReferencePlatform:
         return q.to(qkv.dtype)
 
     def attention(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        attention_plan: ForwardBatch,
-        *,
-        scale: float | None = None,
-        window: int = 0,
+        self, q: Tensor, kv_cache: Tensor, attention_plan: ForwardBatch, *, scale: float | None = None, window: int = 0
     ) -> Tensor:
         starts, counts = attention_plan.starts.tolist(), attention_plan.counts.tolist()
         tables = attention_plan.block_tables

@@ -20,14 +20,7 @@ from ..platforms.cuda import CudaPlatform
 from ..platforms.cuda_packed import has_rounded
 from ..usable_cores import usable_cores
 from .cuda import CudaExecutor
-from .cuda_drafting import (
-    Drafting,
-    HeadsDrafting,
-    LoadedHeads,
-    LoadedModel,
-    ModelDrafting,
-    TakenDrafts,
-)
+from .cuda_drafting import Drafting, HeadsDrafting, LoadedHeads, LoadedModel, ModelDrafting, TakenDrafts
 from .cuda_guessers import by_first_stage
 from .cuda_prompt_scores import SCORED_AT_ONCE
 from .cuda_stage import CudaStageExecutor

@@ -52,11 +52,7 @@ class ScoreTable:
         self._copies = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     def fill(
-        self,
-        logits: torch.Tensor,
-        token_ids: torch.Tensor,
-        num_tops: torch.Tensor,
-        part: VocabularySlice | None = None,
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor, part: VocabularySlice | None = None
     ) -> None:
         """Scores positions [S], all in one launch; see `logprobs`."""
         ids, values = self._words[: len(token_ids)], self._words[: len(token_ids)].view(torch.float32)

@@ -16,12 +16,7 @@ class SimulatedSwapper:
     """See `Swapper`. Blocks are those of a KV cache [num_blocks, block_size]."""
 
     def __init__(
-        self,
-        kv_blocks: UInt64Array,
-        num_slots: int,
-        *,
-        late_polls: int,
-        direct_copies: DirectCopies | None = None,
+        self, kv_blocks: UInt64Array, num_slots: int, *, late_polls: int, direct_copies: DirectCopies | None = None
     ) -> None:
         """A block that was asked for comes at the `late_polls` + 1st look."""
         self._kv_blocks, self._late_polls, self.direct_copies = kv_blocks, late_polls, direct_copies

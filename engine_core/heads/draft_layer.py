@@ -22,11 +22,7 @@ from ..weights.layout import Layout, linear, norm, table
 from .checkpoint import Shapes
 
 FUSED = FUSED_NAMES | FUSED_BIASES
-NAMES = {
-    "post_attention_layernorm.weight": "post_norm",
-    "self_attn.o_proj.weight": "o",
-    "mlp.down_proj.weight": "down",
-}
+NAMES = {"post_attention_layernorm.weight": "post_norm", "self_attn.o_proj.weight": "o", "mlp.down_proj.weight": "down"}
 
 
 def published_shapes(config: ModelConfig, in_features: int) -> Shapes:

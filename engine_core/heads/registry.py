@@ -106,12 +106,7 @@ def load_heads(
 
 
 def chain_heads(
-    config: HeadsConfig,
-    weights: Weights,
-    platform: Platform,
-    served: Served,
-    max_model_len: int,
-    shard: Shard = WHOLE,
+    config: HeadsConfig, weights: Weights, platform: Platform, served: Served, max_model_len: int, shard: Shard = WHOLE
 ) -> ChainHeads:
     if config.kind == EAGLE:
         return Eagle(config, weights, platform, served, max_model_len)

@@ -36,13 +36,7 @@ class DirectLeases:
     """Leases in the order in which they were asked for."""
 
     def __init__(
-        self,
-        handle: bytes,
-        link: PeerLink,
-        pool: BlockPool,
-        release: Release,
-        steps: Steps,
-        lenders: Sequence[Lender],
+        self, handle: bytes, link: PeerLink, pool: BlockPool, release: Release, steps: Steps, lenders: Sequence[Lender]
     ) -> None:
         """`lenders` hold blocks that are not in the KV cache."""
         self._handle, self._link, self._pool, self._release = handle, link, pool, release

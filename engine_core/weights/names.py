@@ -36,10 +36,7 @@ class CheckpointNames:
     """Endings of names of tensors that are no weights."""
 
     def collect(
-        self,
-        tensors: Iterable[tuple[str, Weight]],
-        dtype: torch.dtype,
-        progress: Callable[[int], None],
+        self, tensors: Iterable[tuple[str, Weight]], dtype: torch.dtype, progress: Callable[[int], None]
     ) -> Tensors:
         """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a tensor that the
         architecture has not, for parts of a tensor without the others, and for parts that cannot be joined."""

@@ -17,15 +17,7 @@ from headwater.kernels.int4_layout import Int4Weight, pack
 
 from ..config import ConfigError
 from ..packing import Packing
-from .grouped import (
-    SCALE_DTYPES,
-    WIDE_SCALE_DTYPES,
-    check_scales,
-    check_tensor,
-    integers_of,
-    num_groups,
-    order_of,
-)
+from .grouped import SCALE_DTYPES, WIDE_SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
 
 DROPPED = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 PACKED, SCALE, SHAPE, ZEROS, ORDER = (

@@ -175,13 +175,7 @@ class _Writer:
     """Writes one slot, one call after the other, each with the next sequence number."""
 
     def __init__(
-        self,
-        store: Store,
-        table: SlotTable,
-        place: tuple[str, int],
-        slot: int,
-        epoch: int,
-        clock: Callable[[], float],
+        self, store: Store, table: SlotTable, place: tuple[str, int], slot: int, epoch: int, clock: Callable[[], float]
     ) -> None:
         """`place` is the model's key and the shard."""
         self.slot, self._clock = slot, clock

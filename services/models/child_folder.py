@@ -22,13 +22,7 @@ class ChildFailed(Exception):
 
 
 def fill_folder(
-    folder: Path,
-    module: str,
-    flags: Sequence[str],
-    progress: Report,
-    *,
-    last: str,
-    env: Mapping[str, str] = os.environ,
+    folder: Path, module: str, flags: Sequence[str], progress: Report, *, last: str, env: Mapping[str, str] = os.environ
 ) -> None:
     """Runs `python -m module --folder=… flags` on a folder beside this one, and renames it. `last` names the file that
     the module writes last. The caller holds the lock of the parent folder: what killed processes left there is removed.

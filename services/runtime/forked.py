@@ -73,12 +73,7 @@ class ForkClient:
         return cls(socket.socket(fileno=int(os.environ[variable]))) if variable in os.environ else None
 
     async def start(
-        self,
-        module: str,
-        arguments: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        files: Mapping[int, int],
+        self, module: str, arguments: Sequence[str], *, environment: Mapping[str, str], files: Mapping[int, int]
     ) -> ForkedProcess | None:
         """A process in a session of its own that runs the module's `main`. `files`: number there → number here.
 

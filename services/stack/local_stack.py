@@ -65,11 +65,7 @@ class LocalStack:
         self._gateways: list[KeptStage] = []
         self._held: list[HeldPort] = []
         self._manager = ModelManager(
-            settings,
-            self._pipe,
-            self._stage,
-            hurry=self.hurry,
-            report=self._report_and_record,
+            settings, self._pipe, self._stage, hurry=self.hurry, report=self._report_and_record
         )
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
@@ -85,14 +81,7 @@ class LocalStack:
         prepare_token(settings.state_dir, os.environ)
         keep_master_key(settings.state_dir / MASTER_KEY_FILE)
         servers = await self._start_servers(report)
-        plan = StackPlan(
-            settings,
-            self._model_folder,
-            self._served_name,
-            port,
-            grpc_port,
-            servers,
-        )
+        plan = StackPlan(settings, self._model_folder, self._served_name, port, grpc_port, servers)
         await self._start_stages(plan, report)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.record = ClusterRecord(
@@ -261,12 +250,7 @@ class LocalStack:
     def _write_record(self) -> None:
         assert self.record is not None
         stages = tuple(
-            StageRecord(
-                name=stage.name,
-                pid=process.pid,
-                addresses=dict(stage.addresses),
-                children=process.children,
-            )
+            StageRecord(name=stage.name, pid=process.pid, addresses=dict(stage.addresses), children=process.children)
             for stage in self._stages()
             if (process := stage.process) is not None
         )

@@ -86,13 +86,7 @@ class StageProcess:
 
     @classmethod
     async def start(
-        cls,
-        name: str,
-        program: StageProgram,
-        *,
-        log: Path,
-        supervisor: SupervisorPipe,
-        forks: ForkClient | None = None,
+        cls, name: str, program: StageProgram, *, log: Path, supervisor: SupervisorPipe, forks: ForkClient | None = None
     ) -> StageProcess:
         """Starts the stage by a server of forks, else in a new interpreter. Cancelled, or where the system has no room
         for a process, it leaves nothing behind."""

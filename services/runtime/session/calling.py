@@ -63,10 +63,7 @@ class CallingEnd(Generic[SentT, HeardT]):
     order and raises `ValueError` for one that contradicts itself."""
 
     def __init__(
-        self,
-        next_frame: Callable[[], SentT | None],
-        on_frame: Callable[[HeardT], None],
-        silence: Silence | None = None,
+        self, next_frame: Callable[[], SentT | None], on_frame: Callable[[HeardT], None], silence: Silence | None = None
     ) -> None:
         self._outgoing = Outgoing(next_frame)
         self._on_frame, self._silence = on_frame, silence
