@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult, Swapper
+from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult
 
 WEIGHT = 0.05
 """Weight of the newest step in a mean over steps."""
@@ -30,22 +30,10 @@ class MeasuredExecutor:
         self.prefill_tokens = self.decode_rows = 0
         """Numbers of tokens and rows retired since the last call of `take`."""
         self.seconds = 0.0
-
-    @property
-    def swapper(self) -> Swapper | None:
-        return self._executor.swapper
-
-    @property
-    def copies_blocks(self) -> bool:
-        return self._executor.copies_blocks
-
-    @property
-    def can_draft(self) -> bool:
-        return self._executor.can_draft
-
-    @property
-    def computes_at_once(self) -> bool:
-        return self._executor.computes_at_once
+        self.swapper, self.copies_blocks, self.can_draft = executor.swapper, executor.copies_blocks, executor.can_draft
+        self.computes_at_once = executor.computes_at_once
+        self.is_ready, self.warm_up = executor.is_ready, executor.warm_up
+        self.prepare, self.close = executor.prepare, executor.close
 
     @property
     def prefill_seconds(self) -> float:
@@ -78,18 +66,6 @@ class MeasuredExecutor:
         self._last_retired = now
         self._rates.observe(prefill_tokens, decode_rows, seconds)
         return result
-
-    def is_ready(self, handle: int) -> bool:
-        return self._executor.is_ready(handle)
-
-    def warm_up(self) -> float:
-        return self._executor.warm_up()
-
-    def prepare(self) -> bool:
-        return self._executor.prepare()
-
-    def close(self) -> None:
-        self._executor.close()
 
     def take(self) -> tuple[int, int, float]:
         """Prompt tokens, decode rows and seconds of the step retired since the last call; zeros if none was."""

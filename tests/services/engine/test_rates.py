@@ -7,7 +7,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executor import StepPlan, StepResult
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel
 from headwater.engine_core.request import NewRequest
@@ -53,21 +53,21 @@ def test_the_rates_of_a_known_executor_are_found(depth: int) -> None:
     assert rates.prefill_tps == pytest.approx(20_000, rel=0.15)
 
 
-class EndsAtOnce:
-    """The part of an executor whose plans take no time."""
-
-    prefill_seconds = 0.0
+class EndsAtOnce(SimulatedExecutor):
+    """An executor whose plans take no time."""
 
     def submit(self, plan: StepPlan) -> int:
         return plan.step
 
-    def retire(self, handle: int) -> None:
-        pass
+    def retire(self, handle: int) -> StepResult:
+        return StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))
 
 
 @pytest.mark.parametrize(("awaits_copies", "num_tokens"), [(False, 64), (True, 0)])
 def test_the_time_of_a_step_that_waited_for_copies_tells_nothing(awaits_copies: bool, num_tokens: int) -> None:
-    executor, nothing = MeasuredExecutor(EndsAtOnce()), np.zeros(0, np.int32)  # type: ignore[arg-type]
+    config = EngineConfig(num_blocks=99, max_model_len=1024)
+    executor = MeasuredExecutor(EndsAtOnce(config, SimulatedModel(vocab_size=1000)))
+    nothing = np.zeros(0, np.int32)
     one, flags = np.ones(1, np.int32), np.zeros(1, np.bool_)
     plan = StepPlan(
         step=1,
