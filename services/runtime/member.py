@@ -23,13 +23,10 @@ class Kind(Enum):
     ENGINE = "engine"
 
 
-_KIND_TO_PB = {
-    Kind.GATEWAY: events_pb2.Member.KIND_GATEWAY,
-    Kind.PROCESSOR: events_pb2.Member.KIND_PROCESSOR,
-    Kind.OUTPUT_PROCESSOR: events_pb2.Member.KIND_OUTPUT_PROCESSOR,
-    Kind.ENGINE: events_pb2.Member.KIND_ENGINE,
-}
+_KIND_TO_PB = {kind: events_pb2.Member.Kind.Value(f"KIND_{kind.name}") for kind in Kind}
 _KIND_OF_PB = {number: kind for kind, number in _KIND_TO_PB.items()}
+_SAME = ("address", "numerics_id", "draining", "leaving", "rest_url")
+"""Fields of a member that are the same in its message."""
 
 
 def new_epoch() -> int:
@@ -105,16 +102,12 @@ class Member:
         return events_pb2.Member(
             kind=_KIND_TO_PB[self.kind],
             incarnation=events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch),
-            address=self.address,
             model=self.model.to_pb() if self.model is not None else None,
             model_key=self.model_key,
-            numerics_id=self.numerics_id,
-            draining=self.draining,
-            leaving=self.leaving,
             load=self.load.to_pb(self.replica_id, self.epoch) if self.load is not None else None,
             without=self.without,
-            rest_url=self.rest_url,
             num_running=self.num_running,
+            **{name: getattr(self, name) for name in _SAME},
         )
 
     @classmethod
@@ -126,13 +119,9 @@ class Member:
             kind=_KIND_OF_PB[message.kind],
             replica_id=message.incarnation.replica_id,
             epoch=message.incarnation.epoch,
-            address=message.address,
             model=ServedModel.from_pb(message.model) if message.HasField("model") else None,
-            numerics_id=message.numerics_id,
-            draining=message.draining,
-            leaving=message.leaving,
             load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
             without=tuple(message.without),
-            rest_url=message.rest_url,
             num_running=message.num_running if message.HasField("num_running") else None,
+            **{name: getattr(message, name) for name in _SAME},
         )
