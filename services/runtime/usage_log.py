@@ -174,9 +174,7 @@ class UsageLog:
                 waiting.on_stored(seq)
 
     async def _publish(self, record: UsageRecord) -> int:
-        js = self._bus.jetstream()
-        if js is None:
-            raise ConnectionError("NATS is away")
+        js = _jetstream(self._bus)
         if not self._is_made:
             await self.make()
             self._is_made = True
@@ -207,10 +205,7 @@ class UsageLog:
 
     async def make(self) -> None:
         """Makes the stream, unless it is there. Raises what NATS raises."""
-        js = self._bus.jetstream()
-        if js is None:
-            raise ConnectionError("NATS is away")
-        await make_stream(js, STREAM, f"{subjects.USAGE}.>")
+        await make_stream(_jetstream(self._bus), STREAM, f"{subjects.USAGE}.>")
 
     async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
         """Records of a tenant since a moment, oldest first, each with its number. Raises what NATS raises."""
@@ -224,18 +219,14 @@ class UsageLog:
     async def adopt(self) -> None:
         """Makes stored records without a seal trusted from now on: an earlier version wrote them. Done once; the mark
         goes when the records do. Raises what NATS raises."""
-        js = self._bus.jetstream()
-        if js is None:
-            raise ConnectionError("NATS is away")
+        js = _jetstream(self._bus)
         if not await self._num_adopted():
             data = b"%d" % (await js.stream_info(STREAM)).state.last_seq
             await js.publish(_ADOPTED, data, headers={SEAL: self._seals.code(_ADOPTED, data).decode()})
 
     async def _num_adopted(self) -> int:
         """Number of the last record that is trusted without a seal."""
-        js = self._bus.jetstream()
-        if js is None:
-            raise ConnectionError("NATS is away")
+        js = _jetstream(self._bus)
         try:
             message = await js.get_last_msg(STREAM, _ADOPTED)
         except nats.js.errors.NotFoundError:
@@ -243,6 +234,13 @@ class UsageLog:
         code = (message.headers or {}).get(SEAL, "").encode()
         opened = self._seals.open_beside(_ADOPTED, code, message.data or b"")
         return int(opened.value) if opened is not None else 0
+
+
+def _jetstream(bus: Bus) -> JetStreamContext:
+    """Raises `ConnectionError` while nothing is connected."""
+    if (js := bus.jetstream()) is None:
+        raise ConnectionError("NATS is away")
+    return js
 
 
 async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:
@@ -271,9 +269,7 @@ class Stored:
 
 async def read_stream(bus: Bus, stream: str, subject: str, since: datetime.datetime) -> AsyncIterator[Stored]:
     """The messages of a subject up to now. Raises what NATS raises."""
-    js = bus.jetstream()
-    if js is None:
-        raise ConnectionError("NATS is away")
+    js = _jetstream(bus)
     consumer = ConsumerConfig(
         deliver_policy=DeliverPolicy.BY_START_TIME,
         opt_start_time=since.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z"),  # type: ignore[arg-type]
