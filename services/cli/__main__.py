@@ -52,18 +52,8 @@ from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, OtherQuantization, ConversionFailed, HubError, WheelModelError),
-    *(
-        CalibrationFailed,
-        StackError,
-        StageDied,
-        EmbeddedServerError,
-        BusUnreachable,
-        NoStageHeard,
-        ChatError,
-        AdminError,
-    ),
-    ModelError,
-    *(httpx.HTTPError, OSError),
+    *(CalibrationFailed, StackError, StageDied, EmbeddedServerError, BusUnreachable, NoStageHeard, ChatError),
+    *(AdminError, ModelError, httpx.HTTPError, OSError),
 )
 """Errors that a person can do something about, those of files among them; any other is a bug and shows its trace."""
 
@@ -159,17 +149,7 @@ def pull(
     """Download a model and convert it once into the layout that the engines map; prints its folder."""
     check_words({"dtype": dtype, "quantization": quantization})
     check_device(device)
-    with ProgressBars(console) as bars:
-        folder = model_store.pull(
-            model,
-            cache_dir=cache_dir,
-            progress=bars.report,
-            revision=revision,
-            dtype=dtype,
-            device=device,
-            quantization=quantization,
-            calibration=calibration,
-        )
+    folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
     if rounding := ModelManifest.read(folder).rounding:
         console.print(rounding)
     if link is not None:
@@ -205,21 +185,28 @@ def warmup(
     if device != "cuda":
         raise SettingError("device", device, "cuda or cpu")
     check_words({"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype})
-    with ProgressBars(console) as bars:
-        folder = model_store.pull(
-            model,
-            cache_dir=cache_dir,
-            progress=bars.report,
-            revision=revision,
-            dtype=dtype,
-            device="cuda",
-            quantization=quantization,
-            calibration=calibration,
-        )
+    folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
     flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}"]
     flags += gpu_flags(os.environ, gpu_defaults(os.environ))
     flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
     _become("headwater.services.engine.warmup", flags)
+
+
+def _pulled(
+    model: str,
+    cache_dir: Path,
+    revision: str | None,
+    dtype: str,
+    device: str,
+    quantization: str,
+    calibration: Path | None,
+) -> Path:
+    """The model's folder, with bars of progress on the terminal meanwhile."""
+    with ProgressBars(console) as bars:
+        choices = {"dtype": dtype, "device": device, "quantization": quantization}
+        return model_store.pull(
+            model, cache_dir=cache_dir, progress=bars.report, revision=revision, calibration=calibration, **choices
+        )
 
 
 def _check_no_model_flag(context: typer.Context) -> None:
