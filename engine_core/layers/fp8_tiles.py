@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.kernels.block_formats import BLOCK, TILE_ROWS
+from headwater.kernels.block_formats import BLOCK
 from headwater.kernels.byte_weights import Fp8Weight
 from headwater.kernels.fp8_linear import fp8_linear
 from headwater.kernels.fp8_tiles import Fp8Format, Fp8Tiles, format_of, pack
 
+from .group_tiles import TileShape
 from .linear import Linear
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -18,13 +19,10 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8TileLayout:
+class Fp8TileLayout(TileShape):
     """Shape and format of a weight in tiles."""
 
     format: Fp8Format
-    num_rows: int
-    num_groups: int
-    group_size: int
 
     @classmethod
     def of(cls, weight: Fp8Weight, dtype: torch.dtype) -> Fp8TileLayout | None:
@@ -37,15 +35,6 @@ class Fp8TileLayout:
         if size % BLOCK or dtype not in DTYPES or has_none:
             return None
         return cls(format_of(weight), n, num_groups, size)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return -(-self.num_rows // TILE_ROWS), self.num_groups, self.format.group_bytes(self.group_size)
-
-    @property
-    def num_bytes(self) -> int:
-        tiles, groups, size = self.shape
-        return tiles * groups * size
 
 
 def write_fp8_tiles(weight: Fp8Weight, layout: Fp8TileLayout, memory: torch.Tensor) -> None:

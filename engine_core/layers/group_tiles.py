@@ -10,6 +10,7 @@ import torch
 from headwater.kernels import int4_layout
 from headwater.kernels.block_formats import BLOCK, TILE_ROWS
 from headwater.kernels.byte_weights import Int8Weight
+from headwater.kernels.fp8_tiles import Fp8Format
 from headwater.kernels.group_linear import group_linear
 from headwater.kernels.group_tiles import SCALE_DTYPES, GroupFormat, GroupTiles, pack
 from headwater.kernels.int4_layout import Int4Weight
@@ -20,13 +21,29 @@ IntWeight = Int4Weight | Int8Weight
 
 
 @dataclass(frozen=True, slots=True)
-class TileLayout:
-    """Shape and format of a weight in tiles."""
+class TileShape:
+    """Shape of a weight in tiles of any format."""
 
-    format: GroupFormat
+    format: GroupFormat | Fp8Format
     num_rows: int
     num_groups: int
     group_size: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return -(-self.num_rows // TILE_ROWS), self.num_groups, self.format.group_bytes(self.group_size)
+
+    @property
+    def num_bytes(self) -> int:
+        tiles, groups, size = self.shape
+        return tiles * groups * size
+
+
+@dataclass(frozen=True, slots=True)
+class TileLayout(TileShape):
+    """Shape and format of a weight in tiles."""
+
+    format: GroupFormat
     is_ordered: bool
     rounds_tokens: bool
 
@@ -44,15 +61,6 @@ class TileLayout:
         format = GroupFormat(4 if is_int4 else 8, weight.scales.dtype)
         rounds_tokens = isinstance(weight, Int8Weight) and weight.rounds_tokens
         return cls(format, n, num_groups, size, weight.groups is not None, rounds_tokens)
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return -(-self.num_rows // TILE_ROWS), self.num_groups, self.format.group_bytes(self.group_size)
-
-    @property
-    def num_bytes(self) -> int:
-        tiles, groups, size = self.shape
-        return tiles * groups * size
 
 
 def write_tiles(weight: IntWeight, layout: TileLayout, memory: torch.Tensor) -> None:
