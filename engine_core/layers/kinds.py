@@ -57,6 +57,11 @@ class Weights:
         """An embedding, packed or not."""
         return self.tables[name] if name in self.tables else self.tensors[name]
 
+    def looked_up_by(self, kind: type[Table], look_up: Callable[..., torch.Tensor]) -> Weights:
+        """The weights, with that kernel for rows of their packed tables of a kind."""
+        changed = {name: replace(each, look_up=look_up) for name, each in self.tables.items() if isinstance(each, kind)}
+        return replace(self, tables={**self.tables, **changed})
+
 
 def register(kind: type[StoredLinear]) -> None:
     """Adds a kind. Its suffixes must differ from those of every other kind."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -135,11 +134,7 @@ class CpuPlatform:
 
 def with_cpu_look_up(weights: Weights) -> Weights:
     """The weights, with the CPU's kernel for rows of tables that stay packed."""
-    tables = {
-        name: replace(table, look_up=block_rows.block_rows) if isinstance(table, BlockTable) else table
-        for name, table in weights.tables.items()
-    }
-    return replace(weights, tables=tables)
+    return weights.looked_up_by(BlockTable, block_rows.block_rows)
 
 
 def packed_kernels(weights: Weights) -> list[Kernel]:

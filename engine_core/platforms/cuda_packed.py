@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 from typing import TypeGuard
 
@@ -74,11 +73,7 @@ def rounded_product(linear: Linear, *, early_rows: int) -> Product:
 
 def with_look_up(weights: Weights) -> Weights:
     """The weights, with the GPU's kernel for rows of tables that stay packed."""
-    tables = {
-        name: replace(table, look_up=block_gemm.rows_of) if isinstance(table, PlanesTable) else table
-        for name, table in weights.tables.items()
-    }
-    return replace(weights, tables=tables)
+    return weights.looked_up_by(PlanesTable, block_gemm.rows_of)
 
 
 def launch_planes(linears: Iterable[Linear], early_rows: int) -> None:
