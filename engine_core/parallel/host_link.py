@@ -47,22 +47,17 @@ class LinkLost(Exception):
 
 def downward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
     """By channel: ends of the rings that ranks of the other host, or of this one, read."""
-    return {
-        RANK_CHANNELS * shard + i: end
-        for shard, each in enumerate(rings)
-        for i, end in enumerate(each.downward)
-        if end is not None
-    }
+    return _by_channel([each.downward for each in rings], 0)
 
 
 def upward_ends(rings: list[RankRings]) -> dict[int, RingEnd]:
     """By channel: ends of the rings that ranks write."""
-    return {
-        RANK_CHANNELS * shard + NUM_DOWNWARD + i: end
-        for shard, each in enumerate(rings)
-        for i, end in enumerate(each.upward)
-        if end is not None
-    }
+    return _by_channel([each.upward for each in rings], NUM_DOWNWARD)
+
+
+def _by_channel(of_shards: list[list[RingEnd | None]], first: int) -> dict[int, RingEnd]:
+    ends = {RANK_CHANNELS * i + first + j: end for i, each in enumerate(of_shards) for j, end in enumerate(each)}
+    return {channel: end for channel, end in ends.items() if end is not None}
 
 
 class HostLink:
