@@ -14,24 +14,13 @@ class SwapperParts:
     def __init__(self, swapper: Swapper) -> None:
         self.swapper = swapper
         self._num_slots = 0
-        self._saves, self._loads = _Shares(), _Shares()
+        self.saves, self.loads = _Shares(), _Shares()
 
     def part(self, num_slots: int) -> SwapperPart:
         """The next `num_slots` slots, as a swapper."""
         first, self._num_slots = self._num_slots, self._num_slots + num_slots
         assert self._num_slots <= len(self.swapper.slots)
         return SwapperPart(self, first, num_slots)
-
-    def swap(self, part: SwapperPart, plan: SwapPlan) -> None:
-        self._saves.add(part, plan.out_blocks.size)
-        self._loads.add(part, plan.in_blocks.size)
-        self.swapper.swap(plan)
-
-    def num_saved(self, part: SwapperPart) -> int:
-        return self._saves.num_done(part, self.swapper.num_saved)
-
-    def num_loaded(self, part: SwapperPart) -> int:
-        return self._loads.num_done(part, self.swapper.num_loaded)
 
 
 class SwapperPart:
@@ -53,15 +42,17 @@ class SwapperPart:
         if self._first:
             out_slots, in_slots = plan.out_slots + self._first, plan.in_slots + self._first
             plan = replace(plan, out_slots=out_slots, in_slots=in_slots)
-        self._whole.swap(self, plan)
+        self._whole.saves.add(self, plan.out_blocks.size)
+        self._whole.loads.add(self, plan.in_blocks.size)
+        self._whole.swapper.swap(plan)
 
     @property
     def num_saved(self) -> int:
-        return self._whole.num_saved(self)
+        return self._whole.saves.num_done(self, self._whole.swapper.num_saved)
 
     @property
     def num_loaded(self) -> int:
-        return self._whole.num_loaded(self)
+        return self._whole.loads.num_done(self, self._whole.swapper.num_loaded)
 
 
 class _Shares:
