@@ -10,7 +10,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 import structlog
@@ -19,7 +19,7 @@ from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.ring import PeerGone, RingReader, RingWriter, create_ring
 from headwater.engine_core.step_output import EngineLoad
 
-from ..runtime.forked import ForkClient
+from ..runtime.forked import ForkClient, Process
 from ..runtime.settings import to_argv
 from ..runtime.tasks import owned_task
 from .core_environment import core_environment
@@ -63,21 +63,9 @@ class CoreFailed(Exception):
     """The core did not start, or has ended by itself."""
 
 
-class CoreProcess(Protocol):
-    """Methods of `asyncio.subprocess.Process` that the link uses."""
-
-    pid: int
-
-    async def wait(self) -> int:
-        """The exit status, negative where a signal ended the process."""
-
-    def kill(self) -> None:
-        """Raises `ProcessLookupError` after the end of the process."""
-
-
 async def start_core(
     arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
-) -> CoreProcess:
+) -> Process:
     """Starts the core, which inherits the descriptors: by the server of forks that the supervisor names, else in a new
     interpreter."""
     if (forks := ForkClient.inherited(CORE_FORKS_FD)) is not None:
@@ -121,7 +109,7 @@ class CoreClient:
         self._num_commands = 0
         self._backlog: deque[tuple[bytes, int]] = deque()
         self._num_backlog_bytes = 0
-        self._process: CoreProcess | None = None
+        self._process: Process | None = None
         self.settled = asyncio.Event()
         """`ready` has an answer."""
         self.gone = asyncio.Event()

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 SERVER = "headwater.services.runtime.fork_server"
 UNKNOWN_STATUS = 255
@@ -58,6 +59,16 @@ class ForkedProcess:
     def _end(self, status: int) -> None:
         os.close(self._pidfd)
         self._ended.set_result(status)
+
+
+class Process(Protocol):
+    """Methods of `asyncio.subprocess.Process` that its supervisors use, of whatever has started the process."""
+
+    @property
+    def pid(self) -> int: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, number: int) -> None: ...
+    def kill(self) -> None: ...
 
 
 class ForkClient:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from ..runtime.forked import ForkClient
+from ..runtime.forked import ForkClient, Process
 from ..runtime.owner_file import open_log
 from ..runtime.process import PARENT_FD, READY_FD
 from ..runtime.progress import Report
@@ -54,15 +54,6 @@ class SupervisorPipe:
     def close(self) -> None:
         os.close(self.watched)
         os.close(self._held)
-
-
-class Process(Protocol):
-    """Methods of `asyncio.subprocess.Process` that `StageProcess` uses."""
-
-    @property
-    def pid(self) -> int: ...
-    async def wait(self) -> int: ...
-    def send_signal(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
