@@ -19,8 +19,8 @@ from headwater.engine_core.weights.model_file import DTYPES
 
 from ..models.calibration import read_text
 from ..runtime.hardware import resolve_dtype
+from ..runtime.progress import report_line
 from ..runtime.settings import SettingError, read_settings, setting
-from .convert import report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def calibrate(settings: CalibrateSettings) -> None:
         token_ids=Tokenizer.from_file(str(tokenizer)).encode(text, add_special_tokens=False).ids,
         device=settings.device,
         dtype=DTYPES[resolve_dtype("auto", settings.device)],
-        progress=partial(report, f"calibrating {settings.name} to {settings.kind}"),
+        progress=partial(report_line, f"calibrating {settings.name} to {settings.kind}"),
     )
 
 

@@ -24,6 +24,7 @@ from headwater.engine_core.weights.model_file import DTYPES
 
 from ..models.gguf_check import GgufFileError, check_gguf
 from ..models.manifest import LAYOUT, ModelManifest
+from ..runtime.progress import report_line
 from ..runtime.settings import SettingError, read_settings, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 from .kernel_cache import with_kernel_cache
@@ -61,7 +62,7 @@ def convert(settings: ConvertSettings) -> None:
     else:
         check_gguf(settings.source)
         write_tokenizer(settings.source, settings.folder)
-    converting = partial(report, f"converting {settings.name} to {settings.dtype}")
+    converting = partial(report_line, f"converting {settings.name} to {settings.dtype}")
     converted = conversion.convert(
         settings.source,
         settings.folder,
@@ -71,16 +72,12 @@ def convert(settings: ConvertSettings) -> None:
         calibrated=settings.calibrated,
     )
     if settings.device == "cpu":
-        weights = conversion.pack_folder(settings.folder, partial(report, f"packing {settings.name}"))
+        weights = conversion.pack_folder(settings.folder, partial(report_line, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
-        compile_kernels(DTYPES[settings.dtype], partial(report, "compiling kernels"), packed_kernels(weights))
+        compile_kernels(DTYPES[settings.dtype], partial(report_line, "compiling kernels"), packed_kernels(weights))
     _manifest(settings, converted).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)
-
-
-def report(what: str, done: int, total: int) -> None:
-    print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:

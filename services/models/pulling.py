@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from ..runtime.progress import report_line
 from ..runtime.settings import SettingError
 from .hugging_face import HubError
 from .manifest import ModelFolderError
@@ -24,17 +25,13 @@ FAULTS = (
 )
 
 
-def report(what: str, done: int, total: int) -> None:
-    print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
-
-
 def main() -> None:
     model, cache, dtype, device, quantization, *texts = sys.argv[1:]
     try:
         folder = pull(
             model,
             cache_dir=Path(cache),
-            progress=report,
+            progress=report_line,
             dtype=dtype,
             device=device,
             quantization=quantization,

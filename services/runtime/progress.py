@@ -16,6 +16,11 @@ Report = Callable[[str, int, int], None]
 """report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the caller's."""
 
 
+def report_line(what: str, done: int, total: int) -> None:
+    """Report of a child to its parent, as a line of its output."""
+    print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
+
+
 def word_of(line: str) -> dict[str, Any] | None:
     """Report in a line of a child that writes a JSON object a line; None for other lines, of its libraries for
     example."""
