@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .config import ConfigError
+from .config import ConfigError, require
 from .packing import KEY, PATTERN, Config, Packing, Quantization, Rule, check, group_size_of, one_of
 
 FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
@@ -21,8 +21,7 @@ def read(given: Config) -> Quantization:
     """Raises `ConfigError` naming the field that is not served."""
     check(given, "quantization_status", "compressed", default="compressed")
     for name in MODIFIERS:
-        if given.get(name):
-            raise ConfigError(f"{KEY}.{name}", given[name], "none")
+        require(not given.get(name), f"{KEY}.{name}", given.get(name), "none")
     common = one_of(given, "format", (*FORMATS, MIXED))
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -41,8 +40,7 @@ def _rules(key: str, group: Any, common: str) -> list[Rule]:
         except re.error as error:
             raise ConfigError(f"{key}.targets", target, f"patterns that can be read ({error})") from None
     own = common if group.get("format") is None else one_of(group, "format", FORMATS, key=key)
-    if own == MIXED:
-        raise ConfigError(f"{key}.format", None, " or ".join(FORMATS))
+    require(own != MIXED, f"{key}.format", None, " or ".join(FORMATS))
     packing = _packing(key, group, own)
     return [Rule(target, packing) for target in targets]
 
@@ -63,8 +61,7 @@ def _packing(key: str, group: Config, format: str) -> Packing:
         return Packing(format="fp8", bits=8, group_size=size, block=block, activations=activations)
     is_packed = format == "pack-quantized"
     one_of({"format": format}, "format", ("pack-quantized", "int-quantized", "naive-quantized"), key=key)
-    if strategy == "block":
-        raise ConfigError(f"{where}.strategy", strategy, "tensor, channel or group, for integers")
+    require(strategy != "block", f"{where}.strategy", strategy, "tensor, channel or group, for integers")
     return Packing(
         format="pack_quantized" if is_packed else "int_quantized",
         bits=one_of(weights, "num_bits", (4, 8), key=where),
@@ -89,8 +86,7 @@ def _block(weights: Config, key: str) -> tuple[int, int]:
         outputs, inputs = (int(each) for each in sizes or ())
     except (TypeError, ValueError):
         outputs = inputs = 0
-    if outputs < 1 or inputs < 1:
-        raise ConfigError(f"{key}.block_structure", given, "two positive numbers, outputs and inputs")
+    require(outputs >= 1 and inputs >= 1, f"{key}.block_structure", given, "two positive numbers, outputs and inputs")
     return outputs, inputs
 
 

@@ -47,26 +47,19 @@ class EngineConfig:
     """Order of waiting requests: `fcfs`, or `priority` (tier, then virtual time, then arrival)."""
 
     def __post_init__(self) -> None:
-        if self.block_size not in BLOCK_SIZES:
-            raise ConfigError("block_size", self.block_size, f"one of {BLOCK_SIZES}")
-        if not 1 <= self.async_depth <= 4:
-            raise ConfigError("async_depth", self.async_depth, "1…4")
+        require(self.block_size in BLOCK_SIZES, "block_size", self.block_size, f"one of {BLOCK_SIZES}")
+        require(1 <= self.async_depth <= 4, "async_depth", self.async_depth, "1…4")
         if not 1 <= self.num_groups <= self.async_depth:
             raise ConfigError("num_groups", self.num_groups, f"1…async_depth ({self.async_depth})")
-        if not 1 <= self.decode_steps <= min(BLOCK_SIZES):
-            raise ConfigError("decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
+        require(1 <= self.decode_steps <= min(BLOCK_SIZES), "decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
         if not 0 <= self.max_draft_tokens < min(MOST_DRAFTS + 1, self.block_size):
             allowed = f"0…{min(MOST_DRAFTS, self.block_size - 1)}, less than block_size ({self.block_size})"
             raise ConfigError("max_draft_tokens", self.max_draft_tokens, allowed)
-        if self.policy not in ("fcfs", "priority"):
-            raise ConfigError("policy", self.policy, "fcfs or priority")
+        require(self.policy in ("fcfs", "priority"), "policy", self.policy, "fcfs or priority")
         for name in ("num_host_blocks", "num_staged_blocks", "num_peer_blocks"):
-            if getattr(self, name) < 0:
-                raise ConfigError(name, getattr(self, name), "0 or more")
-        if self.max_num_seqs < 1:
-            raise ConfigError("max_num_seqs", self.max_num_seqs, "at least 1")
-        if self.spare_rows < 0:
-            raise ConfigError("spare_rows", self.spare_rows, "0 or more")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        require(self.max_num_seqs >= 1, "max_num_seqs", self.max_num_seqs, "at least 1")
+        require(self.spare_rows >= 0, "spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 "max_num_batched_tokens", self.max_num_batched_tokens, f"at least max_num_seqs ({self.max_num_seqs})"
@@ -103,3 +96,9 @@ class ConfigError(ValueError):
     def of(self, whole: str) -> ConfigError:
         """The same error of a part of `whole`."""
         return ConfigError(f"{self.name} of {whole}", self.value, self.allowed)
+
+
+def require(is_met: object, name: str, value: object, allowed: str) -> None:
+    """Raises `ConfigError` of a field, its value and what is allowed, unless the condition holds."""
+    if not is_met:
+        raise ConfigError(name, value, allowed)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .config import ConfigError
+from .config import ConfigError, require
 from .model_config import ModelConfig
 
 MEDUSA, EAGLE, EAGLE3 = "medusa", "eagle", "eagle3"
@@ -72,8 +72,7 @@ def _layer(config: Mapping[str, Any], served: ModelConfig) -> ModelConfig:
     layer = ModelConfig.from_hf({**config, "architectures": ["LlamaForCausalLM"]})
     if layer.quantization is not None:
         raise ConfigError("quantization_config.quant_method", layer.quantization.method, "heads of unpacked weights")
-    if layer.num_layers != 1:
-        raise ConfigError("num_hidden_layers", layer.num_layers, "1")
+    require(layer.num_layers == 1, "num_hidden_layers", layer.num_layers, "1")
     for name in ("hidden_size", "vocab_size"):
         if getattr(layer, name) != getattr(served, name):
             raise ConfigError(name, getattr(layer, name), f"{getattr(served, name)}, as the served model")
@@ -90,6 +89,5 @@ def _input_layers(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]
     if not (isinstance(layers, list) and all(isinstance(layer, int) for layer in layers)):
         raise ConfigError(LAYERS_KEY, layers, allowed)
     is_ascending = layers == sorted(set(layers)) and len(layers) == NUM_INPUTS
-    if not is_ascending or not 0 <= layers[0] <= layers[-1] < num_layers:
-        raise ConfigError(LAYERS_KEY, layers, allowed)
+    require(is_ascending and 0 <= layers[0] <= layers[-1] < num_layers, LAYERS_KEY, layers, allowed)
     return tuple(layers)

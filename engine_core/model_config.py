@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .config import ConfigError
+from .config import ConfigError, require
 from .packing import Quantization
 from .quantization import read_quantization
 
@@ -131,8 +131,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
         if size is None and name not in REQUIRED_SIZES:
             continue
         # True is no size.
-        if not (type(size) is int and 1 <= size <= most):
-            raise ConfigError(name, size, f"a whole number, 1…{most}")
+        require(type(size) is int and 1 <= size <= most, name, size, f"a whole number, 1…{most}")
     num_heads, num_kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     if num_kv_heads is not None and num_heads % num_kv_heads:
         raise ConfigError("num_attention_heads", num_heads, f"multiples of num_key_value_heads ({num_kv_heads})")
@@ -166,8 +165,7 @@ def _served_positions(config: Mapping[str, Any]) -> int:
 def checked_rope(rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The scaling of rotary positions; None: there is none. Raises `ConfigError`."""
     kind = rope.get("rope_type", rope.get("type", "default"))
-    if str(kind) not in ROPE_FIELDS:
-        raise ConfigError("rope_scaling.rope_type", kind, ", ".join(ROPE_FIELDS))
+    require(str(kind) in ROPE_FIELDS, "rope_scaling.rope_type", kind, ", ".join(ROPE_FIELDS))
     if (factor := rope.get("partial_rotary_factor")) not in (None, 1):
         raise ConfigError("partial_rotary_factor", factor, "1: all of a head is rotated")
     try:

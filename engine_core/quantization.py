@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from . import compressed_tensors
-from .config import ConfigError
+from .config import ConfigError, require
 from .packing import KEY, Config, Packing, Quantization, check, group_size_of, one_of
 
 OLD_KEY = "compression_config"
@@ -53,8 +53,7 @@ def _gptq(given: Config) -> Quantization:
     bits = one_of(given, "bits", (4, 8))
     check(given, "pack_dtype", "int32", default="int32")
     check(given, "lm_head", False, default=False)
-    if given.get("dynamic"):
-        raise ConfigError(f"{KEY}.dynamic", given["dynamic"], "none: all packed layers alike")
+    require(not given.get("dynamic"), f"{KEY}.dynamic", given.get("dynamic"), "none: all packed layers alike")
     name = "checkpoint_format" if "checkpoint_format" in given else "format"
     zero_offset = 1 if one_of(given, name, ("gptq", "gptq_v2"), default="gptq") == "gptq" else 0
     size = group_size_of(given)
@@ -131,10 +130,8 @@ must have."""
 
 def check_quantization(chosen: str, found: str, what: str) -> None:
     """Raises `ConfigError` where a method or kind is asserted and `what` has another, `NONE` for no packed weights."""
-    if chosen not in QUANTIZATIONS:
-        raise ConfigError("quantization", chosen, ", ".join(QUANTIZATIONS))
+    require(chosen in QUANTIZATIONS, "quantization", chosen, ", ".join(QUANTIZATIONS))
     if chosen in (AUTO, found):
         return
-    if found == NONE:
-        raise ConfigError("quantization", chosen, f"{AUTO}: the weights of {what} are not packed")
+    require(found != NONE, "quantization", chosen, f"{AUTO}: the weights of {what} are not packed")
     raise ConfigError("quantization", chosen, f"{AUTO} or {found}, as the weights of {what} are packed")

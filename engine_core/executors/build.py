@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ..config import ConfigError, EngineConfig
+from ..config import ConfigError, EngineConfig, require
 from ..executor import Executor
 from ..heads.registry import read_heads
 from ..heads_config import HeadsConfig
@@ -73,8 +73,7 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     model.check_dtype(dtype)
     check_quantization(options.quantization, _method(options, model), "the model folder")
     where = f"on the platform {device}"
-    if dtype not in flags.dtypes:
-        raise ConfigError("dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
+    require(dtype in flags.dtypes, "dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
     _check_kv(options, flags, where)
     if options.decode_steps > flags.decode_steps:
         most = flags.decode_steps
@@ -101,16 +100,12 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
 
 def _check_kv(options: ExecutorOptions, flags: Capabilities, where: str) -> None:
     """Checks the KV cache's places and format. Raises `ConfigError`."""
-    if options.kv_swap_memory and not flags.host_blocks:
-        raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 {where}")
-    if options.kv_disk_dir is not None and not flags.disk_blocks:
-        raise ConfigError("kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
-    if options.kv_peer_memory and not flags.disk_blocks:
-        raise ConfigError("kv_peer_memory", options.kv_peer_memory, f"0 {where}")
+    require(not options.kv_swap_memory or flags.host_blocks, "kv_swap_memory", options.kv_swap_memory, f"0 {where}")
+    require(options.kv_disk_dir is None or flags.disk_blocks, "kv_disk_dir", str(options.kv_disk_dir), f"none {where}")
+    require(not options.kv_peer_memory or flags.disk_blocks, "kv_peer_memory", options.kv_peer_memory, f"0 {where}")
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
         raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, " or ".join(KV_CACHE_DTYPES))
-    if options.kv_cache_dtype == "fp8" and not flags.fp8_kv:
-        raise ConfigError("kv_cache_dtype", options.kv_cache_dtype, f"auto {where}")
+    require(options.kv_cache_dtype != "fp8" or flags.fp8_kv, "kv_cache_dtype", options.kv_cache_dtype, f"auto {where}")
     if options.block_size not in flags.block_sizes:
         raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
 
@@ -118,10 +113,8 @@ def _check_kv(options: ExecutorOptions, flags: Capabilities, where: str) -> None
 def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> BuildRequest:
     """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming `draft_model`."""
     folder = options.draft_model
-    if not flags.draft_models:
-        raise ConfigError("draft_model", str(folder), f"none on the platform {device}")
-    if not options.max_draft_tokens:
-        raise ConfigError("draft_model", str(folder), "none where nothing is drafted")
+    require(flags.draft_models, "draft_model", str(folder), f"none on the platform {device}")
+    require(options.max_draft_tokens, "draft_model", str(folder), "none where nothing is drafted")
     # Random weights have the served model's type; stored ones have their own.
     dtype = "auto" if options.load_format == "auto" else options.dtype
     alone = replace(
@@ -165,12 +158,9 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
     `draft_heads`."""
     folder = options.draft_heads
     assert folder is not None
-    if not flags.draft_heads:
-        raise ConfigError("draft_heads", str(folder), f"none on the platform {device}")
-    if not options.max_draft_tokens:
-        raise ConfigError("draft_heads", str(folder), "none where nothing is drafted")
-    if options.draft_model is not None:
-        raise ConfigError("draft_heads", str(folder), "none beside draft_model")
+    require(flags.draft_heads, "draft_heads", str(folder), f"none on the platform {device}")
+    require(options.max_draft_tokens, "draft_heads", str(folder), "none where nothing is drafted")
+    require(options.draft_model is None, "draft_heads", str(folder), "none beside draft_model")
     try:
         heads = read_heads(folder, model)
         if heads.layer is not None:
@@ -181,14 +171,12 @@ def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, fl
 
 
 def _check_ranks(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
-    if options.peer_access not in PEER_ACCESS:
-        raise ConfigError("peer_access", options.peer_access, " or ".join(PEER_ACCESS))
+    require(options.peer_access in PEER_ACCESS, "peer_access", options.peer_access, " or ".join(PEER_ACCESS))
     if options.stage_hosts and not flags.stage_hosts:
         raise ConfigError("stage_hosts", options.stage_hosts, f"0 {where}, which has no stages on other hosts")
     sizes = {name: getattr(options, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
     for name, allows in (("tensor_parallel_size", flags.parallel), ("pipeline_parallel_size", flags.stages)):
-        if sizes[name] != 1 and not allows:
-            raise ConfigError(name, sizes[name], f"1 {where}")
+        require(sizes[name] == 1 or allows, name, sizes[name], f"1 {where}")
     check_layout(options.layout, model, size_multiple=flags.size_multiple)
     if options.tensor_parallel_size > 1 and model.quantization is not None and model.quantization.rounds_whole_tokens:
         allowed = "1 with weights whose tokens are rounded to int8, each with one scale"
@@ -233,12 +221,10 @@ def _check_stage_hosts(options: ExecutorOptions) -> None:
 def _check_numerics(
     options: ExecutorOptions, model: ModelConfig, flags: Capabilities, activations: str, where: str
 ) -> None:
-    if options.numerics not in NUMERICS:
-        raise ConfigError("numerics", options.numerics, " or ".join(NUMERICS))
+    require(options.numerics in NUMERICS, "numerics", options.numerics, " or ".join(NUMERICS))
     if options.numerics != TREE:
         return
-    if not flags.tree_numerics:
-        raise ConfigError("numerics", options.numerics, f"default {where}")
+    require(flags.tree_numerics, "numerics", options.numerics, f"default {where}")
     if activations == INT8:
         raise ConfigError(
             "numerics", options.numerics, "default beside activations in int8, which activation_dtype says"
@@ -262,8 +248,7 @@ def _rounded_tokens(options: ExecutorOptions, model: ModelConfig, flags: Capabil
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
     _check_shapes(model, flags, where)
-    if model.sliding_window and not flags.windows:
-        raise ConfigError("sliding_window", model.sliding_window, f"no window {where}")
+    require(not model.sliding_window or flags.windows, "sliding_window", model.sliding_window, f"no window {where}")
     if options.max_model_len > model.max_position_embeddings:
         raise ConfigError("max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}")
 
@@ -272,8 +257,7 @@ def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
     for name in ("head_dim", "hidden_size", "intermediate_size"):
         if getattr(model, name) % flags.size_multiple:
             raise ConfigError(name, getattr(model, name), f"multiples of {flags.size_multiple} {where}")
-    if model.head_dim > flags.max_head_dim:
-        raise ConfigError("head_dim", model.head_dim, f"at most {flags.max_head_dim} {where}")
+    require(model.head_dim <= flags.max_head_dim, "head_dim", model.head_dim, f"at most {flags.max_head_dim} {where}")
 
 
 def _dtype(options: ExecutorOptions) -> str:
@@ -282,8 +266,7 @@ def _dtype(options: ExecutorOptions) -> str:
         return "bfloat16" if options.dtype == "auto" else options.dtype
     assert options.model_folder is not None
     stored = stored_dtype(options.model_folder)
-    if options.dtype not in ("auto", stored):
-        raise ConfigError("dtype", options.dtype, f"{stored}, as the model folder was converted")
+    require(options.dtype in ("auto", stored), "dtype", options.dtype, f"{stored}, as the model folder was converted")
     return stored
 
 
@@ -299,10 +282,8 @@ def _has_int8_activations(options: ExecutorOptions, model: ModelConfig, flags: C
     """Raises `ConfigError` where they are asked for and mean nothing."""
     chosen, folder = options.activation_dtype, options.model_folder
     assert folder is not None
-    if chosen not in ACTIVATION_DTYPES:
-        raise ConfigError("activation_dtype", chosen, " or ".join(ACTIVATION_DTYPES))
-    if not flags.int8_activations and chosen == INT8:
-        raise ConfigError("activation_dtype", chosen, f"auto or model {where}")
+    require(chosen in ACTIVATION_DTYPES, "activation_dtype", chosen, " or ".join(ACTIVATION_DTYPES))
+    require(flags.int8_activations or chosen != INT8, "activation_dtype", chosen, f"auto or model {where}")
     if options.load_format == "auto":
         is_packed = has_integers(folder)
     else:

@@ -13,7 +13,7 @@ import torch
 
 from headwater.kernels.compile_ahead import CompileAhead
 
-from ..config import ConfigError, EngineConfig
+from ..config import ConfigError, EngineConfig, require
 from ..layers.kinds import Weights
 from ..models.model import LayerInputs, Model
 from ..platforms.cuda import CudaPlatform
@@ -127,8 +127,7 @@ def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_byt
             + f" ({memory})",
         )
     most = (memory.total - memory.others - memory.weights - 2 * memory.step - SPARE_BYTES) // block_bytes
-    if num_blocks > most:
-        raise ConfigError("num_blocks", num_blocks, f"at most {most} blocks of {block_bytes} bytes ({memory})")
+    require(num_blocks <= most, "num_blocks", num_blocks, f"at most {most} blocks of {block_bytes} bytes ({memory})")
 
 
 def _swapper(served: LoadedModel, kv_caches: Sequence[torch.Tensor], config: EngineConfig) -> CudaSwapper:

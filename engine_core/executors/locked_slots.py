@@ -15,7 +15,7 @@ import torch
 
 from headwater.kernels.copy_rows import copy_rows
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from ..executor import UInt8Array
 from .block_part import BlockPart
 from .locked_memory import LockedMemory, mapped
@@ -103,8 +103,7 @@ def check_room(num_bytes: int) -> None:
     `ConfigError`."""
     limits = {"the limit of this container": _container_limit(), "the memory of this host": _host_memory()}
     for name, most in limits.items():
-        if num_bytes > most:
-            raise ConfigError("kv_swap_memory", num_bytes, f"at most {most} bytes, {name}")
+        require(num_bytes <= most, "kv_swap_memory", num_bytes, f"at most {most} bytes, {name}")
 
 
 def touch(memory: torch.Tensor, index: int = 0, size: int = 1) -> None:

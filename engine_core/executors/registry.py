@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 
-from ..config import ConfigError, EngineConfig
+from ..config import EngineConfig, require
 from ..executor import Executor
 from ..options import ExecutorOptions, ModelFacts, Progress
 
@@ -21,8 +21,7 @@ EXECUTORS = {
 
 def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
     """Raises `ConfigError` naming what cannot be served."""
-    if options.executor not in EXECUTORS:
-        raise ConfigError("executor", options.executor, " or ".join(EXECUTORS))
+    require(options.executor in EXECUTORS, "executor", options.executor, " or ".join(EXECUTORS))
     with _without_collections():
         module = import_module(EXECUTORS[options.executor])
     built: tuple[Executor, EngineConfig, ModelFacts] = module.build_executor(options, progress)

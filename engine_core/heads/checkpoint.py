@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")
@@ -25,8 +25,7 @@ class HeadsFile:
 
     def __init__(self, folder: Path) -> None:
         found = [name for name in (*SAFETENSORS, *PICKLED) if (folder / name).is_file()]
-        if not found:
-            raise ConfigError("checkpoint", str(folder), f"a folder with {', '.join((*SAFETENSORS, *PICKLED))}")
+        require(found, "checkpoint", str(folder), f"a folder with {', '.join((*SAFETENSORS, *PICKLED))}")
         self._path, self._pickled = folder / found[0], dict[str, torch.Tensor]()
         try:
             self.shapes: Shapes = self._read_shapes(is_pickled=found[0] in PICKLED)
@@ -51,14 +50,11 @@ class HeadsFile:
     def check(self, required: Shapes, optional: Shapes) -> None:
         """Raises `ConfigError` for a tensor that is missing, has another shape, or belongs to no such heads."""
         for name in required:
-            if name not in self.shapes:
-                raise ConfigError("checkpoint", f"without {name}", "every tensor of such heads")
+            require(name in self.shapes, "checkpoint", f"without {name}", "every tensor of such heads")
         known = {**required, **optional}
         for name, shape in self.shapes.items():
-            if name not in known:
-                raise ConfigError("checkpoint tensor", name, "tensors of such heads")
-            if shape != known[name]:
-                raise ConfigError(f"checkpoint tensor {name}", shape, str(known[name]))
+            require(name in known, "checkpoint tensor", name, "tensors of such heads")
+            require(shape == known[name], f"checkpoint tensor {name}", shape, str(known[name]))
 
     def _read_shapes(self, *, is_pickled: bool) -> Shapes:
         if not is_pickled:

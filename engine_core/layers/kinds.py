@@ -10,7 +10,7 @@ import torch
 from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.int4_layout import Int4Weight
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from ..shards import WHOLE, Shard
 from ..weights.blocks import BLOCKS, PARTS, Parts, can_cut, stored_parts
 from ..weights.byte_weights import Keeps, keeps_none
@@ -114,8 +114,7 @@ def _on(device: torch.device | None, tensors: Tensors, ready: Callable[[Tensors]
 
 def _table(source: str, tensors: Tensors, dtype: torch.dtype) -> Table:
     """The packed embedding of its tensors by suffix. Raises `ConfigError`."""
-    if len(tensors[PARTS]) != 1:
-        raise ConfigError(f"parts of {source}", len(tensors[PARTS]), "1, as of every table")
+    require(len(tensors[PARTS]) == 1, f"parts of {source}", len(tensors[PARTS]), "1, as of every table")
     if PLANES in tensors:
         [planes] = stored_planes(tensors[PLANES], tensors[PARTS])
         return PlanesTable(planes, dtype)
@@ -234,8 +233,7 @@ def _tensor(tensors: Tensors, name: str, shape: tuple[int, ...]) -> torch.Tensor
     tensor = tensors.get(name)
     if tensor is None:
         raise _missing(name)
-    if tuple(tensor.shape) != shape:
-        raise ConfigError(f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
+    require(tuple(tensor.shape) == shape, f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
     return tensor
 
 

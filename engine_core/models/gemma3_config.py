@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from ..model_config import NORM_EPS, ModelConfig, check_sizes, checked_rope, mapping_of, positive_of
 from ..quantization import read_quantization
 
@@ -43,8 +43,7 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
     if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
         raise ConfigError("hidden_activation", activation, ACTIVATION)
     for name in UNSERVED:
-        if config.get(name):
-            raise ConfigError(name, config[name], "none")
+        require(not config.get(name), name, config.get(name), "none")
     rope, local = _rope(config)
     return Gemma3Config(
         architecture=config["architectures"][0],

@@ -14,7 +14,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from ..config import ConfigError
+from ..config import require
 from ..json_object import read_object
 from ..model_config import ModelConfig
 from . import gemma3_config
@@ -58,7 +58,6 @@ def find(name: str) -> Architecture:
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
-    if name not in others:
-        raise ConfigError("architectures", name, ", ".join([*ARCHITECTURES, *sorted(others)]))
+    require(name in others, "architectures", name, ", ".join([*ARCHITECTURES, *sorted(others)]))
     architecture: Architecture = others[name].load()
     return architecture

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from .capabilities import Capabilities
 from .device import API, BY_FLAG, REQUIRED, Device
 from .registry import AUTO, BUILT_IN, Registration, registrations
@@ -32,16 +32,14 @@ def load(name: str) -> LoadedDevice:
     known = registrations()
     if name == AUTO:
         return next(_loaded(known[each]) for each in BUILT_IN if import_module(BUILT_IN[each]).is_available())
-    if name not in known:
-        raise ConfigError("device", name, " or ".join((AUTO, *known)))
+    require(name in known, "device", name, " or ".join((AUTO, *known)))
     return _loaded(known[name])
 
 
 def check_contract(name: str, module: Any) -> Device:
     """The module as a device that is here. Raises `ConfigError` that names what it lacks."""
     api = getattr(module, "api", None)
-    if api != API:
-        raise ConfigError(f"api of the platform {name!r}", api, f"{API}, the version of this Headwater")
+    require(api == API, f"api of the platform {name!r}", api, f"{API}, the version of this Headwater")
     # Looked for before the rest: what a module offers may need libraries of its device.
     if hasattr(module, "is_available") and not module.is_available():
         raise ConfigError("device", name, f"a device that is available on this machine, or {AUTO}")
@@ -56,8 +54,7 @@ def check_contract(name: str, module: Any) -> Device:
         by_flag = [f"{hook} with the flag {flag}" for flag, hooks in BY_FLAG.items() for hook in hooks]
         needed = ", ".join((*REQUIRED, *by_flag))
         raise ConfigError(f"platform {name!r}", f"without {', '.join(missing)}", f"a module that offers {needed}")
-    if module.name != name:
-        raise ConfigError(f"name of the platform {name!r}", module.name, f"{name}, as its entry point says")
+    require(module.name == name, f"name of the platform {name!r}", module.name, f"{name}, as its entry point says")
     return cast("Device", module)
 
 

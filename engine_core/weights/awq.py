@@ -12,7 +12,7 @@ import torch
 
 from headwater.kernels.int4_layout import WORD, Int4Weight, pack
 
-from ..config import ConfigError
+from ..config import require
 from ..packing import Packing
 from .grouped import SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups
 
@@ -31,8 +31,7 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int4Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     qweight, qzeros, scales = (tensors[suffix] for suffix in suffixes(packing))
-    if qweight.ndim != 2:
-        raise ConfigError(f"checkpoint tensor {name}.qweight", tuple(qweight.shape), "[inputs, outputs / 8]")
+    require(qweight.ndim == 2, f"checkpoint tensor {name}.qweight", tuple(qweight.shape), "[inputs, outputs / 8]")
     k, n = qweight.shape[0], qweight.shape[1] * WORD
     groups = num_groups(name, k, packing.group_size)
     check_tensor(f"{name}.qweight", qweight, (k, n // WORD), torch.int32)

@@ -11,7 +11,7 @@ import torch
 
 from headwater.kernels.block_formats import FORMATS, TILE_ROWS, BlockWeight, expand
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 
 BLOCKS, PARTS = ".blocks", ".parts"
 """Names of the tensors in a model's file, behind the weight's: uint8 [bytes] tiles of all parts, and int32 [parts, 3]
@@ -38,8 +38,7 @@ def facts_of(parts: torch.Tensor) -> list[list[int]]:
         raise ConfigError("parts of block weights", (str(parts.dtype), tuple(parts.shape)), "int32, [parts, 3]")
     facts: list[list[int]] = parts.tolist()
     for type_id, rows, inputs in facts:
-        if type_id not in FORMATS:
-            raise ConfigError("type of block weights", type_id, ", ".join(map(str, FORMATS)))
+        require(type_id in FORMATS, "type of block weights", type_id, ", ".join(map(str, FORMATS)))
         if rows < 1 or inputs < 1 or inputs % FORMATS[type_id].unit:
             allowed = f"1 and more of multiples of {FORMATS[type_id].unit}"
             raise ConfigError("rows and inputs of block weights", (rows, inputs), allowed)
@@ -113,8 +112,7 @@ def expand_all(
     """Puts every packed weight of a model's file into the dtype, but those that are kept, one after another: the two
     forms of all of them are never in memory at once. Raises `ConfigError` naming the one that does not fit."""
     for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
-        if name + PARTS not in tensors:
-            raise ConfigError("checkpoint", f"without {name}{PARTS}", "every tensor of the architecture")
+        require(name + PARTS in tensors, "checkpoint", f"without {name}{PARTS}", "every tensor of the architecture")
         try:
             weight = stored_parts(tensors[name + BLOCKS], tensors[name + PARTS])
             if keeps(name, weight):

@@ -9,7 +9,7 @@ import torch
 from headwater.kernels.byte_weights import ByteWeight
 from headwater.kernels.int4_layout import Int4Weight
 
-from ..config import ConfigError
+from ..config import require
 from .blocks import Parts
 from .grouped import (
     FP8,
@@ -55,12 +55,10 @@ def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype, keeps: Keep
 def _check(layer: str, values: str, tensors: Mapping[str, torch.Tensor]) -> None:
     is_fp8 = values in (FP8, FP8_TOKENS)
     for suffix in (SCALES,) if is_fp8 else (SCALES, ZEROS):
-        if suffix not in tensors:
-            raise ConfigError("checkpoint", f"without {layer}{suffix}", "every tensor of the architecture")
+        require(suffix in tensors, "checkpoint", f"without {layer}{suffix}", "every tensor of the architecture")
     n, k = tensors[values].shape
     groups = len(tensors[SCALES])
-    if not groups or k % groups:
-        raise ConfigError(f"groups of {layer}", f"{groups} of {k} inputs", "equal ones")
+    require(groups > 0 and k % groups == 0, f"groups of {layer}", f"{groups} of {k} inputs", "equal ones")
     dtypes = (torch.float32,) if is_fp8 else WIDE_SCALE_DTYPES
     check_tensor(layer + SCALES, tensors[SCALES], (groups, n), *dtypes)
     if not is_fp8:

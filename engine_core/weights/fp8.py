@@ -14,7 +14,7 @@ import torch
 
 from headwater.kernels.byte_weights import Fp8Weight
 
-from ..config import ConfigError
+from ..config import require
 from ..packing import TOKEN_GROUP, Packing
 from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
 
@@ -36,8 +36,7 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Fp8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     weight, scale = tensors[WEIGHT], tensors[packing.scale]
-    if weight.ndim != 2:
-        raise ConfigError(f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
+    require(weight.ndim == 2, f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.float8_e4m3fn)
     scales = _of_groups(f"{name}.{packing.scale}", scale, weight.shape[0], weight.shape[1], packing)
     rounds_tokens = rounds_inputs(packing, weight.shape[1], len(scales))

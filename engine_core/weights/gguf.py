@@ -13,7 +13,7 @@ import torch
 
 from headwater.kernels.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 
 ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
@@ -66,8 +66,7 @@ class GgufFile:
             raise ConfigError("checkpoint file", path.name, f"a whole GGUF file ({error})") from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
-        if self._arch not in ARCHITECTURES:
-            raise ConfigError("general.architecture", self._arch, ", ".join(ARCHITECTURES))
+        require(self._arch in ARCHITECTURES, "general.architecture", self._arch, ", ".join(ARCHITECTURES))
         if (num_files := self._field("split.count", 1)) not in (0, 1):
             raise ConfigError("split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)")
         served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
@@ -185,8 +184,7 @@ class GgufFile:
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 8192,
             }
-        if kind != "none":
-            raise ConfigError("rope.scaling.type", kind, "none or linear")
+        require(kind == "none", "rope.scaling.type", kind, "none or linear")
         return None
 
     def _meta(self, key: str, default: Any = ...) -> Any:
@@ -196,8 +194,7 @@ class GgufFile:
         field = self._reader.get_field(key)
         if field is not None:
             return field.contents()
-        if default is ...:
-            raise ConfigError(key, None, "a GGUF file that states it")
+        require(default is not ..., key, None, "a GGUF file that states it")
         return default
 
 

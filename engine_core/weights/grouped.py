@@ -12,7 +12,7 @@ from headwater.kernels import byte_weights, int4_layout
 from headwater.kernels.byte_weights import Fp8Weight, Int8Weight
 from headwater.kernels.int4_layout import BLOCK, Int4Weight, without_zeros, zero_points
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 
 GroupedWeight = Int4Weight | Int8Weight | Fp8Weight
 INT4, INT8, W8A8, FP8, FP8_TOKENS = ".int4", ".int8", ".w8a8", ".fp8", ".f8a8"
@@ -109,10 +109,8 @@ def _are_equal(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
 
 def check_tensor(name: str, tensor: torch.Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:
     """Raises `ConfigError`."""
-    if tuple(tensor.shape) != shape:
-        raise ConfigError(f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
-    if tensor.dtype not in dtypes:
-        raise ConfigError(f"dtype of tensor {name}", str(tensor.dtype), " or ".join(map(str, dtypes)))
+    require(tuple(tensor.shape) == shape, f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
+    require(tensor.dtype in dtypes, f"dtype of tensor {name}", str(tensor.dtype), " or ".join(map(str, dtypes)))
 
 
 def check_scales(name: str, scales: torch.Tensor) -> None:

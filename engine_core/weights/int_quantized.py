@@ -13,7 +13,7 @@ import torch
 
 from headwater.kernels.byte_weights import Int8Weight
 
-from ..config import ConfigError
+from ..config import require
 from ..packing import Packing
 from .grouped import WIDE_SCALE_DTYPES, check_scales, check_tensor, num_groups
 
@@ -35,8 +35,7 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
 def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> Int8Weight:
     """Raises `ConfigError` naming the tensor that does not fit."""
     weight = tensors[WEIGHT]
-    if weight.ndim != 2:
-        raise ConfigError(f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
+    require(weight.ndim == 2, f"checkpoint tensor {name}.{WEIGHT}", tuple(weight.shape), "[outputs, inputs]")
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.int8)
     n, k = weight.shape
     groups = num_groups(name, k, packing.group_size)

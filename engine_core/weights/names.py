@@ -12,7 +12,7 @@ import torch
 from headwater.kernels.block_formats import BlockWeight
 from headwater.kernels.int4_layout import Int4Weight
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from . import blocks
 from .grouped import GroupedWeight, can_join, expanded, joined, named
 from .model_file import Tensors
@@ -58,8 +58,7 @@ class CheckpointNames:
                     del parts[prefix + ours]
                     collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))], dtype)
             progress(done)
-        if parts:
-            raise ConfigError("checkpoint", sorted(parts), "every part of a fused projection")
+        require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
         return collected
 
     def _is_idle_bias(self, name: str, tensor: Weight) -> bool:

@@ -15,7 +15,7 @@ import torch
 from headwater.kernels.byte_weights import Int8Weight
 from headwater.kernels.int4_layout import Int4Weight, pack
 
-from ..config import ConfigError
+from ..config import require
 from ..packing import Packing
 from .grouped import SCALE_DTYPES, WIDE_SCALE_DTYPES, check_scales, check_tensor, integers_of, num_groups, order_of
 
@@ -60,8 +60,7 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
 def _shape(name: str, shape: torch.Tensor) -> tuple[int, int]:
     check_tensor(f"{name}.{SHAPE}", shape, (2,), torch.int64, torch.int32)
     n, k = shape.tolist()
-    if n < 1 or k < 1:
-        raise ConfigError(f"checkpoint tensor {name}.{SHAPE}", (n, k), "outputs and inputs")
+    require(n >= 1 and k >= 1, f"checkpoint tensor {name}.{SHAPE}", (n, k), "outputs and inputs")
     return n, k
 
 
