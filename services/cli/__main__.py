@@ -26,7 +26,7 @@ from ..models.wheel_model import WheelModelError
 from ..runtime.lossy_file import LossyFile
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
-from ..runtime.settings import SettingError
+from ..runtime.settings import SettingError, require
 from ..stack.cluster_record import read_cluster
 from ..stack.embedded import EmbeddedServerError
 from ..stack.plan import gpu_defaults, gpu_flags
@@ -182,8 +182,7 @@ def warmup(
     if device == "cpu":
         _check_no_model_flag(context)
         _become("headwater.services.engine.warmup_cpu", [])
-    if device != "cuda":
-        raise SettingError("device", device, "cuda or cpu")
+    require(device == "cuda", "device", device, "cuda or cpu")
     check_words({"dtype": dtype, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype})
     folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
     flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from ..runtime.settings import SettingError
+from ..runtime.settings import require
 
 API_PATH = "/v1"
 
@@ -22,6 +22,5 @@ def api_of(base_url: str) -> str:
 
 
 def _checked(base_url: str) -> str:
-    if not base_url.startswith(("http://", "https://")):
-        raise SettingError("base_url", base_url, "an address with http:// or https://")
+    require(base_url.startswith(("http://", "https://")), "base_url", base_url, "an address with http:// or https://")
     return base_url.rstrip("/")

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ..runtime.printable import printable, shown
 from ..runtime.progress import ProgressBars, Report
-from ..runtime.settings import SettingError
+from ..runtime.settings import require
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
 from .plain_table import plain_table
 
@@ -161,8 +161,7 @@ def _bounds(fixed: int | None, least: int | None, most: int | None) -> dict[str,
     if fixed is not None:
         if least is not None or most is not None:
             raise ModelError("--replicas goes without --min-replicas and --max-replicas")
-        if fixed < 1:
-            raise SettingError("replicas", fixed, "at least 1; --min-replicas 0 lets engines come and go by demand")
+        require(fixed >= 1, "replicas", fixed, "at least 1; --min-replicas 0 lets engines come and go by demand")
         least = most = fixed
     given = {"min_replicas": least, "max_replicas": most}
     return {name: value for name, value in given.items() if value is not None}

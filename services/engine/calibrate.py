@@ -20,7 +20,7 @@ from headwater.engine_core.weights.model_file import DTYPES
 from ..models.calibration import read_text
 from ..runtime.hardware import resolve_dtype
 from ..runtime.progress import report_line
-from ..runtime.settings import SettingError, read_settings, setting
+from ..runtime.settings import SettingError, read_settings, require, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,7 @@ class CalibrateSettings:
 
     def __post_init__(self) -> None:
         for name in ("source", "folder", "name", "kind", "calibration"):
-            if not getattr(self, name):
-                raise SettingError(name, getattr(self, name), "not empty")
+            require(getattr(self, name), name, getattr(self, name), "not empty")
 
 
 def calibrate(settings: CalibrateSettings) -> None:

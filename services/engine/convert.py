@@ -25,7 +25,7 @@ from headwater.engine_core.weights.model_file import DTYPES
 from ..models.gguf_check import GgufFileError, check_gguf
 from ..models.manifest import LAYOUT, ModelManifest
 from ..runtime.progress import report_line
-from ..runtime.settings import SettingError, read_settings, setting
+from ..runtime.settings import read_settings, require, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 from .kernel_cache import with_kernel_cache
 
@@ -52,8 +52,7 @@ class ConvertSettings:
 
     def __post_init__(self) -> None:
         for name in ("source", "folder", "name", "revision"):
-            if not getattr(self, name):
-                raise SettingError(name, getattr(self, name), "not empty")
+            require(getattr(self, name), name, getattr(self, name), "not empty")
 
 
 def convert(settings: ConvertSettings) -> None:

@@ -27,7 +27,7 @@ from ..models.wheel_model import WheelModelError
 from ..runtime.hardware import resolve_dtype
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars, Report
-from ..runtime.settings import SettingError, read_settings, setting
+from ..runtime.settings import SettingError, read_settings, require, setting
 from ..text.model import ServingChoices, load_text_model
 
 TEXTS = (
@@ -54,8 +54,7 @@ class CheckSettings:
 
     def __post_init__(self) -> None:
         for part in self.part:
-            if part not in PARTS:
-                raise SettingError("part", part, " or ".join(PARTS))
+            require(part in PARTS, "part", part, " or ".join(PARTS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from headwater.engine_core.config import BLOCK_SIZES
 from ..runtime.advertise import check_host
 from ..runtime.role import BOTH, ROLES
 from ..runtime.security_settings import StageSecuritySettings
-from ..runtime.settings import SettingError, check_log_level, setting
+from ..runtime.settings import SettingError, check_log_level, require, setting
 from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
@@ -48,8 +48,7 @@ BESIDE_DRAFT_MODEL = "none beside --draft-model"
 
 def check_memory_share(share: float) -> None:
     """Raises `SettingError` for what is no share of a GPU's memory."""
-    if not 0 < share <= 1:
-        raise SettingError("gpu_memory_utilization", share, "more than 0, at most 1")
+    require(0 < share <= 1, "gpu_memory_utilization", share, "more than 0, at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,24 +142,18 @@ class EngineSettings(StageSecuritySettings):
         check_host(self.host)
         if self.model_folder is None and self.executor != "simulated":
             raise SettingError("model_folder", None, "the folder of a converted model")
-        if not 0 <= self.port <= 65535:
-            raise SettingError("port", self.port, "0…65535")
-        if not -1 <= self.metrics_port <= 65535:
-            raise SettingError("metrics_port", self.metrics_port, "-1…65535")
+        require(0 <= self.port <= 65535, "port", self.port, "0…65535")
+        require(-1 <= self.metrics_port <= 65535, "metrics_port", self.metrics_port, "-1…65535")
         for name, least in NEVER_NEGATIVE.items():
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), least)
-        if self.block_size not in BLOCK_SIZES:
-            raise SettingError("block_size", self.block_size, " or ".join(map(str, BLOCK_SIZES)))
-        if not 1 <= self.index_shards <= MAX_INDEX_SHARDS:
-            raise SettingError("index_shards", self.index_shards, f"1…{MAX_INDEX_SHARDS}")
+        require(self.block_size in BLOCK_SIZES, "block_size", self.block_size, " or ".join(map(str, BLOCK_SIZES)))
+        require(1 <= self.index_shards <= MAX_INDEX_SHARDS, "index_shards", self.index_shards, f"1…{MAX_INDEX_SHARDS}")
         check_log_level(self.log_level)
         check_memory_share(self.gpu_memory_utilization)
-        if self.kv_disk_memory < 1:
-            raise SettingError("kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
+        require(self.kv_disk_memory >= 1, "kv_disk_memory", self.kv_disk_memory, "1 or more bytes")
         for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise SettingError(name, getattr(self, name), " or ".join(allowed))
+            require(getattr(self, name) in allowed, name, getattr(self, name), " or ".join(allowed))
         self._check_ranks()
         self._check_speculation()
 
@@ -171,10 +164,8 @@ class EngineSettings(StageSecuritySettings):
     def _check_ranks(self) -> None:
         for name in PARALLEL_SIZES:
             size = getattr(self, name)
-            if size < 1:
-                raise SettingError(name, size, "1 or more")
-            if size > 1 and self.executor == "simulated":
-                raise SettingError(name, size, ONE_IF_SIMULATED)
+            require(size >= 1, name, size, "1 or more")
+            require(size <= 1 or self.executor != "simulated", name, size, ONE_IF_SIMULATED)
         if not 0 <= self.stage_hosts < self.pipeline_parallel_size:
             most = self.pipeline_parallel_size - 1
             allowed = f"0…{most}, fewer than --pipeline-parallel-size" if most else "0 with --pipeline-parallel-size 1"
@@ -189,12 +180,9 @@ class EngineSettings(StageSecuritySettings):
         if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):
             raise SettingError("drafters", self.drafters, f"{' or '.join(DRAFTERS)}, each at most once")
         most = min(MAX_DRAFT_TOKENS, self.block_size - 1)
-        if not 1 <= self.max_draft_tokens <= most:
-            raise SettingError("max_draft_tokens", self.max_draft_tokens, f"1…{most}")
-        if self.draft_model is not None and not self.speculates:
-            raise SettingError("draft_model", str(self.draft_model), NO_DRAFTS)
-        if self.draft_heads is not None and not self.speculates:
-            raise SettingError("draft_heads", str(self.draft_heads), NO_DRAFTS)
+        require(1 <= self.max_draft_tokens <= most, "max_draft_tokens", self.max_draft_tokens, f"1…{most}")
+        require(self.draft_model is None or self.speculates, "draft_model", str(self.draft_model), NO_DRAFTS)
+        require(self.draft_heads is None or self.speculates, "draft_heads", str(self.draft_heads), NO_DRAFTS)
         if self.draft_heads is not None and self.draft_model is not None:
             raise SettingError("draft_heads", str(self.draft_heads), BESIDE_DRAFT_MODEL)
         if not 0 <= self.simulated_draft_acceptance <= 1:

@@ -17,7 +17,7 @@ from headwater.engine_core.parallel.host_join import JoinRefused
 
 from ..models.manifest import ModelFolderError, ModelManifest
 from ..runtime.process import PARENT_FD, configure_logging, in_one_line
-from ..runtime.settings import SettingError, read_settings, setting
+from ..runtime.settings import SettingError, read_settings, require, setting
 from .core_environment import core_environment
 from .settings import STAGE_SECRET_FILE
 
@@ -33,14 +33,10 @@ class StageSettings:
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:
-        if not self.join:
-            raise SettingError("join", None, "host:port of an engine with --stage-listen")
-        if self.stage_secret_file is None:
-            raise SettingError("stage_secret_file", None, "the file with the engine's secret")
-        if self.model_folder is None:
-            raise SettingError("model_folder", None, "the folder of a converted model")
-        if self.threads < 0:
-            raise SettingError("threads", self.threads, "0 or more")
+        require(self.join, "join", None, "host:port of an engine with --stage-listen")
+        require(self.stage_secret_file is not None, "stage_secret_file", None, "the file with the engine's secret")
+        require(self.model_folder is not None, "model_folder", None, "the folder of a converted model")
+        require(self.threads >= 0, "threads", self.threads, "0 or more")
 
 
 def serve(settings: StageSettings) -> None:

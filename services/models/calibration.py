@@ -9,7 +9,7 @@ from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..runtime.settings import SettingError
+from ..runtime.settings import SettingError, require
 
 REPORT_NAME = "calibration.json"
 """File that a calibration writes last."""
@@ -46,8 +46,7 @@ def read_calibration(file: Path | None, quantization: str, cache_dir: Path) -> C
     where the library is not installed and no folder in the cache was made with this text."""
     if file is None:
         return None
-    if quantization not in CALIBRATED_KINDS:
-        raise SettingError("calibration", str(file), BESIDE_KINDS)
+    require(quantization in CALIBRATED_KINDS, "calibration", str(file), BESIDE_KINDS)
     digest = blake2b(read_text(file).encode(), digest_size=8).hexdigest()
     calibration = Calibration(file=file, kind=quantization, digest=digest)
     if find_spec(LIBRARY) is None and not any(cache_dir.glob(f"*/[!.]*{calibration.suffix}*")):

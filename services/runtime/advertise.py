@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from .settings import SettingError
+from .settings import require
 
 WILDCARDS = ("", "0.0.0.0", "::")
 
@@ -36,8 +36,7 @@ def joined(host: str, port: int | str) -> str:
 
 def check_host(host: str) -> None:
     """Raises `SettingError` for an address to listen on that is in brackets, which stand beside a port alone."""
-    if host.startswith("["):
-        raise SettingError("host", host, f"an address without brackets, such as {host.strip('[]')}")
+    require(not host.startswith("["), "host", host, f"an address without brackets, such as {host.strip('[]')}")
 
 
 def is_loopback(host: str) -> bool:

@@ -28,10 +28,15 @@ class SettingError(ValueError):
         self.name, self.value, self.allowed = name, value, allowed
 
 
+def require(is_met: object, name: str, value: object, allowed: str) -> None:
+    """Raises `SettingError` of a setting, its value and what is allowed, unless the condition holds."""
+    if not is_met:
+        raise SettingError(name, value, allowed)
+
+
 def check_log_level(level: str) -> None:
     """Raises `SettingError` for a level that Python's logging does not know."""
-    if level.upper() not in logging.getLevelNamesMapping():
-        raise SettingError("log_level", level, "debug, info, warning or error")
+    require(level.upper() in logging.getLevelNamesMapping(), "log_level", level, "debug, info, warning or error")
 
 
 def setting(default: Any, help_text: str, *, secret: bool = False) -> Any:
@@ -114,6 +119,5 @@ def _convert(name: str, raw: Any, hint: Any) -> Any:
 
 def _parse_bool(name: str, raw: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    if raw.lower() not in words:
-        raise SettingError(name, raw, "true or false")
+    require(raw.lower() in words, name, raw, "true or false")
     return words[raw.lower()]

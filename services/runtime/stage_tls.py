@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .settings import SettingError, setting
+from .settings import require, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,7 @@ class StageTlsSettings:
         if not any(paths.values()):
             return None
         for name, path in paths.items():
-            if not path:
-                raise SettingError(name, path, "a file, as the other two of certificate, key and authority are given")
+            require(path, name, path, "a file, as the other two of certificate, key and authority are given")
         cert, key, ca = (Path(path).read_bytes() for path in paths.values())
         return StageTls(cert, key, ca, self.stage_tls_name)
 

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from ..runtime.settings import SettingError
+from ..runtime.settings import SettingError, require
 
 IDLE_SECONDS = 300.0
 TARGET_REQUESTS = 32
@@ -29,14 +29,12 @@ class ScaleRules:
     """Requests at once on a replica, before another one is started."""
 
     def __post_init__(self) -> None:
-        if self.min_replicas < 0:
-            raise SettingError("min_replicas", self.min_replicas, "at least 0")
+        require(self.min_replicas >= 0, "min_replicas", self.min_replicas, "at least 0")
         if self.max_replicas < max(1, self.min_replicas):
             raise SettingError("max_replicas", self.max_replicas, f"at least {max(1, self.min_replicas)}")
         if self.idle_seconds <= 0:
             raise SettingError("idle_seconds", self.idle_seconds, "more than 0")
-        if self.target_requests < 1:
-            raise SettingError("target_requests", self.target_requests, "at least 1")
+        require(self.target_requests >= 1, "target_requests", self.target_requests, "at least 1")
 
     def with_bounds(self, least: int | None, most: int | None) -> ScaleRules:
         """Rules with other bounds; one that is not given moves only where it would cross the other. Raises
@@ -114,7 +112,6 @@ def replica_bounds(fixed: int | None, most: int | None, least: int | None, usual
     """The fewest replicas, None for a fixed number, and the most. Raises `SettingError`."""
     if most is None and least is None:
         return None, usual
-    if fixed is not None:
-        raise SettingError("replicas", fixed, "not together with --min-replicas and --max-replicas")
+    require(fixed is None, "replicas", fixed, "not together with --min-replicas and --max-replicas")
     most = most if most is not None else max(usual, least or 0)
     return (least if least is not None else min(1, most)), most

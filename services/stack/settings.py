@@ -31,7 +31,7 @@ from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
 from ..runtime.hardware import DTYPES, default_replicas
 from ..runtime.role import DECODE, PREFILL
-from ..runtime.settings import SettingError, check_log_level
+from ..runtime.settings import SettingError, check_log_level, require
 from ..runtime.speculation import MODES
 from .profile import Profile
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
@@ -60,8 +60,7 @@ GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
 def check_words(given: Mapping[str, str]) -> None:
     """Raises `SettingError` for the first setting whose word is none of its choices."""
     for name, word in given.items():
-        if word not in CHOICES[name]:
-            raise SettingError(name, word, ", ".join(CHOICES[name]))
+        require(word in CHOICES[name], name, word, ", ".join(CHOICES[name]))
 
 
 def check_device(device: str) -> None:
@@ -184,16 +183,14 @@ class StackSettings:
             raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
         for name in ("chat_template", "api_key_file", "admin_key_file", "profile", *TLS_FILES):
             path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise SettingError(name, str(path), "an existing file")
+            require(path is None or path.is_file(), name, str(path), "an existing file")
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
 
     def _check_ports(self) -> None:
         for name in ("port", "grpc_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise SettingError(name, getattr(self, name), "0…65535")
+            require(0 <= getattr(self, name) <= 65535, name, getattr(self, name), "0…65535")
         if self.port and self.port == self.grpc_port:
             # Gateways that share their ports would share this one between REST and gRPC as well.
             raise SettingError("grpc_port", self.grpc_port, "another port than --port")
@@ -232,18 +229,11 @@ class StackSettings:
         check_words({name: getattr(self, name) for name in CHOICES})
         if self.calibration is not None and self.quantization not in CALIBRATED_KINDS:
             raise SettingError("calibration", str(self.calibration), BESIDE_KINDS)
-        if self.draft_model is not None and self.speculation == "off":
-            raise SettingError("draft_model", self.draft_model, NO_DRAFTS)
-        if self.draft_heads is not None:
-            self._check_draft_heads(self.draft_heads)
-
-    def _check_draft_heads(self, folder: Path) -> None:
-        if self.speculation == "off":
-            raise SettingError("draft_heads", str(folder), NO_DRAFTS)
-        if self.draft_model is not None:
-            raise SettingError("draft_heads", str(folder), BESIDE_DRAFT_MODEL)
-        if not folder.is_dir():
-            raise SettingError("draft_heads", str(folder), "an existing folder")
+        require(self.draft_model is None or self.speculation != "off", "draft_model", self.draft_model, NO_DRAFTS)
+        if (folder := self.draft_heads) is not None:
+            require(self.speculation != "off", "draft_heads", str(folder), NO_DRAFTS)
+            require(self.draft_model is None, "draft_heads", str(folder), BESIDE_DRAFT_MODEL)
+            require(folder.is_dir(), "draft_heads", str(folder), "an existing folder")
 
     @property
     def rules(self) -> ScaleRules:

@@ -11,7 +11,7 @@ from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest
 from ..runtime.served_model import ServedModel
-from ..runtime.settings import SettingError
+from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .model_limits import ModelLimits, model_defaults
 from .tokenizer import Tokenizer, read_json
@@ -62,14 +62,12 @@ class ServingChoices:
 
 def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
     """Folders with the names that they are served under. Raises `SettingError`."""
-    if not folders:
-        raise SettingError("model_folder", None, "a converted model folder, at least once")
+    require(folders, "model_folder", None, "a converted model folder, at least once")
     if served_names and len(served_names) != len(folders):
         raise SettingError("served_model_name", ", ".join(served_names), f"as many as model folders ({len(folders)})")
     paths = [Path(folder) for folder in folders]
     names = list(served_names) or [ModelManifest.read(path).name for path in paths]
-    if len(set(names)) < len(names):
-        raise SettingError("served_model_name", ", ".join(names), "names that differ")
+    require(len(set(names)) >= len(names), "served_model_name", ", ".join(names), "names that differ")
     return list(zip(paths, names, strict=True))
 
 
@@ -80,8 +78,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextModel:
     """Model of a folder. Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or `SettingError`."""
-    if choices.block_size not in BLOCK_SIZES:
-        raise SettingError("block_size", choices.block_size, "16, 32, 64 or 128")
+    require(choices.block_size in BLOCK_SIZES, "block_size", choices.block_size, "16, 32, 64 or 128")
     manifest = ModelManifest.read(folder)
     tokenizer = Tokenizer.from_folder(folder, manifest.vocab_size)
     dtype = choices.dtype or manifest.dtype
@@ -114,14 +111,12 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
 
 
 def _parser(setting: str, choice: str, known: Collection[str], detected: str) -> str:
-    if choice not in ("auto", "none", *known):
-        raise SettingError(setting, choice, ", ".join(("auto", "none", *known)))
+    require(choice in ("auto", "none", *known), setting, choice, ", ".join(("auto", "none", *known)))
     return {"auto": detected, "none": ""}.get(choice, choice)
 
 
 def _max_model_len(asked: int, trained: int) -> int:
-    if not 0 <= asked <= trained:
-        raise SettingError("max_model_len", asked, f"1…{trained}, what the model was trained to read")
+    require(0 <= asked <= trained, "max_model_len", asked, f"1…{trained}, what the model was trained to read")
     return asked or trained
 
 
@@ -136,8 +131,7 @@ def _generation_config(folder: Path, choice: str) -> dict[str, object]:
 
 
 def _chat_template(tokenizer: Tokenizer, path: str) -> ChatTemplate | None:
-    if path and not Path(path).is_file():
-        raise SettingError("chat_template", path, "a readable file")
+    require(not path or Path(path).is_file(), "chat_template", path, "a readable file")
     source = Path(path).read_text() if path else _own_template(tokenizer.config.get("chat_template"))
     if source is None:
         return None

@@ -20,7 +20,7 @@ from ..runtime.prober import SERVICES
 from ..runtime.process import lifetime
 from ..runtime.security_settings import StageSecuritySettings
 from ..runtime.served_model import ServedModel
-from ..runtime.settings import SettingError, setting
+from ..runtime.settings import SettingError, require, setting
 from ..runtime.tracing import NO_TRACING, Tracing
 
 
@@ -43,10 +43,8 @@ class TextStageSettings(StageSecuritySettings):
 
     def __post_init__(self) -> None:
         check_host(self.host)
-        if not 0 <= self.port <= 65535:
-            raise SettingError("port", self.port, "0…65535")
-        if not -1 <= self.metrics_port <= 65535:
-            raise SettingError("metrics_port", self.metrics_port, "-1…65535")
+        require(0 <= self.port <= 65535, "port", self.port, "0…65535")
+        require(-1 <= self.metrics_port <= 65535, "metrics_port", self.metrics_port, "-1…65535")
         if self.drain_limit < 0:
             raise SettingError("drain_limit", self.drain_limit, "at least 0")
 
