@@ -53,8 +53,7 @@ def prefetch_of(request: pb.PrefetchRequest, number: int) -> NewPrefetch:
     hashes, namespace = request.block_hashes, request.cache_namespace
     if len(hashes) % HASH_LEN or len(hashes) > MAX_BLOCKS * HASH_LEN:
         raise BadRequest.of("block_hashes", f"{len(hashes)} bytes", f"{HASH_LEN} bytes each, {MAX_BLOCKS} at most")
-    if len(namespace) != HASH_LEN:
-        raise BadRequest.of("cache_namespace", f"{len(namespace)} bytes", f"{HASH_LEN} bytes")
+    BadRequest.unless(len(namespace) == HASH_LEN, "cache_namespace", f"{len(namespace)} bytes", f"{HASH_LEN} bytes")
     holder = request.holder
     return NewPrefetch(
         number=number,

@@ -131,8 +131,7 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         raise BadRequest.of(
             "output_ids", f"{len(pending.output_ids)} tokens", f"those of one choice, at most max_tokens ({max_tokens})"
         )
-    if len(add.cache_namespace) != HASH_LEN:
-        raise BadRequest.of("cache_namespace", add.cache_namespace, f"{HASH_LEN} bytes")
+    BadRequest.unless(len(add.cache_namespace) == HASH_LEN, "cache_namespace", add.cache_namespace, f"{HASH_LEN} bytes")
     if add.choice_indices and len(add.choice_indices) != len(add.stream_ids):
         raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")
     if add.pooling not in POOLINGS or (add.pooling and (max_tokens or len(add.stream_ids) > 1)):
@@ -152,8 +151,7 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         raise BadRequest.of("top_logprobs", add.sampling.top_logprobs, f"at most {MOST_LOGPROBS}")
     for word in add.bad_word_ids:
         _check_ids("bad_word_ids", word.token_ids, limits)
-        if not word.token_ids:
-            raise BadRequest.of("bad_word_ids", [], "at least one token a word")
+        BadRequest.unless(word.token_ids, "bad_word_ids", [], "at least one token a word")
 
 
 def _check_ids(name: str, ids: Sequence[int], limits: Limits) -> None:

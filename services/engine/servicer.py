@@ -71,8 +71,7 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
         return pb.DrainReply(num_finished=num_finished, num_cancelled=num_cancelled)
 
     async def SetRole(self, request: pb.SetRoleRequest, context: Context) -> pb.SetRoleReply:
-        if request.role not in ROLES:
-            raise BadRequest.of("role", request.role, " or ".join(ROLES))
+        BadRequest.unless(request.role in ROLES, "role", request.role, " or ".join(ROLES))
         before, self._server.role = self._server.role, request.role
         structlog.get_logger().info("role changed", role=request.role, before=before)
         return pb.SetRoleReply(before=before)

@@ -40,8 +40,7 @@ def literal(text: str, special_tokens: Mapping[str, int]) -> str:
 
 def expression(param: str, regex: str) -> str:
     """Regular expression for a whole text, so that anchors at its ends have no effect."""
-    if not regex:
-        raise BadRequest.of(param, regex, "a regular expression that is not empty")
+    BadRequest.unless(regex, param, regex, "a regular expression that is not empty")
     bare = regex.removeprefix("^")
     if bare.endswith("$") and not bare.endswith("\\$"):
         bare = bare[:-1]
@@ -50,8 +49,7 @@ def expression(param: str, regex: str) -> str:
 
 def grammar(param: str, text: str) -> str:
     """A grammar in Lark's syntax, or in that of GBNF, which is translated. Escapes of classes mean ASCII."""
-    if not text.strip():
-        raise BadRequest.of(param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
+    BadRequest.unless(text.strip(), param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
     return ascii_grammar(_from_gbnf(param, text) if _GBNF.search(text) is not None else text)
 
 

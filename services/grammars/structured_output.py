@@ -50,8 +50,7 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, cl
             held = closed(schema) if asked.strict or closes_schemas else schema
             return _grammars({"json_schema": with_whitespace(held, _whitespace(asked))})
         case "json_object":
-            if not asked.json_object:
-                raise BadRequest.of(param, False, "true")
+            BadRequest.unless(asked.json_object, param, False, "true")
             return _grammars({"json_schema": with_whitespace(ANY_OBJECT, _whitespace(asked))})
         case "regex":
             return _grammars({"lark_grammar": f"start: {lark.expression(param, asked.regex)}"})
@@ -83,8 +82,7 @@ def _whitespace(asked: StructuredOutput) -> str:
 
 
 def _choices(param: str, choices: list[str]) -> str:
-    if not choices or "" in choices:
-        raise BadRequest.of(param, choices, "at least one string, none empty")
+    BadRequest.unless(choices and "" not in choices, param, choices, "at least one string, none empty")
     if len(choices) > MAX_CHOICES:
         raise BadRequest(param, f"{param} has {len(choices)} strings; allowed: at most {MAX_CHOICES}")
     # A terminal is one state for all strings that are still possible; a rule has an item for each, and more than

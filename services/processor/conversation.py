@@ -29,8 +29,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_messa
 def render(template: ChatTemplate, conversation: processor_pb2.Conversation, guard: Guard | None = None) -> str:
     """Text of the prompt; `guard` is applied to all text of the client. Raises `BadRequest` naming the message and what
     is allowed."""
-    if not conversation.messages:
-        raise BadRequest.of("messages", [], "at least one message")
+    BadRequest.unless(conversation.messages, "messages", [], "at least one message")
     check_conversation(conversation)
     goes_on = conversation.continue_final_message
     if goes_on and conversation.HasField("add_generation_prompt") and conversation.add_generation_prompt:
@@ -77,8 +76,7 @@ def _understood(template: ChatTemplate, messages: list[Message], tools: list[dic
 def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
     """Reasoning effort, for templates that take one."""
     effort = conversation.reasoning_effort
-    if effort and effort not in EFFORTS:
-        raise BadRequest.of("reasoning_effort", effort, ", ".join(EFFORTS))
+    BadRequest.unless(not effort or effort in EFFORTS, "reasoning_effort", effort, ", ".join(EFFORTS))
     if not effort:
         return {}
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
@@ -87,8 +85,7 @@ def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
 def _verbosity(conversation: processor_pb2.Conversation) -> dict[str, Any]:
     """Verbosity, for templates that take one."""
     verbosity = conversation.verbosity
-    if verbosity and verbosity not in VERBOSITIES:
-        raise BadRequest.of("verbosity", verbosity, ", ".join(VERBOSITIES))
+    BadRequest.unless(not verbosity or verbosity in VERBOSITIES, "verbosity", verbosity, ", ".join(VERBOSITIES))
     return {"verbosity": verbosity} if verbosity else {}
 
 
@@ -96,18 +93,15 @@ def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
     names: set[str] = set()
     for i, tool in enumerate(conversation.tools):
         param = f"tools[{i}].{'custom' if tool.HasField('custom_input') else 'function'}.name"
-        if not _TOOL_NAME.fullmatch(tool.name):
-            raise BadRequest.of(param, tool.name, "1 to 64 letters, digits, _, - and .")
-        if tool.name in names:
-            raise BadRequest.of(param, tool.name, "names that differ")
+        BadRequest.unless(_TOOL_NAME.fullmatch(tool.name), param, tool.name, "1 to 64 letters, digits, _, - and .")
+        BadRequest.unless(tool.name not in names, param, tool.name, "names that differ")
         names.add(tool.name)
 
 
 def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
     choice, names = conversation.tool_choice, [tool.name for tool in conversation.tools]
     for name in conversation.allowed_tools:
-        if name not in names:
-            raise BadRequest.of("tool_choice", name, f"allowed tools of {names}")
+        BadRequest.unless(name in names, "tool_choice", name, f"allowed tools of {names}")
     is_name = conversation.tool_choice_is_name
     if not is_name and choice in ("", "none"):
         return
@@ -134,8 +128,7 @@ def _content(message: common_pb2.ChatMessage, i: int) -> str:
     if message.HasField("content"):
         return message.content
     for k, part in enumerate(message.parts):
-        if part.type != "text":
-            raise BadRequest.of(f"messages[{i}].content[{k}].type", part.type, "text")
+        BadRequest.unless(part.type == "text", f"messages[{i}].content[{k}].type", part.type, "text")
     if not message.parts and message.role != "assistant":
         param = f"messages[{i}].content"
         raise BadRequest(param, f"{param} is missing or has no parts; allowed: a string or a list of text parts")
@@ -157,8 +150,7 @@ def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
         return {"type": "function", "function": function | {"parameters": _text_parameters(tool.custom_input)}}
     param = f"tools[{i}].function.parameters"
     function["parameters"] = parameters = _json_object(tool.parameters_json or "{}", param)
-    if not _allows_objects(parameters):
-        raise BadRequest.of(param, parameters, "a JSON Schema of an object")
+    BadRequest.unless(_allows_objects(parameters), param, parameters, "a JSON Schema of an object")
     return {"type": "function", "function": function}
 
 

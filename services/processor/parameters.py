@@ -137,8 +137,7 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
                 f"{name} is {num_choices} with temperature {checked.temperature:g}; allowed: 1, greedy is one answer",
             )
     if _has(checked, "best_of"):
-        if checked.best_of < checked.n:
-            raise BadRequest.of("best_of", checked.best_of, f"at least n ({checked.n})")
+        BadRequest.unless(checked.best_of >= checked.n, "best_of", checked.best_of, f"at least n ({checked.n})")
         if checked.best_of > checked.n and stream and not checked.use_beam_search:
             raise BadRequest("best_of", f"best_of is {checked.best_of} with stream; allowed: n, which is {checked.n}")
     if _has(checked, "top_logprobs") and not checked.logprobs:
@@ -177,8 +176,7 @@ def _check_strings(checked: common_pb2.Sampling) -> None:
     if len(checked.stop) > MAX_STOP_STRINGS:
         raise BadRequest("stop", f"stop has {len(checked.stop)} strings; allowed: at most {MAX_STOP_STRINGS}")
     for name, strings in (("stop", checked.stop), ("bad_words", checked.bad_words)):
-        if "" in strings:
-            raise BadRequest.of(name, list(strings), "strings that are not empty")
+        BadRequest.unless("" not in strings, name, list(strings), "strings that are not empty")
 
 
 def _check_ids(checked: common_pb2.Sampling, vocab_size: int) -> None:
@@ -203,8 +201,7 @@ def _check_speculative(asked: common_pb2.Speculative) -> None:
 def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     """Raises `BadRequest` for the highest id where it lies outside the vocabulary."""
     highest = max(token_ids, default=0)
-    if highest >= vocab_size:
-        raise BadRequest.of(name, highest, f"token ids 0…{vocab_size - 1}")
+    BadRequest.unless(highest < vocab_size, name, highest, f"token ids 0…{vocab_size - 1}")
 
 
 def fit_context(
@@ -213,8 +210,7 @@ def fit_context(
     """The prompt as it is computed; sets `max_tokens`. Raises `ContextTooLong` or `BadRequest`."""
     if _has(checked, "truncate_prompt_tokens"):
         prompt_ids = _truncated(checked, prompt_ids, limits)
-    if not prompt_ids:
-        raise BadRequest.of(prompt_name, "", "at least one token")
+    BadRequest.unless(prompt_ids, prompt_name, "", "at least one token")
     left = limits.max_model_len - len(prompt_ids)
     asked = checked.max_tokens if _has(checked, "max_tokens") else None
     if left < (1 if asked is None else asked):

@@ -63,6 +63,12 @@ class BadRequest(HeadwaterError):
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         return cls(param, f"{param} is {shown}; allowed: {allowed}")
 
+    @classmethod
+    def unless(cls, is_met: object, param: str, value: object, allowed: str) -> None:
+        """Raises the error of a field, its value and what is allowed, unless the condition holds."""
+        if not is_met:
+            raise cls.of(param, value, allowed)
+
     def in_words_of(self, renamed: Mapping[str, str]) -> BadRequest:
         """The error with the client's names of its field, and of `max_tokens` where the message compares with that."""
         param, message = self.param, self.message

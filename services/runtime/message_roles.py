@@ -11,5 +11,4 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 def check_role(role: str, at: str, allowed: Iterable[str] = ROLES) -> None:
     """Checks the role of the message at a place. Raises `BadRequest`."""
-    if role not in allowed:
-        raise BadRequest.of(f"{at}.role", role, ", ".join(allowed))
+    BadRequest.unless(role in allowed, f"{at}.role", role, ", ".join(allowed))
