@@ -14,6 +14,7 @@ from headwater.proto.events_pb2 import CatalogueEntry
 
 from .embedded import EmbeddedServerError
 from .plan import StackPlan
+from .roles import Role
 from .scaling import Scaler, ScaleRules
 from .stage_process import KeptStage, StageDied
 
@@ -88,15 +89,14 @@ class ModelStages:
         """Its text stages and the replicas that it always has."""
         self.plan, settings = plan, plan.settings
 
-        def text_stages(kind: str, flags: Callable[[int], list[str]], env: dict[str, str], num: int) -> list[KeptStage]:
-            module = f"headwater.services.{kind.replace('-', '_')}"
-            names = (f"{plan.prefix}{kind}-{i}" for i in range(num))
+        def text_stages(role: Role, flags: Callable[[int], list[str]], num: int) -> list[KeptStage]:
+            module, env = f"headwater.services.{role.value.replace('-', '_')}", plan.servers.env(role)
+            names = (f"{plan.prefix}{role.value}-{i}" for i in range(num))
             return [self.make_stage(name, module, partial(flags, i), env) for i, name in enumerate(names)]
 
-        self.processors = text_stages("processor", plan.processor, plan.processor_env(), settings.processors)
-        self.output_processors = text_stages(
-            "output-processor", plan.output_processor, plan.output_processor_env(), settings.output_processors
-        )
+        processors, output_processors = settings.processors, settings.output_processors
+        self.processors = text_stages(Role.PROCESSOR, plan.processor, processors)
+        self.output_processors = text_stages(Role.OUTPUT_PROCESSOR, plan.output_processor, output_processors)
         for _ in range(self.rules.min_replicas):
             self.make_engine()
         return self.stages()

@@ -67,12 +67,6 @@ class StackPlan:
         ]
         return flags + self.settings.flags_for(PROCESSOR)
 
-    def processor_env(self) -> dict[str, str]:
-        return self.servers.env(Role.PROCESSOR)
-
-    def output_processor_env(self) -> dict[str, str]:
-        return self.servers.env(Role.OUTPUT_PROCESSOR)
-
     def output_processor(self, idx: int) -> list[str]:
         return [*self._behind(), f"--replica-id={self.replica_id('output-processor', idx)}"]
 

@@ -20,6 +20,7 @@ from headwater.services.stack.fork_servers import (
     VARIABLES_OF_STAGES,
     fork_servers,
 )
+from headwater.services.stack.roles import Role
 from tests.services.stack.test_plan import plan
 
 Started = dict[tuple[str, ...], tuple[dict[str, str], tuple[str, ...]]]
@@ -57,7 +58,7 @@ def test_what_a_server_imports_is_what_its_programs_would_import_with_their_envi
         pass
     engine = os.environ | stack.engine_env(0)
     environment, free = started[STAGE_MODULES]
-    for stage in (engine, os.environ | stack.gateway_env(), os.environ | stack.processor_env()):
+    for stage in (engine, os.environ | stack.gateway_env(), os.environ | stack.servers.env(Role.PROCESSOR)):
         assert of_libraries(stage, free) == of_libraries(environment, free)
     assert free == VARIABLES_OF_STAGES
     environment, free = started[CORE_MODULES[device]]
