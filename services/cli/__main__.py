@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import sys
@@ -44,6 +43,7 @@ from .cluster_unreachable import BusUnreachable, NoStageHeard
 from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
+from .plain_table import show_as
 from .platform_commands import app as platform_commands
 from .role_command import make_command as make_role_command
 from .tenant_commands import make_commands
@@ -245,12 +245,9 @@ def status(
         # The cluster goes on without, which its gateway can tell.
         gateway = asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
         raise BusUnreachable(error.address, gateway) from None
-    if as_json:
-        print(json.dumps(cluster.as_json(members), indent=2))
-    elif not members:
+    if not members and not as_json:
         raise NoStageHeard(without_password(url))
-    else:
-        Console().print(cluster.as_table(members))
+    show_as(cluster.as_json(members), lambda: cluster.as_table(members), as_json)
 
 
 @app.command()
@@ -265,11 +262,8 @@ def doctor(
     """Look for what is missing on this machine, and say how to get it."""
     ports = tuple(each for each in (port, grpc_port) if each)
     findings = examination.examine(cache_dir=cache_dir, state_dir=state_dir, ports=ports)
-    if as_json:
-        rows = [{"what": each.what, "found": each.found, "remedy": each.remedy} for each in findings]
-        print(json.dumps(rows, indent=2))
-    else:
-        Console().print(examination.as_table(findings))
+    rows = [{"what": each.what, "found": each.found, "remedy": each.remedy} for each in findings]
+    show_as(rows, lambda: examination.as_table(findings), as_json)
     raise typer.Exit(int(any(each.blocks_up and each.remedy for each in findings)))
 
 

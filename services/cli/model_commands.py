@@ -19,7 +19,7 @@ from ..runtime.printable import printable, shown
 from ..runtime.progress import ProgressBars, Report
 from ..runtime.settings import require
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
-from .plain_table import plain_table
+from .plain_table import plain_table, show_as
 
 POLL_SECONDS = 0.2
 Model = Annotated[
@@ -147,11 +147,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
         """Every model of the cluster, and how far it is."""
         with connected(base_url, admin_key_file) as client:
-            models = client.all()
-        if as_json:
-            print(json.dumps(models, indent=2))
-        else:
-            Console().print(models_table(models))
+            show_as(models := client.all(), lambda: models_table(models), as_json)
 
     return app
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console, RenderableType
 from rich.table import Table
+
+
+def show_as(answer: Any, table: Callable[[], RenderableType], as_json: bool) -> None:
+    """Prints an answer as JSON, for scripts, or as the table that is made of it."""
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        Console().print(table())
 
 
 def plain_table(*columns: str, numbers: tuple[str, ...] = ()) -> Table:

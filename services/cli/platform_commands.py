@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from headwater.engine_core.platforms.registry import registrations
 
 from ..engine.core_environment import core_environment
 from ..runtime.printable import shown
 from .admin_client import AsJson
-from .plain_table import plain_table
+from .plain_table import plain_table, show_as
 
 app = typer.Typer(no_args_is_help=True, help="Platforms: what engines compute on. List them, check one.")
 
@@ -25,15 +23,12 @@ app = typer.Typer(no_args_is_help=True, help="Platforms: what engines compute on
 def list_platforms(*, as_json: AsJson = False) -> None:
     """List the names that --device takes, and the installed distribution of each. Loads none of them."""
     known = registrations().values()
-    if as_json:
-        rows = [{"name": each.name, "distribution": each.distribution, "version": each.version} for each in known]
-        print(json.dumps(rows, indent=2))
-        return
+    rows = [{"name": each.name, "distribution": each.distribution, "version": each.version} for each in known]
     table = plain_table("name", "distribution", "version")
     for each in known:
         owners = ", ".join((each.distribution, *each.others)) if each.others else each.distribution
         table.add_row(shown(each.name), shown(owners or "headwater"), shown(each.version))
-    Console().print(table)
+    show_as(rows, lambda: table, as_json)
 
 
 @app.command()

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..runtime.printable import shown
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
+from .plain_table import show_as
 from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
@@ -87,7 +87,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
         """Every tenant with its limits."""
         with connected(base_url, admin_key_file) as client:
-            _print(tenants := client.all(), tenants_table(tenants), as_json)
+            show_as(tenants := client.all(), lambda: tenants_table(tenants), as_json)
 
     @app.command()
     def show(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
@@ -120,7 +120,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         if model is not None:
             settings["models"] = {model: settings.pop("limits", {})}
         with connected(base_url, admin_key_file) as client:
-            _print(changed := client.set(tenant, settings), tenants_table([changed]), as_json)
+            show_as(changed := client.set(tenant, settings), lambda: tenants_table([changed]), as_json)
             if model is not None:
                 warn_of_unknown(model, client.served_models())
 
@@ -154,7 +154,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     ) -> None:
         """Requests and tokens, by day and model."""
         with connected(base_url, admin_key_file) as client:
-            _print(rows := client.usage(tenant, days), usage_table(rows), as_json)
+            show_as(rows := client.usage(tenant, days), lambda: usage_table(rows), as_json)
 
     return app
 
@@ -174,13 +174,6 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     settings = {name: given[name] for name in plain if given[name] is not None}
     settings |= {name: None if given[name] == -1 else given[name] for name in BYTES if given[name] is not None}
     return settings | ({"limits": limits} if limits else {})
-
-
-def _print(answer: Any, table: Table, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer, indent=2))
-    else:
-        Console().print(table)
 
 
 def _print_key(answer: dict[str, Any], as_json: bool) -> None:
