@@ -87,21 +87,19 @@ def load_weights(
     used: set[str] = set()
     for name, spec in layout.items():
         source = spec.tied_to or name
-        if spec.is_linear:
-            kind = _kind_of(source, tensors)
-            own = _own_tensors(kind, source, spec, tensors, dtype)
-            used |= {source + suffix for suffix in own}
-            there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
-            linears[name] = _kind_of("", there).load(there, dtype)
-        elif source + BLOCKS in tensors or source + PLANES in tensors:
-            kind = BlockLinear if source + BLOCKS in tensors else PlanesLinear
-            own = _own_tensors(kind, source, spec, tensors, dtype)
-            used |= {source + suffix for suffix in own}
-            there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
-            tables[name] = _table(source, there, dtype)
-        else:
+        in_blocks = source + BLOCKS in tensors
+        if not (spec.is_linear or in_blocks or source + PLANES in tensors):
             plain[name] = _cut_rows(_tensor(tensors, source, spec.shape), spec, shard).to(device)
             used.add(source)
+            continue
+        kind = _kind_of(source, tensors) if spec.is_linear else BlockLinear if in_blocks else PlanesLinear
+        own = _own_tensors(kind, source, spec, tensors, dtype)
+        used |= {source + suffix for suffix in own}
+        there = _on(device, _cut(kind, own, source, spec, dtype, shard), ready)
+        if spec.is_linear:
+            linears[name] = _kind_of("", there).load(there, dtype)
+        else:
+            tables[name] = _table(source, there, dtype)
     for name in tensors.keys() - used:
         raise ConfigError("checkpoint tensor", name, "tensors that config.json announces")
     return Weights(linears=linears, tensors=plain, tables=tables)
