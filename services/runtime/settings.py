@@ -74,18 +74,22 @@ def to_argv(settings: object) -> list[str]:
     user of the machine can read a command line."""
     argv: list[str] = []
     for field in _fields(type(settings)):
-        if field.metadata.get("secret"):
-            continue
-        value, flag = getattr(settings, field.name), f"--{field.name.replace('_', '-')}"
-        if value is None or value == field.default:
-            continue
-        if isinstance(value, bool):
-            argv.append(flag if value else f"--no-{flag[2:]}")
-        elif isinstance(value, tuple):
-            argv += [f"{flag}={item}" for item in value]
-        else:
-            argv.append(f"{flag}={value}")
+        value = getattr(settings, field.name)
+        if not field.metadata.get("secret") and value != field.default:
+            argv += as_flags(field.name, value, field.default)
     return argv
+
+
+def as_flags(name: str, value: object, default: object = None) -> list[str]:
+    """A setting on a command line; nothing where it has no value. What is on by default is turned off by name."""
+    words = f"--{name.replace('_', '-')}"
+    if value is False and default is True:
+        return [f"--no-{words[2:]}"]
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [words]
+    return [f"{words}={each}" for each in (value if isinstance(value, tuple) else (value,))]
 
 
 def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:

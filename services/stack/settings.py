@@ -31,7 +31,7 @@ from ..models.store import default_cache_dir
 from ..runtime.advertise import check_host, is_loopback
 from ..runtime.hardware import DTYPES, default_replicas
 from ..runtime.role import DECODE, PREFILL
-from ..runtime.settings import SettingError, check_log_level, require
+from ..runtime.settings import SettingError, as_flags, check_log_level, require
 from ..runtime.speculation import MODES
 from .profile import Profile
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
@@ -291,18 +291,6 @@ class StackSettings:
             if stage in field.metadata["stages"]
             for text in as_flags(field.name, getattr(self, field.name), field.default)
         ]
-
-
-def as_flags(name: str, value: object, default: object = None) -> list[str]:
-    """A setting on a command line; nothing where it has no value. What is on by default is turned off by name."""
-    words = f"--{name.replace('_', '-')}"
-    if value is False and default is True:
-        return [f"--no-{words[2:]}"]
-    if value is None or value is False:
-        return []
-    if value is True:
-        return [words]
-    return [f"{words}={each}" for each in (value if isinstance(value, tuple) else (value,))]
 
 
 def variable_of(field: dataclasses.Field[Any]) -> str:
