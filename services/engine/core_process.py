@@ -71,6 +71,9 @@ STORING_SECONDS = 0.005
 """Between two looks of an idle engine at blocks that are being stored, or found again."""
 REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
+FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "prompt_logprobs")
+SIZES = ("block_size", "max_model_len", "max_num_seqs", "num_rows", "max_draft_tokens")
+"""Facts of the model and limits of the engine that the server is told as they are."""
 QUIET_SECONDS = 0.05
 """Without a command after which an engine that has worked prepares later steps: who asks one thing after another is not
 to wait for it each time."""
@@ -276,19 +279,11 @@ def _ready(
 ) -> Ready:
     num_rows, row_bytes = (0, 0) if link is None else link.records.shape
     return Ready(
-        dtype=facts.dtype,
-        kv_format=facts.kv_format,
-        vocab_size=facts.vocab_size,
-        numerics_id=facts.numerics_id,
-        block_size=config.block_size,
+        **{name: getattr(facts, name) for name in FACTS},
+        **{name: getattr(config, name) for name in SIZES},
         load=engine.load(),
-        max_model_len=config.max_model_len,
-        max_num_seqs=config.max_num_seqs,
-        num_rows=config.num_rows,
         longest_step=longest_step,
-        prompt_logprobs=facts.prompt_logprobs,
         drafters=drafters,
-        max_draft_tokens=config.max_draft_tokens,
         max_chunk_tokens=config.long_prefill_chunk or config.max_num_batched_tokens,
         num_peer_rows=num_rows,
         peer_row_bytes=row_bytes,
