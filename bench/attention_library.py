@@ -17,13 +17,12 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 
 from .attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
 from .attention_others import has_flashinfer, others
+from .figures import print_table
 from .gpu_kernels import CONTEXTS
 from .gpu_timing import captured, randn
 from .program import run_program
@@ -142,6 +141,10 @@ def _plan_us(plan: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
+def _cell(value: object) -> str:
+    return f"{value:.2g}" if isinstance(value, float) and value < 0.1 else str(value)
+
+
 def main(
     rounds: Annotated[int, typer.Option(help="turns of each")] = 3,
     seconds: Annotated[float, typer.Option(help="of a turn")] = 0.5,
@@ -158,12 +161,7 @@ def main(
     with torch.inference_mode():
         rows = [asdict(each) for batch in batches() for each in compare(batch, rounds=rounds, seconds=seconds)]
     if not as_json:
-        table = Table(*rows[0])
-        for row in rows:
-            table.add_row(
-                *(f"{value:.2g}" if isinstance(value, float) and value < 0.1 else str(value) for value in row.values())
-            )
-        Console().print(table)
+        print_table(list(rows[0]), (map(_cell, row.values()) for row in rows))
     typer.echo(json.dumps(rows))
 
 

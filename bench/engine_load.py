@@ -17,12 +17,11 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.request import NewRequest
 from headwater.services.stack.plan import gpu_defaults
 
+from .figures import print_table
 from .offline import Bench
 from .program import run_program
 from .workloads import CLUSTER_LOADS, MODELS, TINY, ClusterLoad, tried_load, uniform
@@ -61,10 +60,7 @@ def main(
                 print(json.dumps(rows[-1]), flush=True)
         bench.close()
     if not as_json:
-        table = Table("load", "output tok/s", "seconds")
-        for row in rows:
-            table.add_row(*map(str, row.values()))
-        Console().print(table)
+        print_table(("load", "output tok/s", "seconds"), (row.values() for row in rows))
     print(json.dumps(rows))
 
 

@@ -13,19 +13,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
 
 from .exactness_shapes import SHAPES, TINY
 from .exactness_trial import Trial
+from .figures import print_table
 from .part import Row
 from .program import run_program
 from .stress import Stress
@@ -73,7 +73,11 @@ def main(
     done = {row["task"] for row in rows}
     missing = [task.name for task in tasks if task.name not in done]
     if not as_json:
-        Console().print(_table(rows))
+        keys = "task", "requests", "compared", "different", "seconds"
+        lines = [
+            (*(row[key] for key in keys), "; ".join(row["examples"])) for row in sorted(rows, key=itemgetter("task"))
+        ]
+        print_table(("engine", "requests", "comparisons", "different", "seconds", "for example"), lines)
     num_different = sum(row["different"] for row in rows)
     totals = {key: sum(row[key] for row in rows) for key in ("requests", "rounds", "compared", "different")}
     print(json.dumps(totals | {"missing": missing, "rows": rows}))
@@ -168,14 +172,6 @@ def _rows_of_workers(processes: int, flags: Sequence[str], limit: float) -> Iter
             for child in children:
                 child.kill()
                 child.wait()
-
-
-def _table(rows: Sequence[Row]) -> Table:
-    table = Table("engine", "requests", "comparisons", "different", "seconds", "for example")
-    for row in sorted(rows, key=lambda row: row["task"]):
-        cells = (row[key] for key in ("task", "requests", "compared", "different", "seconds"))
-        table.add_row(*map(str, cells), "; ".join(row["examples"]))
-    return table
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -59,6 +59,14 @@ def show_figures(figures: Mapping[str, Any], title: str, *, as_json: bool) -> No
     table = Table("figure", "value", title=title)
     for name, value in figures.items():
         table.add_row(_words(name), _cell(value))
+    Console().print(table)
+
+
+def print_table(columns: Sequence[str], lines: Iterable[Iterable[object]]) -> None:
+    """Prints lines of cells under the names of their columns."""
+    table = Table(*columns)
+    for cells in lines:
+        table.add_row(*map(str, cells))
     Console().print(table)
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.models import registry
 
+from .figures import print_table
 from .offline import Bench
 from .program import run_program
 from .workloads import MODELS, uniform
@@ -59,10 +58,8 @@ def main(
             )
             bench.close()
     if not as_json:
-        table = Table("host memory, GB", "first, s", "again, s", "tokens brought back", "start, s")
-        for row in rows:
-            table.add_row(*map(str, row.values()))
-        Console().print(table)
+        columns = ("host memory, GB", "first, s", "again, s", "tokens brought back", "start, s")
+        print_table(columns, (row.values() for row in rows))
     print(json.dumps(rows))
 
 

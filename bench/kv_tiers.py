@@ -23,8 +23,6 @@ from typing import Annotated, Any, cast
 import numpy as np
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.engine_core.executor import Int32Array, Swapper, SwapPlan
 from headwater.engine_core.executors.memory_swapper import MemorySwapper
@@ -32,6 +30,7 @@ from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_source import Outcome, Owner
 from headwater.engine_core.kv.disk_blocks import NUM_READERS, DiskBlocks
 
+from .figures import print_table, seconds_of
 from .program import run_program
 from .workloads import MODELS
 
@@ -73,10 +72,8 @@ def main(
         with tempfile.TemporaryDirectory(dir=folder) as name:
             rows += disk_rates(swapper_of(cache, num_blocks), Path(name), num_blocks, block_size, runs)
     if not as_json:
-        table = Table("what", "GB/s", "the same bytes as they are, GB/s", "share")
-        for row in rows:
-            table.add_row(*map(str, row.values()))
-        Console().print(table)
+        columns = ("what", "GB/s", "the same bytes as they are, GB/s", "share")
+        print_table(columns, (row.values() for row in rows))
     print(json.dumps(rows))
 
 
@@ -165,7 +162,7 @@ def disk_rates(swapper: Swapper, folder: Path, num_blocks: int, block_size: int,
     for _ in range(runs):
         for way, taken in zip(ways, seconds, strict=True):
             _forget(paths)
-            taken.append(_seconds(way))
+            taken.extend(seconds_of(way, 1))
     tier.close()
     num_bytes = num_blocks * block_bytes
     ours, *plain = map(median, seconds)
@@ -219,12 +216,6 @@ def _forget(paths: Sequence[Path]) -> None:
     for path in paths:
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
 
 
 def _row(what: str, rate: float, plain: float) -> dict[str, Any]:

@@ -9,15 +9,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import count
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
@@ -27,6 +26,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import EngineLoad
 
+from .figures import print_table
 from .program import run_program
 from .workloads import MODELS, PACKINGS, TINY, WORKLOADS, Workload, tried, uniform
 
@@ -207,11 +207,8 @@ def run(
             dummy = options | {"load_format": load_format, "max_model_len": config["max_position_embeddings"]}
             rows += _printed(measure(those, Path(folder), dummy, runs=runs, quiet=as_json), as_json)
     if not as_json:
-        table = Table("workload", "model", "seconds", "output tok/s", "steps", "start s")
-        for row in rows:
-            cells = (row.workload, row.model, row.seconds, row.output_tokens_per_second, row.steps, row.start_seconds)
-            table.add_row(*map(str, cells))
-        Console().print(table)
+        shown = attrgetter("workload", "model", "seconds", "output_tokens_per_second", "steps", "start_seconds")
+        print_table(("workload", "model", "seconds", "output tok/s", "steps", "start s"), map(shown, rows))
     typer.echo(json.dumps([asdict(row) for row in rows]))
 
 

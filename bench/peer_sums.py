@@ -20,8 +20,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
 from torch import distributed
 
 from headwater.engine_core.executors.host_exchange import ExchangeSizes, HostExchange
@@ -30,6 +28,7 @@ from headwater.engine_core.shards import ParallelLayout
 from headwater.kernels.peer_memory import OwnMemory, PeerMemory, reaches, slot_bytes_of
 from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_norm
 
+from .figures import print_table
 from .gpu_timing import randn, timed
 from .program import run_program
 
@@ -91,10 +90,8 @@ def main(
         for process in processes:
             process.join()
     if not as_json:
-        table = Table("bytes", "sum µs", "sum + norm µs", "NCCL µs")
-        for each in figures:
-            table.add_row(*map(str, (each.num_bytes, each.sum_us, each.sum_norm_us, each.nccl_us)))
-        Console().print(table)
+        lines = ((each.num_bytes, each.sum_us, each.sum_norm_us, each.nccl_us) for each in figures)
+        print_table(("bytes", "sum µs", "sum + norm µs", "NCCL µs"), lines)
         print(json.dumps([asdict(each) for each in figures]))
 
 

@@ -14,11 +14,11 @@ from typing import Annotated
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from headwater.gateway.router import policy
 from headwater.gateway.router.cost import Parts
 
+from .figures import print_table
 from .program import run_program
 from .trace_file import TraceError, numbered_records
 
@@ -148,10 +148,8 @@ def main(
     if as_json:
         typer.echo(json.dumps({"policies": [asdict(each) for each in verdicts], "actual_over_predicted": turned_out}))
         return
-    table = Table("policy", "decisions", "same", "predicted s", "matched tokens")
-    for each in verdicts:
-        table.add_row(*map(str, asdict(each).values()))
-    Console().print(table)
+    columns = ("policy", "decisions", "same", "predicted s", "matched tokens")
+    print_table(columns, (asdict(each).values() for each in verdicts))
     Console().print(f"actual over predicted: cached tokens {turned_out['cached']}, seconds {turned_out['seconds']}")
 
 

@@ -17,8 +17,6 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
@@ -34,6 +32,7 @@ from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.tasks import owned_task
 
+from .figures import print_table
 from .program import run_program
 
 PERSON = {
@@ -213,11 +212,8 @@ def run(
         )
     )
     if not as_json:
-        table = Table(
-            "requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs", "schema tok/step"
-        )
-        table.add_row(*map(str, asdict(result).values()))
-        Console().print(table)
+        columns = "requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs"
+        print_table((*columns, "schema tok/step"), [asdict(result).values()])
     typer.echo(json.dumps(asdict(result)))
 
 
