@@ -37,7 +37,7 @@ from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
 
 from .format_files import FormatFile, read_format_files
-from .program import run_program
+from .program import check_choice, run_program
 
 TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
 CPU = "cpu"
@@ -245,8 +245,7 @@ def run(
 ) -> None:
     """Compare models as a device serves them with the same files expanded to the model's dtype, or with another
     model."""
-    if device not in DEVICES:
-        raise typer.BadParameter(f"device is {device!r}; allowed: {' or '.join(DEVICES)}")
+    check_choice("device", device, DEVICES, " or ")
     files = tuple(FormatFile(source=each, quantization=quantization) for each in model or (DEMO_NAME,))
     if formats is not None:
         found = read_format_files(formats, ROUNDED_KINDS)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 
 from .part import run_part
-from .program import run_program
+from .program import check_choice, run_program
 from .source_version import ROOT, source_version
 
 TESTS = "tests/combinations"
@@ -64,8 +64,7 @@ def main(
     collect: Annotated[bool, typer.Option(help="run nothing: count the cells that would run")] = False,
 ) -> None:
     """Run the cells of a platform; the last line is all of them as JSON."""
-    if platform not in PLATFORMS:
-        raise typer.BadParameter(f"--platform is {platform!r}; allowed: {', '.join(PLATFORMS)}")
+    check_choice("--platform", platform, PLATFORMS)
     if render:
         PAGE.write_text(page(read_results()))
         return

@@ -32,7 +32,7 @@ from .distillation import Text, Tuning
 from .draft_model import answers_of, report_loss
 from .head_training import chain_quality, train_heads
 from .head_twins import HeadsTwin, Tensors, twin_of
-from .program import run_program
+from .program import check_choice, run_program
 from .teacher_states import TeacherStates
 
 KINDS = (EAGLE, EAGLE3, MEDUSA)
@@ -72,8 +72,7 @@ def main(
     """Train draft heads for a model on the model's own answers."""
     if folder.exists():
         raise typer.BadParameter(f"{folder} exists already")
-    if kind not in KINDS:
-        raise typer.BadParameter(f"--kind is {kind!r}; allowed: {', '.join(KINDS)}")
+    check_choice("--kind", kind, KINDS)
     device = resolve_device(device)
     source = pull(model, cache_dir=default_cache_dir(), progress=silent, device=device)
     served = registry.read_config(source)

@@ -14,7 +14,7 @@ import typer
 
 from headwater.services.models.manifest import ModelManifest
 
-from .program import run_program
+from .program import check_choice, run_program
 from .text_folder import demo_text_folder
 from .workloads import MODELS
 
@@ -24,8 +24,7 @@ def main(
     folder: Annotated[Path, typer.Argument(help="to fill")],
 ) -> None:
     """Write a model folder without weights."""
-    if model not in MODELS:
-        raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
+    check_choice("model", model, MODELS)
     write(model, MODELS[model], folder)
 
 

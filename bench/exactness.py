@@ -27,7 +27,7 @@ from .exactness_shapes import SHAPES, TINY
 from .exactness_trial import Trial
 from .figures import print_table
 from .part import Row
-from .program import run_program
+from .program import check_choice, run_program
 from .stress import Stress
 
 OPTIONS: tuple[dict[str, Any], ...] = (
@@ -54,8 +54,8 @@ def main(
 ) -> None:
     """Compare answers alone with answers in company."""
     names = shape or list(SHAPES)
-    if unknown := [name for name in names if name not in SHAPES]:
-        raise typer.BadParameter(f"shape is {unknown[0]!r}; allowed: {', '.join(SHAPES)}")
+    for name in names:
+        check_choice("shape", name, SHAPES)
     if requests < 1 or processes < 1:
         raise typer.BadParameter("requests and processes are at least 1")
     tasks = _tasks(names, requests, seed, stress=stress, device=device)

@@ -33,7 +33,7 @@ from headwater.engine_core.models import registry
 
 from .figures import AsJson, show_rows
 from .offline import Bench
-from .program import run_program
+from .program import check_choice, run_program
 from .scheduler_steps import VOCAB_SIZE, Workload, run_steps, workload_requests
 from .workloads import MODELS, uniform
 
@@ -68,10 +68,8 @@ def main(
     as_json: AsJson = False,
 ) -> None:
     """Measure what host memory for KV blocks, and pulls between engines, cost while nothing needs them."""
-    if model not in MODELS:
-        raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
-    if device not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"device is {device!r}; allowed: cuda, cpu")
+    check_choice("model", model, MODELS)
+    check_choice("device", device, ("cuda", "cpu"))
     if not step_ms > 0:
         raise typer.BadParameter(f"step-ms is {step_ms}; allowed: above 0")
     if device == "cpu":

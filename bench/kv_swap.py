@@ -17,7 +17,7 @@ from headwater.engine_core.models import registry
 
 from .figures import print_table
 from .offline import Bench
-from .program import run_program
+from .program import check_choice, run_program
 from .workloads import MODELS, uniform
 
 
@@ -33,8 +33,7 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Measure what host memory saves."""
-    if model not in MODELS:
-        raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
+    check_choice("model", model, MODELS)
     if not 0 < cached_share < 1:
         raise typer.BadParameter(f"cached-share is {cached_share}; allowed: above 0, below 1")
     num_tokens = num_prompts * (prompt_len + output_len + block_size)

@@ -31,7 +31,7 @@ from headwater.engine_core.kv.block_source import Outcome, Owner
 from headwater.engine_core.kv.disk_blocks import NUM_READERS, DiskBlocks
 
 from .figures import print_table, seconds_of
-from .program import run_program
+from .program import check_choice, run_program
 from .workloads import MODELS
 
 KEY, OWNER = bytes(16), Owner(bytes(16))
@@ -58,12 +58,10 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Measure the way of KV blocks to host memory and to a disk."""
-    if model not in MODELS:
-        raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
+    check_choice("model", model, MODELS)
     if unknown := set(part or ()) - set(PARTS):
         raise typer.BadParameter(f"part is {', '.join(sorted(unknown))}; allowed: {', '.join(PARTS)}")
-    if device not in ("cuda", "cpu"):
-        raise typer.BadParameter(f"device is {device!r}; allowed: cuda, cpu")
+    check_choice("device", device, ("cuda", "cpu"))
     cache = kv_cache(model, num_blocks, block_size, torch.device(device))
     rows = []
     if device == "cuda" and "host" in (part or PARTS):

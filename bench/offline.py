@@ -27,7 +27,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import EngineLoad
 
 from .figures import print_table
-from .program import run_program
+from .program import check_choice, run_program
 from .workloads import MODELS, PACKINGS, TINY, WORKLOADS, Workload, tried, uniform
 
 TEMPERATURE = 0.6
@@ -191,8 +191,7 @@ def run(
         "numerics": numerics,
         "num_threads": threads,
     }
-    if weights not in (WHOLE, *PACKINGS):
-        raise typer.BadParameter(f"weights is {weights!r}; allowed: {', '.join((WHOLE, *PACKINGS))}")
+    check_choice("weights", weights, (WHOLE, *PACKINGS))
     packing = {} if weights == WHOLE else {"quantization_config": PACKINGS[weights]}
     rows: list[Measurement] = []
     if model_folder is not None:

@@ -30,7 +30,7 @@ from headwater.kernels.peer_sum import GROUP_ROWS, peer_sum, peer_sum_add_rms_no
 
 from .figures import print_table
 from .gpu_timing import randn, timed
-from .program import run_program
+from .program import check_choice, run_program
 
 HIDDEN = 4096
 ROWS = (1, 8, 64, 512, 8192)
@@ -61,8 +61,7 @@ def main(
     """Time sums over the memory of several GPUs."""
     if not 2 <= ranks <= torch.cuda.device_count():
         raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
-    if peer_access not in PEER_ACCESS:
-        raise typer.BadParameter(f"peer_access is {peer_access!r}; allowed: {' or '.join(PEER_ACCESS)}")
+    check_choice("peer_access", peer_access, PEER_ACCESS, " or ")
     pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
     if pairs and peer_access != OFF:
         raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import typer
@@ -69,13 +69,17 @@ def run_program(main: Callable[..., Any]) -> None:
     app.command()(main)
     try:
         app(prog_name=program_name())
-    except (ConfigError, SettingError) as error:
-        sys.exit(f"{program_name()}: {error}")
-    except ServerNotFound as error:
+    except (ConfigError, SettingError, ServerNotFound) as error:
         sys.exit(f"{program_name()}: {error}")
     except TraceError as error:
         print(f"{program_name()}: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
+
+
+def check_choice(option: str, given: str, allowed: Iterable[str], between: str = ", ") -> None:
+    """Raises `typer.BadParameter` for a value of an option that is not among those allowed."""
+    if given not in (choices := list(allowed)):
+        raise typer.BadParameter(f"{option} is {given!r}; allowed: {between.join(choices)}")
 
 
 def program_name() -> str:

@@ -31,7 +31,7 @@ from headwater.services.runtime.progress import silent
 from headwater.services.runtime.speculation import DRAFTERS
 
 from .forced_answers import ForcedAnswers
-from .program import run_program
+from .program import check_choice, run_program
 from .replays import replay
 from .replays.replay import Exchange
 from .speculated_run import EDITS, FIRST_SEED, NO_EDITS, SpeculatedRun, run_exchanges
@@ -223,8 +223,7 @@ def _cases(
     """Cases to measure. Where no rows are given, they are the workload's. `part`: number of exchanges that are left
     out, and number of those that follow, or 0 for all."""
     for name in names:
-        if name not in ROWS:
-            raise typer.BadParameter(f"--workload is {name!r}; allowed: {', '.join(ROWS)}")
+        check_choice("--workload", name, ROWS)
         for num_rows in (1, 2) if dry_run else rows or ROWS[name]:
             exchanges = _exchanges(name, num_rows, *part, dry_run=dry_run)
             for temperature in temperatures:
@@ -251,8 +250,7 @@ def _model(
         return folder, "auto"
     if name == "demo" and not dry_run:
         return pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device=device), "auto"
-    if name not in ("demo", *MODELS):
-        raise typer.BadParameter(f"--model is {name!r}; allowed: demo, {', '.join(MODELS)}")
+    check_choice("--model", name, ("demo", *MODELS))
     made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     (made / "config.json").write_text(json.dumps(TINY if dry_run else MODELS[name]))
     return made, load_format
