@@ -11,7 +11,7 @@ import random
 import tempfile
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -22,23 +22,15 @@ from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reader import IndexReader
 from headwater.services.index.reaper import Reaper
 from headwater.services.runtime.process import configure_logging
-from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_valkey
 
 from .figures import AsJson, show_figures
 from .program import run_program
+from .synthetic_publishers import MODEL as SYNTHETIC
 
 PROMPT_BLOCKS = 512
-MODEL = ServedModel(
-    name="bench/prefix-index",
-    revision="r",
-    dtype="float32",
-    block_size=16,
-    kv_format="float32",
-    max_model_len=131_072,
-    vocab_size=128_256,
-)
+MODEL = replace(SYNTHETIC, name="bench/prefix-index", dtype="float32", block_size=16, kv_format="float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

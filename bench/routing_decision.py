@@ -10,7 +10,7 @@ import gc
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -23,11 +23,11 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.process import configure_logging
-from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
 
 from .figures import AsJson, show_rows
 from .program import run_program
+from .synthetic_publishers import MODEL
 
 MAX_TOKENS = 256
 NUM_SHARED = 16
@@ -70,15 +70,7 @@ class Bench:
     def __init__(self, *, block_size: int, num_tokens: int, num_replicas: int, blocks_per_replica: int) -> None:
         self.block_size, self.num_tokens = block_size, num_tokens
         self.rng = random.Random(0)
-        self.model = ServedModel(
-            name="bench",
-            revision="r",
-            dtype="bfloat16",
-            block_size=block_size,
-            kv_format="bfloat16",
-            max_model_len=131_072,
-            vocab_size=128_256,
-        )
+        self.model = replace(MODEL, block_size=block_size)
         members = Members(Bus(None), (Kind.ENGINE,))
         self.feed = IndexFeed(Bus(None), members, Store(None))
         self.router = Router(Bus(None), members, self.feed)
@@ -89,7 +81,7 @@ class Bench:
             self._fill(member, blocks_per_replica)
 
     def prompt(self) -> list[bytes]:
-        tokens = np.random.default_rng(self.rng.getrandbits(32)).integers(0, 128_256, self.num_tokens)
+        tokens = np.random.default_rng(self.rng.getrandbits(32)).integers(0, MODEL.vocab_size, self.num_tokens)
         return block_hashes(b"\0" * 16, tokens.astype(np.int32), self.block_size)
 
     def prompts(self, case: str, number: int) -> Iterator[bytes]:

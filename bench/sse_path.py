@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -37,6 +37,7 @@ from headwater.services.runtime.served_model import ServedModel
 from .figures import AsJson, show_figures
 from .processes import cpu_seconds
 from .program import run_program
+from .synthetic_publishers import MODEL
 
 REPLICA = "synthetic"
 WORDS = (" the", " river", " runs", " “down”", " to", "\n", " sea", ",")
@@ -206,15 +207,7 @@ async def serve_stages(stages: Stages) -> None:
 
 
 def served(name: str) -> ServedModel:
-    return ServedModel(
-        name=name,
-        revision="r0",
-        dtype="bfloat16",
-        block_size=16,
-        kv_format="bfloat16",
-        max_model_len=2 * LONG,
-        vocab_size=49152,
-    )
+    return replace(MODEL, name=name, revision="r0", block_size=16, max_model_len=2 * LONG, vocab_size=49152)
 
 
 class Counter(asyncio.Protocol):
