@@ -19,31 +19,25 @@ _QWEN3: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 151_936,
 }
+
+
+def _qwen3(
+    hidden: int, intermediate: int, num_layers: int, num_heads: int, *, is_tied: bool = False, **more: Any
+) -> dict[str, Any]:
+    return _QWEN3 | {
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "tie_word_embeddings": is_tied,
+        **more,
+    }
+
+
 MODELS: dict[str, dict[str, Any]] = {
-    "qwen3-0.6b": _QWEN3
-    | {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "qwen3-8b": _QWEN3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-32b": _QWEN3
-    | {
-        "hidden_size": 5120,
-        "intermediate_size": 25_600,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 64,
-        "tie_word_embeddings": False,
-    },
+    "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, is_tied=True),
+    "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
+    "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
 }
 _TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, "dynamic": True}
 _CHANNELS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True, "dynamic": False}
@@ -65,16 +59,7 @@ PACKINGS: dict[str, dict[str, Any]] = {
 """How random weights of few bits are packed: GPTQ's groups of 128 with scales in float16, llm-compressor's in bfloat16;
 integers and e4m3 with a scale for each output, and for each token; e4m3 in blocks, and a scale for 128 inputs of a
 token."""
-TINY: dict[str, Any] = _QWEN3 | {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 49_152,
-    "tie_word_embeddings": True,
-}
+TINY = _qwen3(64, 128, 2, 4, is_tied=True, num_key_value_heads=2, head_dim=16, vocab_size=49_152)
 """Model that replaces another one where a benchmark is only tried out."""
 
 
