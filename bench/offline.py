@@ -33,6 +33,11 @@ from .workloads import MODELS, PACKINGS, TINY, WORKLOADS, Workload, tried, unifo
 TEMPERATURE = 0.6
 WHOLE = "whole"
 """Random weights of two bytes."""
+ENGINE_OPTIONS = (
+    "device", "block_size", "max_num_seqs", "max_num_batched_tokens", "async_depth", "decode_steps", "kv_cache_dtype",
+    "kv_cache_memory", "kv_swap_memory", "activation_dtype", "tensor_parallel_size", "peer_access", "numerics",
+)  # fmt: skip
+"""Options of the benchmark that an engine has by the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,22 +180,8 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Measure the engine without a cluster around it."""
-    options: dict[str, object] = {
-        "device": device,
-        "block_size": block_size,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "async_depth": async_depth,
-        "decode_steps": decode_steps,
-        "kv_cache_dtype": kv_cache_dtype,
-        "kv_cache_memory": kv_cache_memory,
-        "kv_swap_memory": kv_swap_memory,
-        "activation_dtype": activation_dtype,
-        "tensor_parallel_size": tensor_parallel_size,
-        "peer_access": peer_access,
-        "numerics": numerics,
-        "num_threads": threads,
-    }
+    told = dict(locals())
+    options: dict[str, object] = {name: told[name] for name in ENGINE_OPTIONS} | {"num_threads": threads}
     check_choice("weights", weights, (WHOLE, *PACKINGS))
     packing = {} if weights == WHOLE else {"quantization_config": PACKINGS[weights]}
     rows: list[Measurement] = []
