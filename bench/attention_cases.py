@@ -14,10 +14,11 @@ from itertools import accumulate
 import torch
 
 from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.decode_plan import plan_decode
 from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 from headwater.kernels.reduce_splits import reduce_splits
 
+from .byte_layers import room_for_plan
 from .gpu_kernels import Sequences, prefill_flops
 from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 
@@ -104,14 +105,7 @@ def _our_prefill(batch: Batch) -> Planned:
 
 def _our_decode(batch: Batch) -> Planned:
     lens, rows, out = ints(batch.lens), ints(list(range(len(batch.lens)))), torch.empty_like(batch.q)
-    plan = DecodePlan.allocate(
-        max_rows=len(batch.lens),
-        max_seq_len=max(batch.lens),
-        num_q_heads=HEADS,
-        num_kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        device=batch.q.device,
-    )
+    plan = room_for_plan(len(batch.lens), max(batch.lens), HEADS, KV_HEADS)
 
     def make_plan() -> None:
         plan_decode(plan, lens, rows, batch.table, PAGE, share=False)

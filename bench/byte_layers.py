@@ -33,6 +33,18 @@ def random_weight(rounding: Rounding, n: int, k: int) -> W8A8Weight:
     )
 
 
+def room_for_plan(num_rows: int, longest: int, num_heads: int = HEADS, num_kv_heads: int = KV_HEADS) -> DecodePlan:
+    """Room on the GPU for a plan of rows that have up to `longest` keys."""
+    return DecodePlan.allocate(
+        max_rows=num_rows,
+        max_seq_len=longest,
+        num_q_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=HEAD_DIM,
+        device=torch.device("cuda"),
+    )
+
+
 @dataclass(slots=True)
 class Step:
     """Inputs that all layers of a decode step share: rows that have `num_keys` keys each."""
@@ -54,14 +66,7 @@ class Step:
         blocks = -(-num_keys // BLOCK_SIZE)
         tables = torch.arange(num_rows * blocks, dtype=torch.int32, device="cuda").view(num_rows, blocks)
         last = num_keys - 1
-        plan = DecodePlan.allocate(
-            max_rows=num_rows,
-            max_seq_len=num_keys,
-            num_q_heads=HEADS,
-            num_kv_heads=KV_HEADS,
-            head_dim=HEAD_DIM,
-            device=torch.device("cuda"),
-        )
+        plan = room_for_plan(num_rows, num_keys)
         step = cls(
             residual=randn(num_rows, HIDDEN),
             x=randn(num_rows, HIDDEN),

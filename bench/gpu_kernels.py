@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from headwater.kernels.decode_attention import decode_attention
-from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.decode_plan import plan_decode
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.gemm import configure_blas, linear
 from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
@@ -33,7 +33,7 @@ from headwater.kernels.silu_mul import silu_mul
 from headwater.kernels.wide_gemm import tiles_for, wide_gemm
 
 from .block_products import block_products
-from .byte_layers import byte_layers
+from .byte_layers import byte_layers, room_for_plan
 from .byte_products import byte_products
 from .edit_cases import edit_call
 from .gpu_timing import (
@@ -151,14 +151,7 @@ def time_decode(sequences: Sequences, *, share: bool = False) -> tuple[float, fl
     caches, table = sequences.caches(), sequences.tables()
     seq_lens = torch.tensor(sequences.lengths, dtype=torch.int32, device="cuda")
     table_rows = torch.arange(rows, dtype=torch.int32, device="cuda")
-    plan = DecodePlan.allocate(
-        max_rows=rows,
-        max_seq_len=max(sequences.lengths),
-        num_q_heads=sequences.num_q_heads,
-        num_kv_heads=sequences.num_kv_heads,
-        head_dim=128,
-        device=torch.device("cuda"),
-    )
+    plan = room_for_plan(rows, max(sequences.lengths), sequences.num_q_heads, sequences.num_kv_heads)
     q, out = randn(rows, sequences.num_q_heads, 128), randn(rows, sequences.num_q_heads, 128)
     k_scale, v_scale = sequences.scales()
 
