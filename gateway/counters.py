@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 
@@ -70,6 +70,23 @@ class LabelledHistogram(Collector):
             buckets = list(zip(names, map(float, accumulate(each.counts)), strict=True))
             family.add_metric(labels, buckets=buckets, sum_value=each.sum)
         yield family
+
+
+class LabelledGauges(Collector):
+    """Gauges by one label, read when they are exported."""
+
+    def __init__(
+        self, label: str, gauges: Mapping[str, str], read: Callable[[], Iterable[tuple[str, Sequence[float]]]]
+    ) -> None:
+        """`gauges` are names with their documentation; `read` returns, for each label, a value of each gauge."""
+        self._label, self._gauges, self._read = label, gauges, read
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families = [GaugeMetricFamily(name, text, labels=[self._label]) for name, text in self._gauges.items()]
+        for label, values in self._read():
+            for family, value in zip(families, values, strict=True):
+                family.add_metric([label], value)
+        yield from families
 
 
 class _Cells:

@@ -78,10 +78,10 @@ class Cluster:
     the end of the first connection was noticed."""
 
     def __post_init__(self) -> None:
-        self.metrics.queue.read = lambda: self.admission.queued_by_tier
+        self.metrics.queued_by_tier = lambda: self.admission.queued_by_tier
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
-        self.metrics.demand.read = self.demand_by_model
+        self.metrics.demand = self.demand_by_model
         self.timelines.find_here = self._explained_here
         self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)

@@ -6,49 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..counters import LabelledCounter, LabelledHistogram
+from ..counters import LabelledCounter, LabelledGauges, LabelledHistogram
 from ..tenancy.tenants import Tenant
 
 LATENCY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
 
 
-class QueueLengths(Collector):
-    """Number of requests that wait for their turn, by tier. Tiers without any are left out, except the usual one."""
-
-    def __init__(self) -> None:
-        self.read: Callable[[], Mapping[int, int]] = dict
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "headwater_admission_queue_length", "Requests that wait for their turn", labels=["tier"]
-        )
-        for tier, length in sorted({0: 0, **self.read()}.items()):
-            family.add_metric([str(tier)], length)
-        yield family
-
-
-class ModelDemand(Collector):
-    """Number of requests by model, for an autoscaler. A model without requests is reported with zero."""
-
-    def __init__(self) -> None:
-        self.read: Callable[[], Mapping[str, tuple[int, int]]] = dict
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        here = GaugeMetricFamily("headwater_model_requests", "Requests that wait or run", labels=["model_name"])
-        without = GaugeMetricFamily(
-            "headwater_model_requests_without_replica",
-            "Requests that wait because no replica of their model is there",
-            labels=["model_name"],
-        )
-        for model, (num_requests, num_without) in sorted(self.read().items()):
-            here.add_metric([model], num_requests)
-            without.add_metric([model], num_without)
-        yield from (here, without)
+QUEUE = {"headwater_admission_queue_length": "Requests that wait for their turn"}
+DEMAND = {
+    "headwater_model_requests": "Requests that wait or run",
+    "headwater_model_requests_without_replica": "Requests that wait because no replica of their model is there",
+}
 
 
 class WithoutTenants(Collector):
@@ -116,9 +88,15 @@ class Metrics:
         self.between_tokens = self._distribution(
             "inter_token_latency_seconds", "Between a choice's pieces", TOKEN_BUCKETS
         )
-        self.queue, self.demand = QueueLengths(), ModelDemand()
-        for collector in (self.queue, self.demand):
-            registry.register(collector)
+        self.queued_by_tier: Callable[[], Mapping[int, int]] = dict
+        """Reads the number of requests that wait for their turn. Tiers without any are left out, except the usual."""
+        self.demand: Callable[[], Mapping[str, tuple[int, int]]] = dict
+        """Reads the numbers of `DEMAND` by model, for an autoscaler. A model without requests has zeros."""
+        registry.register(LabelledGauges("tier", QUEUE, self._queue_lengths))
+        registry.register(LabelledGauges("model_name", DEMAND, lambda: sorted(self.demand().items())))
+
+    def _queue_lengths(self) -> list[tuple[str, list[int]]]:
+        return [(str(tier), [length]) for tier, length in sorted({0: 0, **self.queued_by_tier()}.items())]
 
     def _counter(self, name: str, documentation: str, *labels: str) -> LabelledCounter:
         return LabelledCounter(f"headwater_{name}", documentation, labels, registry=self.registry)

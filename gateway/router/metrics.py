@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from headwater.services.index.kv_index import Column
 
-from ..counters import LabelledCounter, LabelledHistogram
+from ..counters import LabelledCounter, LabelledGauges, LabelledHistogram
 
 _MICROSECONDS = tuple(each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000, 2000, 5000, 10_000))
 
@@ -35,33 +33,21 @@ class RouterMetrics:
         self.doubted = counter("doubted", "Prefills that left a replica's trust below 0.7", "replica")
 
 
-class TrustCollector(Collector):
+def trust_gauge(trust: Callable[[], Mapping[str, float]]) -> LabelledGauges:
     """Trust in the replicas that are there. One that has left is not exported any longer."""
-
-    def __init__(self, trust: Callable[[], Mapping[str, float]]) -> None:
-        self._trust = trust
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily(
-            "headwater_router_trust", "How far a replica's column is believed, 0 to 1", labels=["replica"]
-        )
-        for replica_id, value in self._trust().items():
-            family.add_metric([replica_id], value)
-        yield family
+    gauges = {"headwater_router_trust": "How far a replica's column is believed, 0 to 1"}
+    return LabelledGauges("replica", gauges, lambda: ((name, [value]) for name, value in trust().items()))
 
 
-class IndexCollector(Collector):
+def index_gauges(columns: Callable[[], Sequence[Column]]) -> LabelledGauges:
     """How much is known of each replica's cache; the replica's own numbers are in its heartbeats."""
-
-    def __init__(self, columns: Callable[[], Sequence[Column]]) -> None:
-        self._columns = columns
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        blocks = GaugeMetricFamily("headwater_index_blocks", "Blocks known to be cached", labels=["replica"])
-        batch = GaugeMetricFamily("headwater_index_batch", "The last batch of events taken in", labels=["replica"])
-        synced = GaugeMetricFamily("headwater_index_synced", "1: no batch before it is missing", labels=["replica"])
-        for column in self._columns():
-            blocks.add_metric([column.replica_id], len(column.blocks))
-            batch.add_metric([column.replica_id], column.seq)
-            synced.add_metric([column.replica_id], column.is_synced)
-        yield from (blocks, batch, synced)
+    gauges = {
+        "headwater_index_blocks": "Blocks known to be cached",
+        "headwater_index_batch": "The last batch of events taken in",
+        "headwater_index_synced": "1: no batch before it is missing",
+    }
+    return LabelledGauges(
+        "replica",
+        gauges,
+        lambda: ((each.replica_id, (len(each.blocks), each.seq, each.is_synced)) for each in columns()),
+    )

@@ -30,7 +30,7 @@ from .fleet import Fleet
 from .holders import find_holder, replica_of
 from .lag import EventLag
 from .load import InFlight
-from .metrics import IndexCollector, RouterMetrics, TrustCollector
+from .metrics import RouterMetrics, index_gauges, trust_gauge
 from .peers import Peers
 from .policy import Policy
 from .rates import Rates
@@ -99,8 +99,8 @@ class Router:
         self._lag = EventLag()
         registry = registry if registry is not None else CollectorRegistry()
         self._metrics = RouterMetrics(registry)
-        registry.register(IndexCollector(lambda: feed.columns))
-        registry.register(TrustCollector(self._fleet.trust))
+        registry.register(index_gauges(lambda: feed.columns))
+        registry.register(trust_gauge(self._fleet.trust))
         feed.on_age = self._on_age
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
         self._recent_prompts = RecentPrompts()

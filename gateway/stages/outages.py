@@ -9,26 +9,26 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import READ_SECONDS, STORE_FAILURES, Store
 from headwater.services.runtime.tasks import owned_task
 
+from ..counters import LabelledGauges
+
 ASK_SECONDS = 1.0
 NUM_LATE = 3
 """Number of late answers in a row that count as an outage: one alone may be this process's own fault."""
 NATS, REDIS, REDIS_IN_TIME, EVENTS = "nats", "redis", "redis in time", "events"
-WHAT = (NATS, REDIS, REDIS_IN_TIME, EVENTS)
+GAUGE = {"headwater_without": "1: what the gateway goes without for now"}
 
 
-class Outages(Collector):
+class Outages:
     """Outages of the services of one gateway. Use within `running`. A service that is not configured is not missed."""
 
     def __init__(
@@ -43,7 +43,9 @@ class Outages(Collector):
         self._bus, self._store, self._feed, self._clock = bus, store, feed, clock
         self._answers: deque[float | None] = deque(maxlen=NUM_LATE)
         """Seconds that each answer of Redis took; None: it did not answer."""
-        registry.register(self)
+        registry.register(
+            LabelledGauges("what", GAUGE, lambda: ((what, [is_out]) for what, is_out in self._is_missed().items()))
+        )
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Outages]:
@@ -51,21 +53,16 @@ class Outages(Collector):
             yield self
 
     def now(self) -> tuple[str, ...]:
-        is_missed = {
+        return tuple(what for what, is_missed in self._is_missed().items() if is_missed)
+
+    def _is_missed(self) -> dict[str, bool]:
+        return {
             NATS: self._bus.url is not None and not self._bus.connected,
             REDIS: bool(self._answers) and self._answers[-1] is None,
             REDIS_IN_TIME: len(self._answers) == NUM_LATE
             and all(seconds is not None and seconds > READ_SECONDS for seconds in self._answers),
             EVENTS: self._feed.is_read_through,
         }
-        return tuple(what for what in WHAT if is_missed[what])
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily("headwater_without", "1: what the gateway goes without for now", labels=["what"])
-        missed = self.now()
-        for what in WHAT:
-            family.add_metric([what], what in missed)
-        yield family
 
     async def _watch(self) -> None:
         before: tuple[str, ...] = ()

@@ -22,13 +22,17 @@ NOT_OF_AN_ANSWER = {"x-content-type-options", "x-accel-buffering", "x-tenant", "
 """Texts like headers that no script reads of an answer: two are for browsers and proxies, two come with requests."""
 
 
+def nodes_in(*rooms: str) -> Iterator[ast.AST]:
+    for path in (path for room in rooms for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name):
+        yield from ast.walk(ast.parse(path.read_text()))
+
+
 def calls_in(*rooms: str) -> Iterator[tuple[ast.Call, str]]:
     """Calls with a text as their first argument, and the text."""
-    for path in (path for room in rooms for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name):
-        for node in ast.walk(ast.parse(path.read_text())):
-            first = node.args[0] if isinstance(node, ast.Call) and node.args else None
-            if isinstance(node, ast.Call) and isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield node, first.value
+    for node in nodes_in(*rooms):
+        first = node.args[0] if isinstance(node, ast.Call) and node.args else None
+        if isinstance(node, ast.Call) and isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield node, first.value
 
 
 def texts_of(*paths: Path) -> Iterator[str]:
@@ -46,6 +50,11 @@ def metric_names() -> set[str]:
         for call, text in calls_in("gateway", "services")
         if FAMILIES.fullmatch(ast.unparse(call.func).rpartition(".")[2]) and re.fullmatch("[a-z_]+", text)
     }
+    # Tables of gauges have the names as their keys.
+    tables = [node for node in nodes_in("gateway", "services") if isinstance(node, ast.Dict)]
+    keys = {key.value for table in tables for key in table.keys if isinstance(key, ast.Constant)}
+    gauges = {key for key in keys if isinstance(key, str) and re.fullmatch("headwater_[a-z_]+", key)}
+    names |= {key.removeprefix("headwater_") for key in gauges}
     assert {"router_trust", "request_success", "kv_leases", "requests_refused"} <= names, "the search finds metrics"
     return names
 

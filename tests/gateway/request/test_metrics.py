@@ -18,7 +18,7 @@ def shown(registry: CollectorRegistry, name: str) -> list[str]:
 async def test_who_waits_is_told_by_tier() -> None:
     registry = CollectorRegistry()
     metrics, admission = Metrics(registry), Admission(max_running=1, max_queued=10)
-    metrics.queue.read = lambda: admission.queued_by_tier
+    metrics.queued_by_tier = lambda: admission.queued_by_tier
     assert shown(registry, "headwater_admission") == ['headwater_admission_queue_length{tier="0"} 0.0']
 
     async def run(tier: int) -> None:
