@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.services.runtime.advertise import check_host, is_loopback
@@ -13,6 +14,19 @@ from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STOR
 
 MIN_CALLS = 128
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
+
+_POSITIVE = (
+    "max_body_bytes", "max_text_bytes", "max_file_bytes", "tenant_file_bytes", "tenant_response_bytes", "max_choices",
+    "max_running", "response_ttl", "sse_keep_alive", "slow_reader_limit", "slow_body_limit",
+)  # fmt: skip
+_BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
+    (("port", "grpc_port"), lambda value: 0 <= value <= 65535, "0…65535"),
+    (_POSITIVE, lambda value: value > 0, "more than 0"),
+    (("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"), lambda value: value >= 0, "at least 0"),
+    (("storage_bytes",), lambda value: value >= MIN_STORAGE_BYTES, f"at least {MIN_STORAGE_BYTES}"),
+    (("fail_open_share", "log_receipts"), lambda value: 0 <= value <= 1, "0…1"),
+)
+"""Settings that are numbers, with the numbers that are allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,39 +113,17 @@ class GatewaySettings(StageSecuritySettings):
 
     def __post_init__(self) -> None:
         check_host(self.host)
-        for name in ("port", "grpc_port"):
-            if not 0 <= getattr(self, name) <= 65535:
-                raise SettingError(name, getattr(self, name), "0…65535")
+        for names, is_allowed, allowed in _BOUNDS:
+            for name in names:
+                if not is_allowed(getattr(self, name)):
+                    raise SettingError(name, getattr(self, name), allowed)
         if self.port and self.port == self.grpc_port:
             raise SettingError("grpc_port", self.grpc_port, "another port than --port")
-        for name in (
-            "max_body_bytes",
-            "max_text_bytes",
-            "max_file_bytes",
-            "tenant_file_bytes",
-            "tenant_response_bytes",
-            "max_choices",
-            "max_running",
-            "response_ttl",
-            "sse_keep_alive",
-            "slow_reader_limit",
-            "slow_body_limit",
-        ):
-            if getattr(self, name) <= 0:
-                raise SettingError(name, getattr(self, name), "more than 0")
-        for name in ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"):
-            if getattr(self, name) < 0:
-                raise SettingError(name, getattr(self, name), "at least 0")
-        if self.storage_bytes < MIN_STORAGE_BYTES:
-            raise SettingError("storage_bytes", self.storage_bytes, f"at least {MIN_STORAGE_BYTES}")
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
         if self.tls_client_ca_file and not self.tls_cert_file:
             raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
-        for name in ("fail_open_share", "log_receipts"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(name, getattr(self, name), "0…1")
         self._check_callers()
 
     def _check_callers(self) -> None:
