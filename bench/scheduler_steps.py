@@ -127,7 +127,7 @@ def measure(
         policy="priority",
     )
     executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=workload.vocab_size), TIMING))
-    engine = Engine(config, executor, speculator=_speculator(workload, config))
+    engine = Engine(config, executor.as_executor, speculator=_speculator(workload, config))
     requests = workload_requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.
     for request in islice(requests, num_running + max(8, num_tenants)):

@@ -89,7 +89,7 @@ def run_exchanges(
     """Answers the exchanges in order, `rows` of them at once: each one that ends is followed by the next. All are of
     one namespace. An answer is as long as the recorded one, unless a stop id ends it."""
     timed = TimedExecutor(executor)
-    engine = Engine(config, timed, speculator=speculator)
+    engine = Engine(config, timed.as_executor, speculator=speculator)
     run, waiting = SpeculatedRun(token_ids=[[] for _ in exchanges]), iter(enumerate(exchanges))
     began: list[float] = [0.0] * len(exchanges)
     num_left, start = len(exchanges), time.perf_counter()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
-from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult, Swapper
+from headwater.engine_core.executor import Executor, StepPlan, StepResult
 
 
 class TimedExecutor:
-    """See `Executor`."""
+    """See `Executor`. Everything but steps is passed on as it is."""
 
     def __init__(self, executor: Executor) -> None:
         self.launch_seconds = 0.0
@@ -19,24 +20,8 @@ class TimedExecutor:
         self._executor = executor
 
     @property
-    def swapper(self) -> Swapper | None:
-        return self._executor.swapper
-
-    @property
-    def copies_blocks(self) -> bool:
-        return self._executor.copies_blocks
-
-    @property
-    def can_draft(self) -> bool:
-        return self._executor.can_draft
-
-    @property
-    def computes_at_once(self) -> bool:
-        return self._executor.computes_at_once
-
-    @property
-    def prefill_seconds(self) -> float:
-        return self._executor.prefill_seconds
+    def as_executor(self) -> Executor:
+        return cast(Executor, self)
 
     @property
     def seconds(self) -> float:
@@ -49,23 +34,11 @@ class TimedExecutor:
         self.num_steps += 1
         return handle
 
-    def draw(self, plan: DrawPlan) -> int:
-        return self._executor.draw(plan)
-
     def retire(self, handle: int) -> StepResult:
         start = time.perf_counter()
         result = self._executor.retire(handle)
         self.wait_seconds += time.perf_counter() - start
         return result
 
-    def is_ready(self, handle: int) -> bool:
-        return self._executor.is_ready(handle)
-
-    def warm_up(self) -> float:
-        return self._executor.warm_up()
-
-    def prepare(self) -> bool:
-        return self._executor.prepare()
-
-    def close(self) -> None:
-        self._executor.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
