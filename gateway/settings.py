@@ -150,6 +150,11 @@ class GatewaySettings(StageSecuritySettings):
         return max(MIN_CALLS, 2 * (self.max_running + self.max_queued))
 
     @property
+    def patience(self) -> dict[str, float]:
+        """Arguments of an `Exchange`: the seconds that a client may be slow."""
+        return {"slow_reader_limit": self.slow_reader_limit, "slow_body_limit": self.slow_body_limit}
+
+    @property
     def has_keys(self) -> bool:
         """Only who has a key is answered."""
         return bool(self.api_key_file) or self.keeps_tenants

@@ -101,10 +101,7 @@ class _Endpoint:
         otherwise: Handler | None = None,
     ) -> None:
         self._cluster, self._path, self._handlers, self._otherwise = cluster, path, handlers, otherwise
-        self._patience = {
-            "slow_reader_limit": settings.slow_reader_limit,
-            "slow_body_limit": settings.slow_body_limit,
-        }
+        self._patience = settings.patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send, **self._patience)

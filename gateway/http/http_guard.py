@@ -11,7 +11,6 @@ import re
 import urllib.parse
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -102,11 +101,7 @@ class HttpGuard:
             raise OriginNotAllowed("sec-fetch-site", site)
 
     async def _refuse(self, error: errors.HeadwaterError, scope: Scope, receive: Receive, send: Send) -> None:
-        limits: dict[str, Any] = {
-            "slow_reader_limit": self._settings.slow_reader_limit,
-            "slow_body_limit": self._settings.slow_body_limit,
-        }
-        exchange = Exchange(scope, receive, send, **limits)
+        exchange = Exchange(scope, receive, send, **self._settings.patience)
         self._metrics.refused.add(error.code)
         await exchange.refuse(error)
         self._metrics.responses.add("other", str(exchange.status))
