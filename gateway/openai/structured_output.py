@@ -31,6 +31,8 @@ FIELDS = {
     "json_schema": "json",
 }
 """Kinds of the constraints that have a field of their own: vLLM's, then SGLang's."""
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+"""Fields of `StructuredOutputs` that are constraints."""
 _CONSTRAINTS = ("response_format", "structured_outputs", *FIELDS)
 _VALUES, _NONE = attrgetter(*_CONSTRAINTS), (None,) * len(_CONSTRAINTS)
 FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
@@ -121,18 +123,12 @@ def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]
     """Raises `BadRequest` for one that asks for nothing."""
     if given is None:
         return
-    values = {
-        "json": given.json,
-        "json_object": given.json_object or None,
-        "regex": given.regex,
-        "choice": given.choice,
-        "grammar": given.grammar,
-        "structural_tag": given.structural_tag,
-    }
     if given == StructuredOutputs():
-        raise BadRequest.of("structured_outputs", {}, f"one of {', '.join(values)}")
-    for kind, value in values.items():
-        if value is not None:
+        raise BadRequest.of("structured_outputs", {}, f"one of {', '.join(KINDS)}")
+    for kind in KINDS:
+        value = getattr(given, kind)
+        # A flag that is off asks for nothing.
+        if value is not None and value is not False:
             output = _to_pb(kind, value)
             if given.disable_additional_properties:
                 output.strict = True
