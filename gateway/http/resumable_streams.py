@@ -17,7 +17,7 @@ from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
-from ..request.resumed import bare_id, caller_of, find, forget
+from ..request.resumed import bare_id, caller_of, check_repeatable, find, forget
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange
@@ -97,17 +97,9 @@ class ResumableStreams:
 
     def _only_request(self, renderer: Renderer, caller: Caller) -> GenerationRequest:
         """Raises `BadRequest` for what cannot be told twice in the same order."""
-        request, *others = renderer.generation_requests(caller, self._cluster.max_choices)
-        for what, is_there in (
-            ("several prompts", bool(others)),
-            ("beam search", request.sampling.use_beam_search),
-            ("log probabilities of the prompt", request.sampling.HasField("prompt_logprobs")),
-        ):
-            if is_there:
-                raise BadRequest(
-                    "stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}"
-                )
-        return request
+        requests = renderer.generation_requests(caller, self._cluster.max_choices)
+        check_repeatable("stream_options.resumable", requests[0].sampling, len(requests))
+        return requests[0]
 
 
 def _last_event(given: str) -> int:

@@ -23,17 +23,19 @@ _FINISH = {word: number for number, word in FINISH_REASONS.items()}
 
 def prompt_of(request: Asked) -> processor_pb2.Prompt:
     """Prompt of a request. Raises `BadRequest`."""
+    adds_special_tokens: bool | None = optional(request, "add_special_tokens")
     if isinstance(request, inference_pb2.ChatRequest):
-        return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
+        return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=adds_special_tokens)
     if request.WhichOneof("prompt") == "token_ids":
         return processor_pb2.Prompt(token_ids=request.token_ids)
     if not request.text:
         raise errors.BadRequest.of("prompt", request.text, "text or token ids, not empty")
-    return processor_pb2.Prompt(text=request.text, add_special_tokens=_adds_special_tokens(request))
+    return processor_pb2.Prompt(text=request.text, add_special_tokens=adds_special_tokens)
 
 
-def _adds_special_tokens(request: Asked) -> bool | None:
-    return request.add_special_tokens if request.HasField("add_special_tokens") else None
+def optional(request: Asked | inference_pb2.EmbedRequest, field: str) -> Any:
+    """Value of a field; None where it is not set."""
+    return getattr(request, field) if request.HasField(field) else None  # type: ignore[arg-type] # any of them
 
 
 def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:

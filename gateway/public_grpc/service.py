@@ -20,7 +20,7 @@ from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest, score_echo
 from ..request.prepare import prepare
 from ..request.prompt_runs import run_all
-from ..request.resumed import bare_id, caller_of, find
+from ..request.resumed import bare_id, caller_of, check_repeatable, find
 from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import MAX_PRIORITY, Caller
@@ -32,6 +32,7 @@ from .messages import (
     chat_choice,
     chunk_fields,
     complete_choice,
+    optional,
     prompt_of,
     reply_head,
     score_chunks,
@@ -145,12 +146,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             model=request.model,
             prompts=request.inputs,
             pooling=request.pooling or common_pb2.POOLING_LAST,
-            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            dimensions=optional(request, "dimensions"),
             normalize=request.normalize if request.HasField("normalize") else True,
-            truncate_prompt_tokens=(
-                request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
-            ),
-            truncation_side=request.truncation_side if request.HasField("truncation_side") else None,
+            truncate_prompt_tokens=optional(request, "truncate_prompt_tokens"),
+            truncation_side=optional(request, "truncation_side"),
             cache_salt=request.cache_salt,
         )
         async with caller.within_deadline():
@@ -296,13 +295,7 @@ def _context(request: Asked, caller: Caller) -> StreamContext | None:
     """Context of a resumable stream. Raises `BadRequest` for a stream that cannot be repeated in the same order."""
     if not request.resumable:
         return None
-    sampling = request.sampling
-    for what, is_there in (
-        ("beam search", sampling.use_beam_search),
-        ("log probabilities of the prompt", sampling.HasField("prompt_logprobs")),
-    ):
-        if is_there:
-            raise errors.BadRequest("resumable", f"resumable is true; allowed: without {what}")
+    check_repeatable("resumable", request.sampling)
     is_chat = isinstance(request, inference_pb2.ChatRequest)
     return StreamContext(
         kind=StreamKind.GRPC_CHAT if is_chat else StreamKind.GRPC_COMPLETE,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from headwater.proto import engine_pb2, output_processor_pb2
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services.runtime import errors
 
 from ..stages.output_session import OutputSession
@@ -39,6 +39,17 @@ def caller_of(found: Found, caller: Caller) -> Caller:
         client_request_id=context.client_request_id,
         wants_receipt=context.wants_receipt,
     )
+
+
+def check_repeatable(field: str, sampling: common_pb2.Sampling, num_prompts: int = 1) -> None:
+    """Raises `BadRequest` for what cannot be told twice in the same order. `field` asks for a resumable stream."""
+    for what, is_there in (
+        ("several prompts", num_prompts > 1),
+        ("beam search", sampling.use_beam_search),
+        ("log probabilities of the prompt", sampling.HasField("prompt_logprobs")),
+    ):
+        if is_there:
+            raise errors.BadRequest(field, f"{field} is true; allowed: without {what}")
 
 
 def bare_id(shown: str) -> str:
