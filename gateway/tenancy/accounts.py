@@ -17,7 +17,7 @@ import structlog
 from headwater.services.runtime import errors
 from headwater.services.runtime.fault_log import FaultLog
 from headwater.services.runtime.store import STORE_FAILURES, StoreUnavailable
-from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.tasks import owned_task, start_in
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
 from ..buckets import FAILURES
@@ -132,15 +132,7 @@ class Accounts:
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
         tenant, scopes = grant.tenant.key, grant.scopes
         try:
-            verdict = await self._limiter.extend(
-                tenant,
-                grant.request_id,
-                scopes,
-                more=tokens,
-                held=grant.granted,
-                used=grant.used,
-                num_choices=grant.num_choices,
-            )
+            verdict = await self._hold(grant, used=grant.used, more=tokens)
             if verdict.refusal is not None and verdict.refusal.limit == "unknown":
                 if not await self._rebuild(tenant, scopes, verdict.refusal.scope):
                     raise StoreUnavailable(UNCOUNTED)
@@ -222,10 +214,10 @@ class Accounts:
         except StoreUnavailable as failure:
             self._without_redis(failure)
 
-    async def _hold(self, grant: Grant, *, used: int) -> None:
+    async def _hold(self, grant: Grant, *, used: int, more: int = 0) -> Verdict:
         tenant, held = grant.tenant.key, grant.granted
-        await self._limiter.extend(
-            tenant, grant.request_id, grant.scopes, more=0, held=held, used=used, num_choices=grant.num_choices
+        return await self._limiter.extend(
+            tenant, grant.request_id, grant.scopes, more=more, held=held, used=used, num_choices=grant.num_choices
         )
 
     async def _request_or_cancel(
@@ -236,9 +228,7 @@ class Accounts:
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
-            leaving = asyncio.create_task(self._give_back(grant, asking))
-            self._leaving.add(leaving)
-            leaving.add_done_callback(self._leaving.discard)
+            start_in(self._leaving, self._give_back(grant, asking))
             raise
 
     async def _give_back(self, grant: Grant, asking: asyncio.Task[Verdict]) -> None:
