@@ -43,32 +43,24 @@ def _paid(cluster: Cluster, generations: Sequence[Generation]) -> AbstractAsyncC
 
 
 def _need_of(generations: Sequence[Generation]) -> TokenNeed:
-    counts = [
-        (len(each.choices) if each.is_answered else 0, each.num_prompt_tokens, each.num_tokens_at_first, each.num_seats)
-        for each in generations
-    ]
-    num_answers, prompt_tokens, first_tokens, num_seats = map(sum, zip(*counts, strict=True))
     return TokenNeed(
         num_prompts=len(generations),
-        num_answers=num_answers,
-        prompt_tokens=prompt_tokens,
-        first_tokens=first_tokens,
-        num_seats=num_seats,
+        num_answers=sum([len(each.choices) for each in generations if each.is_answered]),
+        prompt_tokens=sum([each.num_prompt_tokens for each in generations]),
+        first_tokens=sum([each.num_tokens_at_first for each in generations]),
+        num_seats=sum([each.num_seats for each in generations]),
         num_first_seats=max([each.num_seats_at_first for each in generations]),
     )
 
 
 def _use_of(generations: Sequence[Generation]) -> TokenUse:
-    sent = [
-        (1, each.num_prompt_tokens, each.cached_tokens, each.num_output_tokens) for each in generations if each.attempt
-    ]
-    num_sent, prompt_tokens, cached_tokens, output_tokens = map(sum, zip((0, 0, 0, 0), *sent, strict=True))
+    sent = [each for each in generations if each.attempt]
     return TokenUse(
         num_prompts=len(generations),
-        num_sent=num_sent,
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached_tokens,
-        output_tokens=output_tokens,
+        num_sent=len(sent),
+        prompt_tokens=sum([each.num_prompt_tokens for each in sent]),
+        cached_tokens=sum([each.cached_tokens for each in sent]),
+        output_tokens=sum([each.num_output_tokens for each in sent]),
     )
 
 
