@@ -9,14 +9,14 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 
 from headwater.gateway.router import policy
-from headwater.gateway.router.cost import Parts
+from headwater.gateway.router.cost import TIMES, Parts
 
 from .figures import print_table
 from .program import run_program
@@ -40,17 +40,9 @@ class RoutedCandidate(msgspec.Struct, frozen=True):
 
     @property
     def parts(self) -> Parts:
-        return Parts(
-            drain=self.drain_seconds,
-            own=self.own_seconds,
-            pressure=self.pressure_seconds,
-            slow=self.slow_seconds,
-            matched_tokens=self.matched_tokens,
-            num_requests=self.num_requests,
-            filled=self.filled,
-            hand_over=self.hand_over_seconds,
-            stall=self.stall_seconds,
-        )
+        seconds: dict[str, Any] = {name: getattr(self, f"{name}_seconds") for name in TIMES}
+        counts = {"matched_tokens": self.matched_tokens, "num_requests": self.num_requests}
+        return Parts(**seconds, **counts, filled=self.filled)
 
 
 class Receipt(msgspec.Struct, frozen=True):

@@ -45,7 +45,7 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
     return Open(
         engine_address=decision.address,
         replica_id=decision.replica_id,
-        epoch=decision.epoch,
+        epoch=decision.member.epoch,
         model=request.model,
         add=add,
         answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,

@@ -24,7 +24,7 @@ def prefetching(
     successor = decision.successor
     if successor is None or not generation.prepared.block_hashes:
         return contextlib.nullcontext()
-    holder = Holder(address=decision.address, epoch=decision.epoch, num_tokens=decision.num_prompt_tokens)
+    holder = Holder(address=decision.address, epoch=decision.member.epoch, num_tokens=decision.num_prompt_tokens)
     request = PrefetchRequest(
         epoch=successor.epoch,
         holder=holder,

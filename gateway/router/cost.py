@@ -34,6 +34,10 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
     """Time that this prefill costs the requests that decode meanwhile, where others compute prompts for this one."""
 
 
+TIMES = ("drain", "own", "pressure", "slow", "hand_over", "stall")
+"""Parts that are seconds, as receipts name them."""
+
+
 def pressure(filled: float) -> float:
     """Seconds; nothing while there is room, a second at seven eighths."""
     k = min(MAX_FILLED, filled)

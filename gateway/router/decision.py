@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.services.runtime.member import Member
 
-from .cost import Parts
+from .cost import TIMES, Parts
 
 MAX_SHOWN = 64
 """Candidates in a receipt; more would make it cost more than the decision."""
@@ -81,16 +81,8 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
         return self.member.replica_id, self.member.epoch
 
     @property
-    def epoch(self) -> int:
-        return self.member.epoch
-
-    @property
     def address(self) -> str:
         return self.member.address
-
-    @property
-    def model_key(self) -> str:
-        return self.member.model_key
 
     @property
     def hands_over(self) -> bool:
@@ -105,7 +97,7 @@ class Decision(msgspec.Struct, kw_only=True, gc=False):
     def receipt(self) -> dict[str, Any]:
         return {
             "replica_id": self.replica_id,
-            "epoch": f"{self.epoch:016x}",
+            "epoch": f"{self.member.epoch:016x}",
             "address": self.address,
             "numerics_id": self.member.numerics_id,
             "reason": self.reason,
@@ -139,12 +131,7 @@ def _plain(candidate: Candidate) -> dict[str, Any]:
     return {
         "replica_id": candidate.replica_id,
         "cost_seconds": round(candidate.cost, 6),
-        "drain_seconds": round(parts.drain, 6),
-        "own_seconds": round(parts.own, 6),
-        "pressure_seconds": round(parts.pressure, 6),
-        "slow_seconds": round(parts.slow, 6),
-        "hand_over_seconds": round(parts.hand_over, 6),
-        "stall_seconds": round(parts.stall, 6),
+        **{f"{name}_seconds": round(getattr(parts, name), 6) for name in TIMES},
         "matched_tokens": parts.matched_tokens,
         "num_requests": parts.num_requests,
         "filled": round(parts.filled, 4),

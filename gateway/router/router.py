@@ -231,7 +231,7 @@ class Router:
         replica.breaker.sent(now)
         successor = self._fleet.expect(decision.successor)
         self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
-        self._recent_prompts.add(decision.model_key, decision.hashes, now)
+        self._recent_prompts.add(decision.member.model_key, decision.hashes, now)
         believed = max(EXPECT_SECONDS, self._lag.expected_within, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)

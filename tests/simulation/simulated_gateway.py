@@ -100,7 +100,7 @@ class SimulatedGateway:
 
         is_fault, key, engine = False, 0, self._find(decision.address)
         try:
-            if engine is None or engine.facts.member.epoch != decision.epoch:
+            if engine is None or engine.facts.member.epoch != decision.member.epoch:
                 raise EngineLost
             stream = Stream(started, tokens)
             key = engine.open(answer.prompt_ids, answer.output_ids, answer.sampling, stream)
