@@ -21,6 +21,7 @@ from .to_pb import (
     function_to_pb,
     given,
     missing,
+    offered_as,
     sampling_to_pb,
     text_to_pb,
     tool_choice_word,
@@ -262,17 +263,10 @@ def _tool_choice(asked: ResponsesRequest) -> processor_pb2.Conversation:
         # Clients send `auto` whether or not they have tools.
         word = tool_choice_word(choice) if asked.tools or choice != "auto" else None
         return processor_pb2.Conversation(tool_choice=word)
+    kinds = {tool.name: tool.type for tool in asked.tools or ()}
     if choice.type != "allowed_tools":
-        name = offered_as(choice.type, given("tool_choice.name", choice.name), "tool_choice", asked.tools or ())
+        name = offered_as(choice.type, given("tool_choice.name", choice.name), "tool_choice", kinds)
         return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
     allowed = enumerate(given("tool_choice.tools", choice.tools))
-    names = [offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", asked.tools or ()) for i, tool in allowed]
+    names = [offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", kinds) for i, tool in allowed]
     return processor_pb2.Conversation(tool_choice=given("tool_choice.mode", choice.mode), allowed_tools=names)
-
-
-def offered_as(kind: str, name: str, at: str, tools: Sequence[ResponseTool]) -> str:
-    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse."""
-    for tool in tools:
-        if tool.name == name and tool.type != kind:
-            raise BadRequest.of(f"{at}.type", kind, f"{tool.type}, which {name!r} is")
-    return name

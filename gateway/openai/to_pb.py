@@ -127,19 +127,19 @@ def _tool_choice(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
         return processor_pb2.Conversation(tool_choice=tool_choice_word(choice))
     kinds = {_name_of(tool, ""): tool.type for tool in asked.tools or ()}
     if choice.type != "allowed_tools":
-        name = _offered_name(choice, "tool_choice", kinds)
+        name = offered_as(choice.type, _name_of(choice, "tool_choice"), "tool_choice", kinds)
         return processor_pb2.Conversation(tool_choice=name, tool_choice_is_name=True)
     allowed = given("tool_choice.allowed_tools", choice.allowed_tools)
-    tools = enumerate(allowed.tools)
-    names = [_offered_name(tool, f"tool_choice.allowed_tools.tools[{i}]", kinds) for i, tool in tools]
+    tools = [(f"tool_choice.allowed_tools.tools[{i}]", tool) for i, tool in enumerate(allowed.tools)]
+    names = [offered_as(tool.type, _name_of(tool, at), at, kinds) for at, tool in tools]
     return processor_pb2.Conversation(tool_choice=allowed.mode, allowed_tools=names)
 
 
-def _offered_name(named: NamedTool | ToolChoice, at: str, kinds: Mapping[str, str]) -> str:
-    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse."""
-    name = _name_of(named, at)
-    if kinds.get(name, named.type) != named.type:
-        raise BadRequest.of(f"{at}.type", named.type, f"{kinds[name]}, which {name!r} is")
+def offered_as(kind: str, name: str, at: str, kinds: Mapping[str, str]) -> str:
+    """Name of an offered tool in the contract; an unknown name is left for the contract to refuse. `kinds`: types of
+    the offered tools, by name."""
+    if kinds.get(name, kind) != kind:
+        raise BadRequest.of(f"{at}.type", kind, f"{kinds[name]}, which {name!r} is")
     return name
 
 
