@@ -102,8 +102,5 @@ def _shown(member: Member) -> dict[str, Any]:
         "numerics_id": member.numerics_id,
         "status": "draining" if member.draining or load.draining else "serving",
         "role": load.role or BOTH,
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "num_used_blocks": load.num_used_blocks,
-        "num_total_blocks": load.num_total_blocks,
+        **{name: getattr(load, name) for name in ("num_running", "num_waiting", "num_used_blocks", "num_total_blocks")},
     }

@@ -17,6 +17,12 @@ from ..router.router import Router
 RoutedByReplica = Mapping[str, tuple[int, int, int]]
 """By `life_of` a replica: prompt tokens sent there, those predicted to be cached, and those found."""
 
+LOAD = (
+    "num_running", "num_waiting", "num_generated_tokens", "num_used_blocks", "num_total_blocks", "num_used_host_blocks",
+    "num_total_host_blocks", "num_used_disk_bytes", "num_total_disk_bytes", "prefix_queries", "prefix_hits",
+)  # fmt: skip
+"""Fields of a replica's load that a row shows as they are."""
+
 
 class Standing(msgspec.Struct):
     """A replica's standing at one gateway: how far it is trusted, and whether it fails."""
@@ -93,20 +99,10 @@ def _row(
         "model": member.model.name,
         "address": member.address,
         "state": _state(replica, standings.values()),
-        "num_running": load.num_running,
-        "num_waiting": load.num_waiting,
-        "num_generated_tokens": load.num_generated_tokens,
-        "num_used_blocks": load.num_used_blocks,
+        **{name: getattr(load, name) for name in LOAD},
         "num_cached_blocks": len(column.stored) if column is not None else 0,
-        "num_total_blocks": load.num_total_blocks,
-        "num_used_host_blocks": load.num_used_host_blocks,
-        "num_total_host_blocks": load.num_total_host_blocks,
-        "num_used_disk_bytes": load.num_used_disk_bytes,
-        "num_total_disk_bytes": load.num_total_disk_bytes,
         "block_size": replica.block_size,
         "step_seconds": load.itl_seconds,
-        "prefix_queries": load.prefix_queries,
-        "prefix_hits": load.prefix_hits,
         "routed_tokens": num_prompt,
         "predicted_tokens": num_predicted,
         "cached_tokens": num_cached,
