@@ -11,8 +11,6 @@ import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import Annotated
 
 import httpx
@@ -20,12 +18,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.stack.cluster_record import ClusterRecord, StageRecord
+from headwater.services.stack.cluster_record import ClusterRecord
 
 from .own_cluster import own_cluster
 from .processes import cpu_seconds_of_all
 from .program import run_program
-from .start_timeline import Span, born_at, draw, read_timeline
+from .start_timeline import Span, born_at, draw, read_ready, read_timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +76,9 @@ def measure(*flags: str) -> Start:
         _first_piece(record)
         first_token = time.monotonic() - began
         cpu = cpu_seconds_of_all(record.pid)
-        stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
+        # From the process's start, as the kernel has it, to the stage's `ready` line.
+        logs = ((each, read_ready(folder / "logs" / f"{each.name}.log")) for each in record.stages)
+        stages = {each.name: at - born_at(each.pid) for each, at in logs if at is not None and "grpc" in each.addresses}
     answer = first_token - ready
     return Start(ready=ready, first_token=first_token, answer=answer, cpu=cpu, stages=stages, timeline=timeline)
 
@@ -89,13 +89,6 @@ def _first_piece(record: ClusterRecord) -> None:
         for line in reply.iter_lines():
             if '"content":"' in line and '"content":""' not in line:
                 return
-
-
-def _to_ready(stage: StageRecord, logs: Path) -> float:
-    """Seconds from the process's start, as the kernel has it, to the stage's `ready` line."""
-    lines = (json.loads(line) for line in (logs / f"{stage.name}.log").read_text().splitlines() if line[:1] == "{")
-    said = next(line["timestamp"] for line in lines if line["event"] == "ready")
-    return datetime.fromisoformat(said).timestamp() - born_at(stage.pid)
 
 
 if __name__ == "__main__":

@@ -72,11 +72,10 @@ def draw(spans: Sequence[Span]) -> Table:
 
 def _stage_spans(stage: StageRecord, log: Path, began: float) -> list[Span]:
     """A stage's span up to its `ready` line, then those of the core that an engine starts."""
-    lines = list(_lines(log))
-    begin = born_at(stage.pid) - began
-    ready = next((_time_of(line["timestamp"]) - began for line in lines if line["event"] == "ready"), begin)
+    begin, ready_at = born_at(stage.pid) - began, read_ready(log)
+    ready = begin if ready_at is None else ready_at - began
     spans = [Span(process=stage.name, phase="until it is ready", begin=begin, end=ready, cpu=cpu_seconds(stage.pid))]
-    phases = [(line["phase"], line["at"] - began) for line in lines if line["event"] == "loading"]
+    phases = [(line["phase"], line["at"] - began) for line in _lines(log) if line["event"] == "loading"]
     if phases and stage.children:
         spans += _core_spans(f"{stage.name}'s core", stage.children[0], phases, ready, began)
     return spans
@@ -106,5 +105,7 @@ def _lines(log: Path) -> Iterator[dict[str, Any]]:
         yield from (json.loads(line) for line in log.read_text().splitlines() if line[:1] == "{")
 
 
-def _time_of(timestamp: str) -> float:
-    return datetime.fromisoformat(timestamp).timestamp()
+def read_ready(log: Path) -> float | None:
+    """When a stage was ready by its log, as time.time() tells it; None while it is not."""
+    said = next((line["timestamp"] for line in _lines(log) if line["event"] == "ready"), None)
+    return None if said is None else datetime.fromisoformat(said).timestamp()
