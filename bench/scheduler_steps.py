@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from statistics import median
 from typing import Annotated
@@ -79,28 +79,21 @@ class Measurement:
     """Number of tokens of a row in a step: more than one where drafts stand."""
 
 
+STEADY = Workload(name="steady decode", prompt_len=128, answer_len=8192)
+DRAFTED = replace(
+    STEADY,
+    name="steady decode, drafts in each step",
+    vocab_size=FEW_TOKENS,
+    max_drafts=MAX_DRAFTS,
+    drafts_are_free=True,
+)
 WORKLOADS = (
-    Workload(name="steady decode", prompt_len=128, answer_len=8192),
+    STEADY,
     Workload(name="512 in, 256 out", prompt_len=512, answer_len=256),
     Workload(name="128 in, 64 out", prompt_len=128, answer_len=64),
-    Workload(name="steady decode, drafts looked for in vain", prompt_len=128, answer_len=8192, max_drafts=MAX_DRAFTS),
-    Workload(
-        name="steady decode, drafts in each step",
-        prompt_len=128,
-        answer_len=8192,
-        vocab_size=FEW_TOKENS,
-        max_drafts=MAX_DRAFTS,
-        drafts_are_free=True,
-    ),
-    Workload(
-        name="steady decode, drafts by the executor",
-        prompt_len=128,
-        answer_len=8192,
-        vocab_size=FEW_TOKENS,
-        max_drafts=MAX_DRAFTS,
-        drafts_are_free=True,
-        executor_drafts=True,
-    ),
+    replace(STEADY, name="steady decode, drafts looked for in vain", max_drafts=MAX_DRAFTS),
+    DRAFTED,
+    replace(DRAFTED, name="steady decode, drafts by the executor", executor_drafts=True),
 )
 
 
