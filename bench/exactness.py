@@ -22,6 +22,7 @@ import typer
 
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
+from headwater.services.runtime.progress import silent
 
 from .exactness_shapes import SHAPES, TINY
 from .exactness_trial import Trial
@@ -105,12 +106,8 @@ class Task:
             options = {"num_blocks": 1500, "max_num_seqs": 64, "num_threads": 1} | self.options
             if not is_gpu:
                 options["decode_steps"] = 1
-            executor, engine_config, _ = build_executor(
-                ExecutorOptions(
-                    model_folder=Path(folder), load_format="dummy", device="cuda" if is_gpu else "cpu", **options
-                ),
-                lambda phase, done, total: None,
-            )
+            options |= {"load_format": "dummy", "device": "cuda" if is_gpu else "cpu"}
+            executor, engine_config, _ = build_executor(ExecutorOptions(model_folder=Path(folder), **options), silent)
         stress = Stress(executor, is_on=self.stress and is_gpu, seed=self.seed)
         trial = Trial(executor, engine_config, config["vocab_size"], self.seed, stress)
         with stress:

@@ -50,6 +50,9 @@ PERSON = {
 # Longer than any answer here, so that all have the same length.
 SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
 
+SETTINGS = ("model_folder", "device", "executor", "threads", "block_size", "load_format", "speculation")
+"""Options of the benchmark that an engine's settings have by the same names."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
@@ -192,25 +195,10 @@ def run(
 ) -> None:
     """Compare the throughput of answers held to a JSON schema with that of free ones."""
     configure_logging("bench", "warning")
-    settings = EngineSettings(
-        model_folder=model_folder,
-        device=device,
-        executor=executor,
-        threads=threads,
-        block_size=block_size,
-        load_format=load_format,
-        speculation=speculation,
-    )
-    result = asyncio.run(
-        measure(
-            settings,
-            num_requests=requests,
-            prompt_len=prompt_len,
-            output_len=output_len,
-            rounds=rounds,
-            compact=compact,
-        )
-    )
+    told = dict(locals())
+    settings = EngineSettings(**{name: told[name] for name in SETTINGS})
+    size = {"num_requests": requests, "prompt_len": prompt_len, "output_len": output_len, "rounds": rounds}
+    result = asyncio.run(measure(settings, **size, compact=compact))
     if not as_json:
         columns = "requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs"
         print_table((*columns, "schema tok/step"), [asdict(result).values()])
