@@ -69,5 +69,4 @@ def block_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
     """Times a square matrix, then [N, K] of the given names, those of Qwen3-8B."""
     yield from time_blocks("8192 x 8192", 8192, 8192, (1, 16, 64, 256))
     for name, (n, k) in linears.items():
-        if name.startswith("8B"):
-            yield from time_blocks(name, n, k, (1,))
+        yield from time_blocks(name, n, k, (1,))

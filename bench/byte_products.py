@@ -76,10 +76,8 @@ def byte_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
     for kind in MAKERS:
         yield from time_bytes(kind, "8192 x 8192", 8192, 8192, (1, 16, 64, 128, 256, 512, 1024))
         for name, (n, k) in linears.items():
-            if name.startswith("8B"):
-                yield from time_bytes(kind, name, n, k, (1, 16))
+            yield from time_bytes(kind, name, n, k, (1, 16))
     for rounding in (Rounding(torch.float8_e4m3fn), Rounding(torch.float8_e4m3fn, 128), Rounding(torch.int8)):
         yield from time_w8a8(rounding, "8192 x 8192", 8192, 8192, (1, 16, 64, 256, 512, 2048, 8192))
         for name, (n, k) in linears.items():
-            if name.startswith("8B"):
-                yield from time_w8a8(rounding, name, n, k, (1, 16, 256, 512, 2048))
+            yield from time_w8a8(rounding, name, n, k, (1, 16, 256, 512, 2048))

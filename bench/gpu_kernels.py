@@ -58,6 +58,7 @@ LINEARS = {
     "0.6B gate_up": (6144, 1024),
     "0.6B down": (1024, 3072),
 }
+LINEARS_8B = {name: size for name, size in LINEARS.items() if name.startswith("8B")}
 NARROW_LINEARS = {
     "hidden 576 qkv": (960, 576),
     "hidden 576 o": (576, 576),
@@ -287,10 +288,10 @@ def run_tests() -> None:
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "linears": partial(linears, (1, 8, 16, 32, 64, 128)),
     "products": products,
-    "int4": partial(int4_products, LINEARS),
-    "bytes": partial(byte_products, LINEARS),
+    "int4": partial(int4_products, LINEARS_8B),
+    "bytes": partial(byte_products, LINEARS_8B),
     "byte-layers": byte_layers,
-    "blocks": partial(block_products, LINEARS),
+    "blocks": partial(block_products, LINEARS_8B),
     "decodes": decodes,
     "prefills": prefills,
     "elementwise": elementwise,

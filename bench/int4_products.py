@@ -82,6 +82,5 @@ def int4_products(linears: Mapping[str, tuple[int, int]]) -> Iterator[Figure]:
     yield from time_int4("8192 x 8192", 8192, 8192, (1, 4, 16, 64, 128, 256, 512, 1024, 4096))
     yield from time_scales("8192 x 8192", 8192, 8192, (1, 16))
     for name, (n, k) in linears.items():
-        if name.startswith("8B"):
-            yield from time_int4(name, n, k, (1, 16))
-            yield from time_scales(name, n, k, (1,))
+        yield from time_int4(name, n, k, (1, 16))
+        yield from time_scales(name, n, k, (1,))
