@@ -8,7 +8,6 @@ the slowest rank.
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,11 +20,12 @@ import typer
 from headwater.engine_core.platforms.peer_group import LEAST_SLOT, PeerGroup
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.logprobs import logprobs_of
-from headwater.kernels.peer_memory import OwnMemory, reaches
+from headwater.kernels.peer_memory import OwnMemory
 from headwater.kernels.sample import Candidates, best_of_stretches, sample
 
 from .gpu_kernels import draws_of
 from .gpu_timing import randn, timed
+from .peer_sums import started_ranks
 from .program import run_program
 
 VOCAB_SIZE = 151_936
@@ -48,28 +48,12 @@ class DrawFigure:
 
 def main(ranks: Annotated[int, typer.Option(help="GPUs")] = 2) -> None:
     """Time filtered draws over the logits of several GPUs, gathered and not; JSON, a line as soon as it is known."""
-    if not 2 <= ranks <= torch.cuda.device_count():
-        raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
-    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
-    if pairs:
-        raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")
-    context, pipes, processes = multiprocessing.get_context("spawn"), [], []
-    for rank in range(ranks):
-        pipe, end = context.Pipe()
-        processes.append(context.Process(target=_rank, args=(rank, ranks, end), daemon=True))
-        processes[-1].start()
-        end.close()
-        pipes.append(pipe)
-    handles = [pipe.recv_bytes() for pipe in pipes]
-    for pipe in pipes:
-        pipe.send(handles)
-    for draw in (*FILTERS, SCORES):
-        for num_rows in ROWS:
-            found = [pipe.recv() for pipe in pipes]
-            gathered, divided = (round(max(each), 1) for each in zip(*found, strict=True))
-            print(json.dumps(asdict(DrawFigure(draw, num_rows, ranks, gathered, divided))), flush=True)
-    for process in processes:
-        process.join()
+    with started_ranks(_rank, ranks) as pipes:
+        for draw in (*FILTERS, SCORES):
+            for num_rows in ROWS:
+                found = [pipe.recv() for pipe in pipes]
+                gathered, divided = (round(max(each), 1) for each in zip(*found, strict=True))
+                print(json.dumps(asdict(DrawFigure(draw, num_rows, ranks, gathered, divided))), flush=True)
 
 
 def _rank(rank: int, size: int, pipe: Connection) -> None:

@@ -11,7 +11,8 @@ import json
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -59,39 +60,49 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Time sums over the memory of several GPUs."""
-    if not 2 <= ranks <= torch.cuda.device_count():
-        raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
     check_choice("peer_access", peer_access, PEER_ACCESS, " or ")
-    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
-    if pairs and peer_access != OFF:
-        raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")
-    figures = []
-    with tempfile.TemporaryDirectory(prefix="headwater-ranks-") as folder:
-        context, pipes, processes = multiprocessing.get_context("spawn"), [], []
-        for rank in range(ranks):
-            pipe, end = context.Pipe()
-            given = rank, ranks, end, Path(folder), peer_access == OFF
-            process = context.Process(target=_rank, args=given, daemon=True)
-            process.start()
-            end.close()
-            pipes.append(pipe)
-            processes.append(process)
-        if peer_access != OFF:
-            handles = [pipe.recv_bytes() for pipe in pipes]
-            for pipe in pipes:
-                pipe.send(handles)
+    is_host, figures = peer_access == OFF, []
+    with (
+        tempfile.TemporaryDirectory(prefix="headwater-ranks-") as folder,
+        started_ranks(_rank, ranks, Path(folder), is_host, is_host=is_host) as pipes,
+    ):
         for num_rows in ROWS:
             found = [pipe.recv() for pipe in pipes]
             slowest = [round(max(each), 2) for each in zip(*found, strict=True)]
             figures.append(SumFigure(num_rows * HIDDEN * 2, ranks, *slowest))
             if as_json:
                 print(json.dumps(asdict(figures[-1])), flush=True)
-        for process in processes:
-            process.join()
     if not as_json:
         lines = ((each.num_bytes, each.sum_us, each.sum_norm_us, each.nccl_us) for each in figures)
         print_table(("bytes", "sum µs", "sum + norm µs", "NCCL µs"), lines)
         print(json.dumps([asdict(each) for each in figures]))
+
+
+@contextmanager
+def started_ranks(
+    work: Callable[..., None], ranks: int, *given: Any, is_host: bool = False
+) -> Iterator[list[Connection]]:
+    """Pipes to processes, a GPU each, that run `work(rank, ranks, pipe, *given)`; they exchange handles of their memory
+    first, unless it is the host's. Raises `typer.BadParameter` for GPUs that are not there, or do not reach one
+    another."""
+    if not 2 <= ranks <= torch.cuda.device_count():
+        raise typer.BadParameter(f"ranks is {ranks}; allowed: 2…{torch.cuda.device_count()}, a GPU each")
+    pairs = [(one, other) for one in range(ranks) for other in range(ranks) if not reaches(one, other)]
+    if pairs and not is_host:
+        raise typer.BadParameter(f"ranks is {ranks}; allowed: GPUs that reach one another's memory, not {pairs}")
+    context, pipes, processes = multiprocessing.get_context("spawn"), [], []
+    for rank in range(ranks):
+        pipe, end = context.Pipe()
+        processes.append(context.Process(target=work, args=(rank, ranks, end, *given), daemon=True))
+        processes[-1].start()
+        end.close()
+        pipes.append(pipe)
+    handles = [] if is_host else [pipe.recv_bytes() for pipe in pipes]
+    for pipe in () if is_host else pipes:
+        pipe.send(handles)
+    yield pipes
+    for process in processes:
+        process.join()
 
 
 def _rank(rank: int, size: int, pipe: Connection, folder: Path, is_host: bool) -> None:
