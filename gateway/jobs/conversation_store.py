@@ -75,11 +75,12 @@ class ConversationStore:
         self._limits, self._bytes = limits, stored
 
     async def create(self, tenant: str, conversation: Conversation) -> None:
-        _check_room(len(conversation.items))
+        if len(conversation.items) > MAX_ITEMS:
+            raise _too_much("items", MAX_ITEMS)
         key = _key(tenant, conversation.id)
         values = [msgspec.json.encode(each) for each in (conversation.head, *conversation.items)]
         if sum(map(len, values)) > MAX_BYTES:
-            raise _too_large()
+            raise _too_much("bytes", MAX_BYTES)
         await self._claim(tenant, key, values)
         await self._command("RPUSH", key, *values)
         await self._extend(key)
@@ -103,10 +104,8 @@ class ConversationStore:
             await self._unclaim(tenant, key, sum(map(len, added)))
         if outcome == _NOT_THERE:
             raise errors.NotFound("conversation", conversation_id)
-        if outcome == _TOO_MANY:
-            raise _too_many()
-        if outcome == _TOO_LARGE:
-            raise _too_large()
+        if outcome in (_TOO_MANY, _TOO_LARGE):
+            raise _too_much("items", MAX_ITEMS) if outcome == _TOO_MANY else _too_much("bytes", MAX_BYTES)
         await self._extend(key)
 
     async def store_head(self, tenant: str, conversation: Conversation) -> None:
@@ -145,17 +144,8 @@ class ConversationStore:
         return await patiently(self._store.command(*words), of=STORED)
 
 
-def _check_room(num_items: int) -> None:
-    if num_items > MAX_ITEMS:
-        raise _too_many()
-
-
-def _too_many() -> errors.BadRequest:
-    return errors.BadRequest("items", f"the conversation would have more items than allowed: {MAX_ITEMS}")
-
-
-def _too_large() -> errors.BadRequest:
-    return errors.BadRequest("items", f"the conversation would have more bytes than allowed: {MAX_BYTES}")
+def _too_much(what: str, allowed: int) -> errors.BadRequest:
+    return errors.BadRequest("items", f"the conversation would have more {what} than allowed: {allowed}")
 
 
 def _key(tenant: str, conversation_id: str) -> str:
