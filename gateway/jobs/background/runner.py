@@ -198,7 +198,9 @@ class _Run:
         if record.is_streamed:
             self._events.add({"type": "response.failed", "response": response})
             await retry(self._events.flush)
+        await self._end(response)
 
+    async def _end(self, response: dict[str, Any]) -> None:
         def end(each: Record) -> None:
             self._check_mine(each)
             each.end(response)
@@ -243,16 +245,11 @@ class _Run:
         self._is_answered = True
         if record.is_streamed:
             await self._write_end(response)
-
-        def end(each: Record) -> None:
-            self._check_mine(each)
-            each.end(response)
-
         if response.get("store") and response["status"] != "failed":
             # It is found among those that are kept.
             await retry(lambda: self._ledger.conclude(self._tenant, self._id, self._check_mine))
         else:
-            await retry(lambda: self._ledger.change(self._tenant, self._id, end))
+            await self._end(response)
 
     async def _response(self, record: Record) -> dict[str, Any]:
         """Response of a run, up to the answer's end. Raises `Overtaken`, `Busy`."""
