@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any
 
 import httpx
@@ -178,16 +179,12 @@ def main(
     """Jain's index among ten tenants, and what an abuser does to the others' time to first token."""
     os.environ |= {"HEADWATER_MAX_NUM_SEQS": str(seats), "HEADWATER_SIMULATED_STEP_SECONDS": str(step_ms / 1e3)}
     os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
-    with own_cluster(["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]) as (
-        cluster,
-        _,
-    ):
+    flags = ["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]
+    with own_cluster(flags) as (cluster, _):
         shape, workers = Shape(prompt_len, output_len, prompts, choices), max(2, seats // NUM_NORMAL + 2)
-        share = Seen()
-        if not shape.is_flood:
-            share = asyncio.run(run(cluster, seconds, shape, workers=workers, abuse=abuse, rate=0.0))
-        alone = asyncio.run(run(cluster, seconds, shape, workers=1, abuse=0, rate=rate))
-        beside = asyncio.run(run(cluster, seconds, shape, workers=1, abuse=abuse, rate=rate))
+        measure = partial(run, cluster, seconds, shape)
+        share = Seen() if shape.is_flood else asyncio.run(measure(workers=workers, abuse=abuse, rate=0.0))
+        alone, beside = (asyncio.run(measure(workers=1, abuse=each, rate=rate)) for each in (0, abuse))
     if not (alone.ttft and beside.ttft):
         raise typer.BadParameter("nobody was answered after the warm-up: fewer requests, or more seconds")
     runs = {"alone": alone, "beside": beside}
