@@ -153,7 +153,7 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (COMPLETIONS, {"prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
     (CHAT, {"response_format": "json"}, 400, "response_format"),
     (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format.type"),
-    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.schema"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.json_schema.schema"),
     (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.json_schema.schema"),
     (CHAT, {"response_format": schema_format({"not": {}})}, 400, "response_format.json_schema.schema"),
     (CHAT, {"response_format": schema_format({"type": "strin"})}, 400, "response_format.json_schema.schema"),
