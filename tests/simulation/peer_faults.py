@@ -8,7 +8,6 @@ Answers and blocks stay whole.
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +23,7 @@ from headwater.engine_core.prefetch import NewPrefetch
 from headwater.engine_core.request import Holder, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.simulation.peer_twins import Answer, LinkTwin, Replica
+from tests.simulation.seeds import First, Seeds, run_seeds
 from tests.simulation.tier_faults import BLOCK_SIZE, LEADS, NAMESPACES, expected
 
 NUM_ENGINES = 2
@@ -101,7 +101,7 @@ class Run:
                 self._end_some_prefetches()
         while self._has_work:
             assert self.link.now < self.most_steps, (
-                f"nobody goes on: {sum(not each.has_ended for each in self.answers)}"
+                f"no request goes on: {sum(not each.has_ended for each in self.answers)}"
             )
             self._step()
         self._check_end()
@@ -231,18 +231,12 @@ def run_seed(seed: int, most_rounds: int = MOST_ROUNDS) -> Outcome:
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="how many")] = 2000,
-    first: Annotated[int, typer.Option(help="the first of them")] = 0,
+    seeds: Seeds = 2000,
+    first: First = 0,
     rounds: Annotated[int, typer.Option(help="of requests, at most")] = MOST_ROUNDS,
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
-    began = time.process_time()
-    for seed in range(first, first + seeds):
-        try:
-            run_seed(seed, rounds)
-        except AssertionError as broken:
-            raise SystemExit(f"seed {seed}: {broken}") from broken
-    print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core")
+    run_seeds(lambda seed: run_seed(seed, rounds), first, seeds)
 
 
 if __name__ == "__main__":

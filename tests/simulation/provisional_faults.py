@@ -6,17 +6,15 @@ which goes on meanwhile: steps are launched behind copies that may be wrong, and
 
 from __future__ import annotations
 
-import time
 from functools import partial
-from typing import Annotated, NamedTuple
-
-import typer
+from typing import NamedTuple
 
 from headwater.bench.program import run_program
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.simulation.peer_faults import Run
 from tests.simulation.peer_twins import Answer, Replica
+from tests.simulation.seeds import First, Seeds, run_seeds
 from tests.simulation.tier_faults import LEADS, NAMESPACES
 
 NUM_ROUNDS = 8
@@ -63,7 +61,7 @@ class CalmRun(Run):
 
     def _finish(self) -> None:
         while self._has_work:
-            assert self.link.now < self.most_steps, "nobody goes on"
+            assert self.link.now < self.most_steps, "no request goes on"
             self._step()
 
 
@@ -83,20 +81,14 @@ def run_seed(seed: int) -> Outcome:
     return Outcome(sum(each.num_steps for each in steps), sum(each.num_void for each in steps))
 
 
-def main(
-    seeds: Annotated[int, typer.Option(help="how many")] = 2000,
-    first: Annotated[int, typer.Option(help="the first of them")] = 0,
-) -> None:
+def main(seeds: Seeds = 2000, first: First = 0) -> None:
     """Run seeds one after another; the first that breaks ends it."""
-    began, runs = time.process_time(), list[Outcome]()
-    for seed in range(first, first + seeds):
-        try:
-            runs.append(run_seed(seed))
-        except AssertionError as broken:
-            raise SystemExit(f"seed {seed}: {broken}") from broken
-    num_steps, num_void = (sum(each) for each in zip(*runs, strict=True))
-    counts = f"{num_steps} provisional steps, {num_void} of them thrown away"
-    print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core: {counts}")
+    run_seeds(run_seed, first, seeds, summary)
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    num_steps, num_void = (sum(each) for each in zip(*outcomes, strict=True))
+    return f"{num_steps} provisional steps, {num_void} of them thrown away"
 
 
 if __name__ == "__main__":

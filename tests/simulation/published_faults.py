@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, NamedTuple
-
-import typer
+from typing import Any, NamedTuple
 
 from headwater.bench.program import run_program
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.published_blocks import PublishedBlocks
 from tests.simulation.peer_twins import RacedView
+from tests.simulation.seeds import First, Seeds, run_seeds
 
 NUM_BLOCKS, NUM_PREFIXES, PREFIX_LEN = 9, 3, 3
 HASHES = [[bytes([prefix, at]) * 8 for at in range(PREFIX_LEN)] for prefix in range(NUM_PREFIXES)]
@@ -181,19 +179,14 @@ def run_seed(seed: int) -> Outcome:
     return Outcome(run.num_copied, run.num_changed)
 
 
-def main(
-    seeds: Annotated[int, typer.Option(help="how many")] = 2000,
-    first: Annotated[int, typer.Option(help="the first of them")] = 0,
-) -> None:
+def main(seeds: Seeds = 2000, first: First = 0) -> None:
     """Run seeds one after another; the first that breaks ends it."""
-    began, runs = time.process_time(), list[Outcome]()
-    for seed in range(first, first + seeds):
-        try:
-            runs.append(run_seed(seed))
-        except AssertionError as broken:
-            raise SystemExit(f"seed {seed}: {broken}") from broken
-    counts = f"{sum(each.num_copied for each in runs)} blocks, {sum(each.num_changed for each in runs)} of them changed"
-    print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core: {counts}")
+    run_seeds(run_seed, first, seeds, summary)
+
+
+def summary(outcomes: list[Outcome]) -> str:
+    num_copied, num_changed = (sum(each) for each in zip(*outcomes, strict=True))
+    return f"{num_copied} blocks, {num_changed} of them changed"
 
 
 if __name__ == "__main__":

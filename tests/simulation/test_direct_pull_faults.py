@@ -16,7 +16,7 @@ from headwater.engine_core.kv.direct_pulls import DirectEnd, DirectPulls, _Pull
 from headwater.engine_core.kv.peer_link import Claim, Pulled
 from headwater.engine_core.scheduling.scheduler import Scheduler
 from tests.simulation.peer_faults import run_seed
-from tests.simulation.test_peer_faults import breaks
+from tests.simulation.seeds import breaks
 
 MOST_SEEDS = 1200
 """Within which a planted fault has to show; half of the seeds copy directly."""
@@ -159,7 +159,7 @@ def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert any(map(breaks, [SHOWN_BY.get(plant, 0), *range(MOST_SEEDS)]))
+    assert any(map(partial(breaks, run_seed), [SHOWN_BY.get(plant, 0), *range(MOST_SEEDS)]))
 
 
 @pytest.mark.parametrize("num_seeds", [40, pytest.param(200, marks=pytest.mark.long)])
@@ -167,4 +167,4 @@ def test_blocks_that_are_overwritten_while_they_are_copied_are_not_used(
     num_seeds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpin(monkeypatch)
-    assert not any(map(breaks, range(num_seeds)))
+    assert not any(map(partial(breaks, run_seed), range(num_seeds)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -15,6 +16,7 @@ from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.scheduler import Scheduler
 from headwater.engine_core.scheduling.step_builder import StepBuilder
 from tests.simulation.provisional_faults import run_seed
+from tests.simulation.seeds import breaks
 
 MOST_SEEDS = 600
 """Within which a planted fault has to show."""
@@ -110,12 +112,4 @@ def test_a_planted_fault_is_caught(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    assert any(map(breaks, range(MOST_SEEDS)))
-
-
-def breaks(seed: int) -> bool:
-    try:
-        run_seed(seed)
-    except AssertionError:
-        return True
-    return False
+    assert any(map(partial(breaks, run_seed), range(MOST_SEEDS)))

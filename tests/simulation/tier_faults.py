@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from headwater.engine_core.step_output import StepOutput
 from tests.engine_core.lying_source import LyingSource
 from tests.simulation.files_twin import FilesTwin
 from tests.simulation.late_saves import LateSavesExecutor
+from tests.simulation.seeds import First, Seeds, run_seeds
 
 BLOCK_SIZE, MAX_MODEL_LEN = 16, 96
 MODEL = SimulatedModel(vocab_size=50, first_token_id=3)
@@ -149,7 +149,7 @@ class Run:
                     self._step()
             self._harm()
         while self._has_work:
-            assert self.num_steps < MOST_STEPS, f"nobody goes on: {self._waiting()}"
+            assert self.num_steps < MOST_STEPS, f"no request goes on: {self._waiting()}"
             self._step()
         self._check_end()
         load = self.engine.load()
@@ -264,19 +264,13 @@ def run_seed(seed: int, num_rounds: int = MOST_ROUNDS) -> Outcome:
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="how many")] = 2000,
-    first: Annotated[int, typer.Option(help="the first of them")] = 0,
+    seeds: Seeds = 2000,
+    first: First = 0,
     rounds: Annotated[int, typer.Option(help="of requests")] = MOST_ROUNDS,
 ) -> None:
     """Run seeds one after another; the first that breaks ends it."""
     logging.disable(logging.ERROR)
-    began = time.process_time()
-    for seed in range(first, first + seeds):
-        try:
-            run_seed(seed, rounds)
-        except AssertionError as broken:
-            raise SystemExit(f"seed {seed}: {broken}") from broken
-    print(f"{seeds} seeds in {time.process_time() - began:.1f} s of a core")
+    run_seeds(lambda seed: run_seed(seed, rounds), first, seeds)
 
 
 if __name__ == "__main__":
