@@ -26,7 +26,7 @@ def find_server(base_url: str | None, model: str | None, api_key: str = "") -> t
     try:
         reply = httpx.get(f"{root}/v1/models", headers=headers, timeout=ASK_SECONDS)
     except httpx.HTTPError as failure:
-        what = "nobody answers" if isinstance(failure, httpx.ConnectError) else f"no answer ({failure})"
+        what = "no server answers" if isinstance(failure, httpx.ConnectError) else f"no answer ({failure})"
         raise ServerNotFound(f"{what} at {url}; start a deployment with `headwater up`, or give --base-url") from None
     return url, model or _first_model(reply)
 

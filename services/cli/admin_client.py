@@ -38,7 +38,7 @@ class AdminError(Exception):
 def open_gateway(
     state_dir: Callable[[], Path], base_url: str | None, key_file: Path | None, *, needs_key: bool
 ) -> Iterator[httpx.Client]:
-    """The gateway that `base_url` names, else the local cluster's. Raises `AdminError`: no key, or nobody answers."""
+    """The gateway that `base_url` names, else the local cluster's. Raises `AdminError` without a key, or an answer."""
     key = _admin_key(key_file)
     if needs_key and not key:
         raise AdminError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")

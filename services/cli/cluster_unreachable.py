@@ -30,4 +30,4 @@ def unreached(url: object, failure: httpx.ConnectError) -> str:
             f"the certificate of {url} is not believed ({failure}); give --base-url with the name that it is made out "
             "to, and SSL_CERT_FILE where its authority is your own"
         )
-    return f"nobody answers at {url}; start a cluster with `headwater up`, or give --base-url"
+    return f"no server answers at {url}; start a cluster with `headwater up`, or give --base-url"

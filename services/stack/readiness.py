@@ -33,7 +33,7 @@ async def until_ready(
             await asyncio.sleep(POLL_SECONDS)
     # A gateway is ready without Redis.
     for name in await _silent(outside):
-        say(f"going on without {name}: nobody answers at {_address(outside[name])}")
+        say(f"going on without {name}: no server answers at {_address(outside[name])}")
 
 
 async def _is_ready(gateway: httpx.AsyncClient) -> bool:
@@ -49,7 +49,9 @@ async def _tell_when_late(
 ) -> None:
     await asyncio.sleep(late_seconds)
     if silent := await _silent(servers):
-        say("still waiting: " + ", ".join(f"nobody answers at {_address(servers[name])} ({name})" for name in silent))
+        say(
+            "still waiting: " + ", ".join(f"no server answers at {_address(servers[name])} ({name})" for name in silent)
+        )
         return
     with contextlib.suppress(httpx.TimeoutException):
         if missing := (await gateway.get("/ready")).json()["missing"]:

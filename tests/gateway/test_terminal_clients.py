@@ -66,7 +66,7 @@ def test_a_benchmark_finds_the_deployment_of_this_machine(
 
 
 def test_a_benchmark_that_nobody_answers_says_so_in_a_sentence() -> None:
-    with pytest.raises(ServerNotFound, match=r"nobody answers at http://127\.0\.0\.1:1; start a deployment with"):
+    with pytest.raises(ServerNotFound, match=r"no server answers at http://127\.0\.0\.1:1; start a deployment with"):
         find_server("http://127.0.0.1:1", "mine")
 
 

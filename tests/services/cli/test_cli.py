@@ -108,7 +108,10 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
         (("status", "--state-dir", "/no/folder"), "no cluster runs with the state folder /no/folder"),
         (("up", "--state-dir", "/dev/null"), "--state-dir is '/dev/null'; allowed: a folder that this user can make"),
-        (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a cluster"),
+        (
+            ("chat", "--base-url", "http://127.0.0.1:1/v1"),
+            "no server answers at http://127.0.0.1:1/v1/; start a cluster",
+        ),
         (("models", "scale", "m", "--replicas", "-1"), "--replicas is -1; allowed: at least 1; --min-replicas 0 lets"),
         (("tenant", "list", "--admin-key-file", "/no/file"), "No such file or directory: '/no/file'"),
         (
@@ -121,7 +124,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         ),
         (
             ("models", "list", "--base-url", "http://127.0.0.1:1"),
-            "nobody answers at http://127.0.0.1:1; start a cluster",
+            "no server answers at http://127.0.0.1:1; start a cluster",
         ),
     ],
 )

@@ -27,7 +27,7 @@ async def test_who_waits_for_a_line_is_told_for_what(is_nats_there: bool, nats_u
     if is_nats_there:
         assert said == "still waiting for: processor, output processor, engine"
     else:
-        assert said == "still waiting: nobody answers at 127.0.0.1:1 (NATS)"
+        assert said == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
 
 
 async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
@@ -37,7 +37,7 @@ async def test_an_address_of_nats_without_a_scheme_is_asked_as_well() -> None:
         httpx.AsyncClient(base_url="http://gateway", transport=starting) as gateway,
         owned_task(until_ready(gateway, {"NATS": "127.0.0.1:1"}, told.set_result, late_seconds=0.0)),
     ):
-        assert await told == "still waiting: nobody answers at 127.0.0.1:1 (NATS)"
+        assert await told == "still waiting: no server answers at 127.0.0.1:1 (NATS)"
 
 
 async def test_a_start_without_the_redis_that_was_named_says_so() -> None:
@@ -45,7 +45,7 @@ async def test_a_start_without_the_redis_that_was_named_says_so() -> None:
     ready = httpx.MockTransport(lambda _: httpx.Response(200, json={"missing": []}))
     async with httpx.AsyncClient(base_url="http://gateway", transport=ready) as gateway:
         await until_ready(gateway, servers, told.append)
-    assert told == ["going on without Redis: nobody answers at 127.0.0.1:1"]
+    assert told == ["going on without Redis: no server answers at 127.0.0.1:1"]
 
 
 async def test_a_gateway_that_is_too_busy_to_answer_in_time_is_asked_again() -> None:
