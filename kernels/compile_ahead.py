@@ -15,11 +15,14 @@ import torch
 from triton import AsyncCompileMode, FutureKernel
 
 from .graph_capture import capturing
+from .launchers import keep_launchers_apart
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_THREADS = 16
 """Number of compiling threads. Each takes some 22 MiB, and the assembler that it calls up to 108 more."""
+# Besides these threads one copies blocks to host memory, by a kernel that it may be the first to load.
+keep_launchers_apart()
 
 
 class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
