@@ -35,6 +35,7 @@ from headwater.services.models.manifest import ROUNDED_KINDS, ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
+from headwater.services.text.tokenizer import Tokenizer
 
 from .format_files import FormatFile, read_format_files
 from .program import check_choice, run_program
@@ -206,11 +207,19 @@ def _compared(device: str, is_alone: bool) -> str:
     return INT8 if device == CPU and is_alone else "auto"
 
 
-def windows_of(token_ids: Sequence[int], window: int) -> Iterator[Sequence[int]]:
-    """Windows of a text; a rest of one token predicts nothing and is dropped."""
-    for begin in range(0, len(token_ids), window):
-        if len(piece := token_ids[begin : begin + window]) > 1:
+def windows_of(token_ids: Sequence[int], window: int, head: Sequence[int] = ()) -> Iterator[Sequence[int]]:
+    """Windows of a text, each behind `head`, the tokens that every text begins with. A rest in which nothing is
+    predicted is dropped."""
+    length = window - len(head)
+    for begin in range(0, len(token_ids), length):
+        if len(piece := [*head, *token_ids[begin : begin + length]]) > 1:
             yield piece
+
+
+def head_of(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that a tokenizer puts before a text. Models that were trained with them predict little without."""
+    bare, whole = (tokenizer.encode("a", add_special_tokens=adds) for adds in (False, True))
+    return whole[: whole.index(bare[0])]
 
 
 def _perplexity(log_probs: torch.Tensor) -> float:
@@ -259,7 +268,7 @@ def run(
         other = None if exact is None else (exact, obtain(exact))
         tokenizer = load_text_model(folder, file.source, ServingChoices()).tokenizer
         token_ids = tokenizer.encode(text.read_text(), add_special_tokens=False)[:num_tokens]
-        windows = list(windows_of(token_ids, window))
+        windows = list(windows_of(token_ids, window, head_of(tokenizer)))
         name = _name_of(folder, file.quantization, is_calibrated=calibration is not None)
         row = measure(
             folder,

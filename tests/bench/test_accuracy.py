@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from headwater.engine_core.weights import model_file
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
+from headwater.services.text.model import ServingChoices, load_text_model
 from tests.engine_core.fp8_block_models import written_blocks
 from tests.engine_core.small_models import convert, random_checkpoint
 
@@ -115,3 +117,19 @@ def test_a_gpu_serves_what_is_compared_and_a_model_whose_tokens_it_does_not_roun
 def test_a_text_is_cut_into_windows_and_a_single_token_left_out() -> None:
     assert list(accuracy.windows_of([1, 2, 3, 4, 5], 2)) == [[1, 2], [3, 4]]
     assert list(accuracy.windows_of([1, 2, 3], 8)) == [[1, 2, 3]]
+
+
+def test_windows_begin_as_the_model_expects_a_text_to_begin(demo_folder: Path, tmp_path: Path) -> None:
+    """As a model of Gemma does, which predicts next to nothing without its first token."""
+    plain = load_text_model(demo_folder, "plain", ServingChoices()).tokenizer
+    assert accuracy.head_of(plain) == []
+    shutil.copytree(demo_folder, tmp_path / "begun")
+    path = tmp_path / "begun" / "tokenizer.json"
+    content = json.loads(path.read_text())
+    begin = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    template = {"type": "TemplateProcessing", "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}], "pair": []}
+    template["special_tokens"] = {"<|im_start|>": {"id": "<|im_start|>", "ids": [1], "tokens": ["<|im_start|>"]}}
+    path.write_text(json.dumps(content | {"post_processor": template}))
+    begun = load_text_model(tmp_path / "begun", "begun", ServingChoices()).tokenizer
+    assert accuracy.head_of(begun) == [1]
+    assert list(accuracy.windows_of([7, 8, 9], 3, [1])) == [[1, 7, 8], [1, 9]]
