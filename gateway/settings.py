@@ -103,7 +103,7 @@ class GatewaySettings(StageSecuritySettings):
         30.0, "seconds that a client may take nothing of its answer, over gRPC any time, over REST once it has ended"
     )
     slow_body_limit: float = setting(
-        30.0, "seconds that a request's body over REST may take, and one more for each 16 KiB of it"
+        30.0, "seconds that a request's body over REST may take, one more for each 16 KiB of it, and pause at most"
     )
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     log_receipts: float = setting(0.01, "part of the requests whose routing decision is logged; failed ones always are")

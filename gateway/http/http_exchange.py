@@ -132,11 +132,14 @@ class Exchange:
         size, waited = 0, 0.0
         while True:
             asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND
+            left = seconds - waited
+            # A silence is bounded by itself: behind a large file that came fast, hours may be left.
+            is_silent = left > self._slow_body_limit
             try:
-                message = await self._next_message(seconds - waited)
+                message = await self._next_message(self._slow_body_limit if is_silent else left)
             except TimeoutError:
                 self.reply_headers.append((b"connection", b"close"))
-                raise errors.SlowBody(size, seconds) from None
+                raise errors.SlowBody(size, self._slow_body_limit if is_silent else seconds, is_silent) from None
             # The time that the reader takes for a piece does not count.
             waited += time.monotonic() - asked_at
             if message["type"] == "http.disconnect":

@@ -128,8 +128,12 @@ class NotFound(HeadwaterError):
 class SlowBody(HeadwaterError):
     code = "slow_body"
 
-    def __init__(self, num_bytes: int, seconds: float) -> None:
-        super().__init__(f"only {num_bytes} bytes of the request's body came within {seconds:g} s")
+    def __init__(self, num_bytes: int, seconds: float, is_silent: bool) -> None:
+        """`is_silent`: nothing came for so many seconds; else all that came was not enough for them."""
+        if is_silent:
+            super().__init__(f"nothing of the request's body came for {seconds:g} s, behind {num_bytes} bytes")
+        else:
+            super().__init__(f"only {num_bytes} bytes of the request's body came within {seconds:g} s")
 
 
 class BodyTooLarge(HeadwaterError):

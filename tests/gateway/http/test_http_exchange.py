@@ -6,11 +6,12 @@ import asyncio
 import io
 from collections.abc import MutableMapping
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
-from headwater.gateway.http.http_exchange import Exchange
-from headwater.services.runtime.errors import ClientGone, SlowReader
+from headwater.gateway.http.http_exchange import BODY_BYTES_PER_SECOND, Exchange
+from headwater.services.runtime.errors import ClientGone, SlowBody, SlowReader
 
 
 class Server:
@@ -47,6 +48,28 @@ async def test_a_file_is_not_held_for_a_client_that_takes_nothing_of_it() -> Non
             await exchange.reply_file(io.BytesIO(b"content"), 7)
     await exchange.refuse(refused.value)
     assert started == [200]
+
+
+@pytest.mark.parametrize(
+    ("first", "sentence"),
+    [
+        (0, "only 0 bytes of the request's body came within 0.01 s"),
+        (100 * BODY_BYTES_PER_SECOND, "nothing of the request's body came for 0.01 s, behind 1638400 bytes"),
+    ],
+    ids=["at its start", "behind much of it"],
+)
+async def test_a_body_that_stops_is_given_up_after_one_limit_however_much_of_it_came(first: int, sentence: str) -> None:
+    said = iter([{"type": "http.request", "body": bytes(first), "more_body": True}])
+
+    async def receive() -> MutableMapping[str, Any]:
+        for message in said:
+            return message
+        return await asyncio.Future()
+
+    scope = {"method": "POST", "path": "/", "headers": [(b"content-type", b"application/json")]}
+    exchange = Exchange(scope, receive, AsyncMock(), slow_reader_limit=1.0, slow_body_limit=0.01)
+    with pytest.raises(SlowBody, match=f"^{sentence}$"):
+        await asyncio.wait_for(exchange.body(limit=2 * first), 60)
 
 
 async def until_quiet() -> None:
