@@ -16,7 +16,8 @@ from headwater.services.runtime.grpc_errors import ErrorInterceptor, abort
 from headwater.services.runtime.rpc_handlers import refusing
 from headwater.services.runtime.tls import bind
 
-from ..http.listener import MAX_HEAD_BYTES, PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
+from ..http.connection import MAX_HEAD_BYTES
+from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
 from .open_calls import OpenCalls
 from .service import InferenceService, identified

@@ -15,8 +15,8 @@ import grpc
 import httpx
 import pytest
 
+from headwater.gateway.http.connection import MAX_HEAD_BYTES
 from headwater.gateway.http.content_encoding import PIECE_BYTES, BodyDecoder, takes_gzip
-from headwater.gateway.http.listener import MAX_HEAD_BYTES
 from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.runtime.errors import BadRequest
 from tests.gateway.conftest import GatewayStarter

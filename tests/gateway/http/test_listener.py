@@ -12,8 +12,10 @@ from unittest.mock import Mock
 import pytest
 import uvicorn
 
+from headwater.gateway.http import connection as connection_module
 from headwater.gateway.http import listener as listener_module
-from headwater.gateway.http.listener import UNSENT_BYTES, RestListener
+from headwater.gateway.http.connection import UNSENT_BYTES
+from headwater.gateway.http.listener import RestListener
 
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -51,7 +53,7 @@ def deaf_client(host: str, port: int) -> Iterator[None]:
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
     # The first bytes of a client may arrive late on a busy machine.
-    monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connection_module, "HEAD_SECONDS", 0.5)
     async with listening(hello) as (_, host, port):
         yield host, port
 
@@ -91,7 +93,7 @@ async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> No
 async def test_a_client_that_takes_nothing_of_a_long_answer_is_cut_off(
     piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(listener_module, "UNTAKEN_SECONDS", 0.5)
     num_bytes, is_begun, is_over = 16 << 20, asyncio.Event(), asyncio.Event()
 
     async def long_answer(scope: Any, receive: Any, send: Any) -> None:

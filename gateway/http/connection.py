@@ -1,0 +1,155 @@
+"""A client's connection to the REST surface, by uvicorn: what is no request, or does not become one in its time."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from .http_versions import H2_PREFACE, end_with_connection, h2_refusal, head_without_upgrade, raw_refusal
+
+MAX_HEAD_BYTES = 64 * 1024
+"""Bytes of a request's headers."""
+HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
+NO_REQUEST = "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); allowed: HTTP/1.1"
+HEAD_SECONDS = 60.0
+"""Seconds that a connection may be idle at first, a request have no whole head, or a body come that was answered
+already: no client holds a socket for nothing."""
+UNSENT_BYTES = 16 * 1024
+"""Bytes of an answer that the system and the server each keep for a client that does not read. NOTE: without a limit
+the system takes megabytes, thousands of tokens that an engine computes for no reader."""
+
+
+class Connection(HttpToolsProtocol):
+    """Limits a request's line and headers: a client that sends more gets 431 and is cut off, one that does not come to
+    their end is cut off."""
+
+    _head_bytes = 0
+    _in_head = True
+    _in_body = False
+    _head_limit: asyncio.TimerHandle | None = None
+    _answered: RequestResponseCycle | None = None
+    """The request that is answered at present, or was last."""
+    _refusal = HTTPStatus.BAD_REQUEST, NO_REQUEST
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
+        self.transport.set_write_buffer_limits(UNSENT_BYTES)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        if self._answered is not None and not self._answered.response_complete:
+            # NOTE: uvicorn (0.54) says so to the last request alone, which may wait behind this one.
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes, self._in_head = 0, True
+        self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG
+            # The parser makes a parser's error of it.
+            raise ValueError(HEAD_TOO_LONG)
+        if not self._in_body:
+            # NOTE: uvicorn (0.54) takes a trailer for a header where both come in one piece. A proxy in front may pass
+            # trailers on that it would not pass as headers.
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._asks_to_upgrade():
+            # The same head comes again without it.
+            return
+        self._in_head, self._in_body = False, True
+        self._head_is_here()
+        super().on_headers_complete()
+        if len(self.pipeline) == 1:
+            # Where reading stops, no end of the connection is noticed: it stops behind two requests, not behind one.
+            self.flow.resume_reading()
+        if self.scope["http_version"] == "1.0":
+            end_with_connection(self.cycle)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _asks_to_upgrade(self) -> bool:
+        return bool(self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT")
+
+    def on_message_complete(self) -> None:
+        if self._asks_to_upgrade():
+            return
+        self._in_body = False
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        if self.cycle is None and data.startswith(H2_PREFACE):
+            self.transport.write(h2_refusal())
+            self.transport.close()
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(memoryview(data))
+        except httptools.HttpParserError:
+            self.send_400_response(NO_REQUEST)
+            return
+        if self._in_head and not self.transport.is_closing():
+            # One line that does not end is not seen by the parser's callbacks.
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > 2 * MAX_HEAD_BYTES:
+                self._refusal = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, HEAD_TOO_LONG
+                self.send_400_response(HEAD_TOO_LONG)
+        else:
+            self._unfinished_bytes = 0
+        if self._in_body and self.cycle is not None and self.cycle.response_complete:
+            # The rest of a body that was answered already: until the next head.
+            self._await_head()
+
+    _unfinished_bytes = 0
+
+    def _parse(self, data: memoryview) -> None:
+        """Raises `HttpParserError`. Answers a request that asks to speak another protocol as one that does not ask.
+
+        NOTE: the parser (httptools 0.9) takes what follows such a head for the other protocol, and drops a body. Java's
+        HttpClient asks for HTTP/2 in this way with every request.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+            if not self._in_head:
+                return
+            line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            self.parser.feed_data(head_without_upgrade(line, self.headers))
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what the parser reads no request in."""
+        self.transport.write(raw_refusal(*self._refusal))
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        if self._head_limit is None:
+            self._head_limit = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _head_is_here(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+    def _give_up(self) -> None:
+        self._head_limit = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            # The answer to the request before is still on its way.
+            self._await_head()
