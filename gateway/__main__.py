@@ -133,7 +133,13 @@ def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tupl
         "reuse_port": settings.reuse_port,
         "tls": ClientTls.of(settings),
     }
-    rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)
+    rest = RestListener(
+        HttpGuard(app, settings, cluster.metrics),
+        settings.host,
+        settings.port,
+        slow_head_limit=settings.slow_head_limit,
+        **shared,
+    )
     public = GrpcListener(
         cluster,
         settings.host,

@@ -17,7 +17,8 @@ _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 _POSITIVE = (
     "max_body_bytes", "max_text_bytes", "max_file_bytes", "tenant_file_bytes", "tenant_response_bytes", "max_choices",
-    "max_running", "response_ttl", "sse_keep_alive", "slow_reader_limit", "slow_body_limit",
+    "max_running", "response_ttl", "sse_keep_alive", "slow_reader_limit", "slow_head_limit",
+    "slow_body_limit",
 )  # fmt: skip
 _BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
     (("port", "grpc_port"), lambda value: 0 <= value <= 65535, "0…65535"),
@@ -101,6 +102,9 @@ class GatewaySettings(StageSecuritySettings):
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
     slow_reader_limit: float = setting(
         30.0, "seconds that a client may take nothing of its answer, over gRPC any time, over REST once it has ended"
+    )
+    slow_head_limit: float = setting(
+        60.0, "seconds that the line and headers of a request over REST may take, and a new connection be idle"
     )
     slow_body_limit: float = setting(
         30.0, "seconds that a request's body over REST may take, one more for each 16 KiB of it, and pause at most"

@@ -7,6 +7,8 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
+import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .http_versions import H2_PREFACE, end_with_connection, h2_refusal, head_without_upgrade, raw_refusal
@@ -15,20 +17,29 @@ MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's headers."""
 HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
 NO_REQUEST = "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); allowed: HTTP/1.1"
-HEAD_SECONDS = 60.0
-"""Seconds that a connection may be idle at first, a request have no whole head, or a body come that was answered
-already: no client holds a socket for nothing."""
+HEAD_TOO_SLOW = "the line and headers of the request did not come within {:g} s"
 UNSENT_BYTES = 16 * 1024
 """Bytes of an answer that the system and the server each keep for a client that does not read. NOTE: without a limit
 the system takes megabytes, thousands of tokens that an engine computes for no reader."""
 
 
+class ConnectionConfig(uvicorn.Config):
+    """Uvicorn's configuration, with the limits of a connection."""
+
+    def __init__(self, app: ASGIApp, *, slow_head_limit: float, **options: Any) -> None:
+        """`slow_head_limit` is the number of seconds that a connection may be idle at first, a request have no whole
+        head, or a body come that was answered already: no client holds a socket for nothing."""
+        super().__init__(app, http=Connection, **options)
+        self.slow_head_limit = slow_head_limit
+
+
 class Connection(HttpToolsProtocol):
     """Limits a request's line and headers: a client that sends more gets 431 and is cut off, one that does not come to
-    their end is cut off."""
+    their end gets 408, or nothing where it has not begun."""
 
+    config: ConnectionConfig
     _head_bytes = 0
-    _in_head = True
+    _in_head = False
     _in_body = False
     _head_limit: asyncio.TimerHandle | None = None
     _answered: RequestResponseCycle | None = None
@@ -109,8 +120,8 @@ class Connection(HttpToolsProtocol):
                 self.send_400_response(HEAD_TOO_LONG)
         else:
             self._unfinished_bytes = 0
-        if self._in_body and self.cycle is not None and self.cycle.response_complete:
-            # The rest of a body that was answered already: until the next head.
+        if self.cycle is not None and self.cycle.response_complete:
+            # The rest of a body that was answered already, or empty lines: until the next head.
             self._await_head()
 
     _unfinished_bytes = 0
@@ -139,7 +150,7 @@ class Connection(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         if self._head_limit is None:
-            self._head_limit = self.loop.call_later(HEAD_SECONDS, self._give_up)
+            self._head_limit = self.loop.call_later(self.config.slow_head_limit, self._give_up)
 
     def _head_is_here(self) -> None:
         if self._head_limit is not None:
@@ -149,6 +160,9 @@ class Connection(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._head_limit = None
         if self.cycle is None or self.cycle.response_complete:
+            if self._in_head:
+                told = HEAD_TOO_SLOW.format(self.config.slow_head_limit)
+                self.transport.write(raw_refusal(HTTPStatus.REQUEST_TIMEOUT, told))
             self.transport.close()
         else:
             # The answer to the request before is still on its way.

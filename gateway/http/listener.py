@@ -20,7 +20,7 @@ from headwater.services.runtime.advertise import advertised, joined, listened
 from headwater.services.runtime.settings import SettingError
 
 from ..settings import GatewaySettings
-from .connection import UNSENT_BYTES, Connection
+from .connection import UNSENT_BYTES, ConnectionConfig
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
@@ -120,17 +120,19 @@ class RestListener:
         host: str,
         port: int,
         *,
+        slow_head_limit: float,
         slow_reader_limit: float,
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        """`slow_reader_limit` is the number of seconds after which a stream gives up a client that takes nothing."""
+        """`slow_head_limit` is as in `ConnectionConfig`; `slow_reader_limit` is the number of seconds after which a
+        stream gives up a client that takes nothing."""
         self._socket = _bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._server = _Server(
-            uvicorn.Config(
+            ConnectionConfig(
                 app,
-                http=Connection,
+                slow_head_limit=slow_head_limit,
                 ws="none",
                 lifespan="off",
                 log_config=None,

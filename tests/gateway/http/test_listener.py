@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 import uvicorn
 
-from headwater.gateway.http import connection as connection_module
 from headwater.gateway.http import listener as listener_module
 from headwater.gateway.http.connection import UNSENT_BYTES
 from headwater.gateway.http.listener import RestListener
@@ -29,9 +28,12 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: Any, slow_reader_limit: float = 0.1) -> AsyncIterator[tuple[RestListener, str, int]]:
+async def listening(
+    app: Any, slow_reader_limit: float = 0.1, slow_head_limit: float = 60.0
+) -> AsyncIterator[tuple[RestListener, str, int]]:
     """A listener of the application, its host and its port."""
-    listener = RestListener(app, "127.0.0.1", 0, slow_reader_limit=slow_reader_limit, reuse_port=False)
+    limits = {"slow_head_limit": slow_head_limit, "slow_reader_limit": slow_reader_limit}
+    listener = RestListener(app, "127.0.0.1", 0, **limits, reuse_port=False)
     listener.start()
     host, _, port = listener.address.removeprefix("http://").rpartition(":")
     try:
@@ -51,10 +53,9 @@ def deaf_client(host: str, port: int) -> Iterator[None]:
 
 
 @pytest.fixture
-async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+async def address() -> AsyncIterator[tuple[str, int]]:
     # The first bytes of a client may arrive late on a busy machine.
-    monkeypatch.setattr(connection_module, "HEAD_SECONDS", 0.5)
-    async with listening(hello) as (_, host, port):
+    async with listening(hello, slow_head_limit=0.5) as (_, host, port):
         yield host, port
 
 
@@ -134,7 +135,7 @@ async def test_a_client_is_cut_off_once_it_has_taken_nothing_in_all_its_time(
 async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int]) -> None:
     host, port = address
     with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
-        RestListener(hello, host, port, slow_reader_limit=0.1, reuse_port=False)
+        RestListener(hello, host, port, slow_head_limit=1.0, slow_reader_limit=0.1, reuse_port=False)
 
 
 async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:
@@ -159,10 +160,40 @@ async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(said: bytes, ad
     writer.write(said)
     async with asyncio.timeout(30):
         answer = await reader.read()
-    assert answer.endswith(b"hello" if WHOLE in said else b"")
     assert (b"200 OK" in answer) == (WHOLE in said)
+    if said:
+        assert b"HTTP/1.1 408 Request Timeout\r\n" in answer
+        assert b'"message":"the line and headers of the request did not come within 0.5 s"' in answer
+    else:
+        assert answer == b""
     writer.close()
     await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"), [(b"GET / HTTP/1.1\r\n", b"a: b\r\n"), (WHOLE, b"\r\n")], ids=["headers", "empty lines"]
+)
+async def test_who_trickles_what_is_no_whole_head_is_cut_off(
+    begin: bytes, piece: bytes, address: tuple[str, int]
+) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+
+    async def trickle() -> None:
+        writer.write(begin)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(piece)
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    trickling = asyncio.create_task(trickle())
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(30):
+            await reader.read()
+    trickling.cancel()
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
