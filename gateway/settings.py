@@ -13,6 +13,8 @@ from headwater.services.runtime.settings import SettingError, setting
 from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 
 MIN_CALLS = 128
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""Past its first seconds a body may take as long as it does at this rate: a slow body holds no place for ever."""
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#\s]+")
 
 _POSITIVE = (
@@ -107,7 +109,9 @@ class GatewaySettings(StageSecuritySettings):
         60.0, "seconds that the line and headers of a request over REST may take, and a new connection be idle"
     )
     slow_body_limit: float = setting(
-        30.0, "seconds that a request's body over REST may take, one more for each 16 KiB of it, and pause at most"
+        30.0,
+        "seconds that a request's body over REST may take, one more for each 16 KiB of it, and pause at most; over "
+        "gRPC a message may take what a body of the largest size may",
     )
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     log_receipts: float = setting(0.01, "part of the requests whose routing decision is logged; failed ones always are")
@@ -152,6 +156,16 @@ class GatewaySettings(StageSecuritySettings):
         """Largest number of calls over gRPC that are open at once: twice those that run or wait for a turn, since
         others are being prepared, or wait for a first replica."""
         return max(MIN_CALLS, 2 * (self.max_running + self.max_queued))
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Largest message over gRPC."""
+        return max(self.max_body_bytes, self.max_text_bytes)
+
+    @property
+    def slow_message_limit(self) -> float:
+        """Seconds that a message over gRPC may take. Its length is known when all of it is there."""
+        return self.slow_body_limit + self.max_message_bytes / BODY_BYTES_PER_SECOND
 
     @property
     def patience(self) -> dict[str, float]:

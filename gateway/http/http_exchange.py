@@ -19,6 +19,7 @@ from headwater.services.runtime.tasks import log_failure
 from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from ..openai import errors as http_errors
 from ..openai.sse import EVENT_STREAM, Headers, SseStream, rest_of
+from ..settings import BODY_BYTES_PER_SECOND
 from ..tenancy.caller import new_request_id, printable
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
@@ -31,8 +32,6 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 """A browser never takes text of a client that an answer repeats for a page or a script."""
 FILE_PIECE_BYTES = 64 * 1024
 """A client that takes less within `slow_reader_limit` counts as one that takes nothing."""
-BODY_BYTES_PER_SECOND = 16 * 1024
-"""Past its first seconds a body may take as long as it does at this rate: a slow body holds no place for ever."""
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
 

@@ -19,6 +19,7 @@ from headwater.services.runtime.tls import bind
 from ..http.connection import MAX_HEAD_BYTES
 from ..http.listener import PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
 from ..request.cluster import Cluster
+from .message_limit import MessageLimit
 from .open_calls import OpenCalls
 from .service import InferenceService, identified
 
@@ -70,19 +71,21 @@ class GrpcListener:
         port: int,
         *,
         slow_reader_limit: float,
-        max_body_bytes: int,
+        slow_message_limit: float,
+        max_message_bytes: int,
         max_text_bytes: int,
         max_calls: int,
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
         """`max_calls` is the largest number of calls that are open at once, in all and of a connection, whose client
-        keeps further ones back."""
+        keeps further ones back. `slow_message_limit` is the number of seconds in which the message of a call comes."""
         streams = ("grpc.max_concurrent_streams", min(max_calls, MAX_OPTION))
-        longest = ("grpc.max_receive_message_length", min(max(max_body_bytes, max_text_bytes), MAX_OPTION))
+        longest = ("grpc.max_receive_message_length", min(max_message_bytes, MAX_OPTION))
         options = (("grpc.so_reuseport", int(reuse_port)), longest, streams, *PING_OPTIONS, *SIZE_OPTIONS)
         errors = ErrorInterceptor(slow_reader_limit, cluster.metrics.refused.add)
-        self._server = grpc.aio.server(interceptors=[KeyInterceptor(cluster, max_calls), errors], options=options)
+        interceptors = [KeyInterceptor(cluster, max_calls), errors, MessageLimit(slow_message_limit)]
+        self._server = grpc.aio.server(interceptors=interceptors, options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(cluster, max_text_bytes), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

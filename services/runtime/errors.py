@@ -9,6 +9,7 @@
     ├── PermissionDenied           403 PERMISSION_DENIED
     ├── NotFound                   404 NOT_FOUND             a model, a request
     ├── SlowBody                   408 DEADLINE_EXCEEDED     its body does not come
+    │   └── SlowMessage                DEADLINE_EXCEEDED     as a body, over gRPC
     ├── BodyTooLarge               413 INVALID_ARGUMENT
     ├── UnsupportedMediaType       415 INVALID_ARGUMENT
     ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
@@ -134,6 +135,13 @@ class SlowBody(HeadwaterError):
             super().__init__(f"nothing of the request's body came for {seconds:g} s, behind {num_bytes} bytes")
         else:
             super().__init__(f"only {num_bytes} bytes of the request's body came within {seconds:g} s")
+
+
+class SlowMessage(SlowBody):
+    code = "slow_message"
+
+    def __init__(self, seconds: float) -> None:
+        HeadwaterError.__init__(self, f"the call's message did not come within {seconds:g} s")
 
 
 class BodyTooLarge(HeadwaterError):

@@ -10,7 +10,8 @@ from unittest.mock import AsyncMock
 
 import pytest
 
-from headwater.gateway.http.http_exchange import BODY_BYTES_PER_SECOND, Exchange
+from headwater.gateway.http.http_exchange import Exchange
+from headwater.gateway.settings import BODY_BYTES_PER_SECOND
 from headwater.services.runtime.errors import ClientGone, SlowBody, SlowReader
 
 
