@@ -40,6 +40,7 @@ from .admin.routes import admin_routes
 from .admin.tenants import TenantAdmin, make_audit_stream
 from .buckets import FAILURES
 from .http.app import make_app
+from .http.connection_limit import connections_allowed
 from .http.http_guard import HttpGuard
 from .http.listener import ClientTls, RestListener
 from .jobs.background.runner import BackgroundRunner
@@ -138,8 +139,11 @@ def listeners(settings: GatewaySettings, cluster: Cluster, app: ASGIApp) -> tupl
         settings.host,
         settings.port,
         slow_head_limit=settings.slow_head_limit,
+        max_connections=connections_allowed(settings.max_calls),
+        on_refused=cluster.metrics.refused.add,
         **shared,
     )
+    cluster.metrics.connections.set_function(lambda: rest.num_connections)
     public = GrpcListener(
         cluster,
         settings.host,

@@ -153,8 +153,8 @@ class GatewaySettings(StageSecuritySettings):
 
     @property
     def max_calls(self) -> int:
-        """Largest number of calls over gRPC that are open at once: twice those that run or wait for a turn, since
-        others are being prepared, or wait for a first replica."""
+        """Largest number of calls over gRPC, and of connections over REST, that are open at once: twice those that run
+        or wait for a turn, since others are being prepared, or wait for a first replica."""
         return max(MIN_CALLS, 2 * (self.max_running + self.max_queued))
 
     @property

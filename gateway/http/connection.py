@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -11,7 +12,15 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from .http_versions import H2_PREFACE, end_with_connection, h2_refusal, head_without_upgrade, raw_refusal
+from .connection_limit import SPARE_CONNECTIONS, SURPLUS, TooManyConnections
+from .http_versions import (
+    H2_PREFACE,
+    end_with_connection,
+    h2_refusal,
+    head_without_upgrade,
+    raw_error,
+    raw_refusal,
+)
 
 MAX_HEAD_BYTES = 64 * 1024
 """Bytes of a request's headers."""
@@ -24,13 +33,22 @@ the system takes megabytes, thousands of tokens that an engine computes for no r
 
 
 class ConnectionConfig(uvicorn.Config):
-    """Uvicorn's configuration, with the limits of a connection."""
+    """Uvicorn's configuration, with the limits of connections."""
 
-    def __init__(self, app: ASGIApp, *, slow_head_limit: float, **options: Any) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        slow_head_limit: float,
+        max_connections: int,
+        on_refused: Callable[[str], None],
+        **options: Any,
+    ) -> None:
         """`slow_head_limit` is the number of seconds that a connection may be idle at first, a request have no whole
-        head, or a body come that was answered already: no client holds a socket for nothing."""
+        head, or a body come that was answered already: no client holds a socket for nothing. `on_refused` gets the code
+        of the error that a connection is refused with."""
         super().__init__(app, http=Connection, **options)
-        self.slow_head_limit = slow_head_limit
+        self.slow_head_limit, self.max_connections, self.on_refused = slow_head_limit, max_connections, on_refused
 
 
 class Connection(HttpToolsProtocol):
@@ -45,11 +63,24 @@ class Connection(HttpToolsProtocol):
     _answered: RequestResponseCycle | None = None
     """The request that is answered at present, or was last."""
     _refusal = HTTPStatus.BAD_REQUEST, NO_REQUEST
+    _was_surplus = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
         self.transport.set_write_buffer_limits(UNSENT_BYTES)
-        self._await_head()
+        self._was_surplus = self._num_surplus > 0
+        if self._num_surplus > SPARE_CONNECTIONS:
+            refusal = TooManyConnections(self.config.max_connections)
+            self.config.on_refused(refusal.code)
+            self.transport.write(raw_error(refusal))
+            self.transport.close()
+        else:
+            self._await_head()
+
+    @property
+    def _num_surplus(self) -> int:
+        """Number of connections past the limit; below zero, of those that it still allows."""
+        return len(self.connections) - self.config.max_connections
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
@@ -81,7 +112,13 @@ class Connection(HttpToolsProtocol):
             return
         self._in_head, self._in_body = False, True
         self._head_is_here()
+        # A connection that was there before the limit was reached goes on.
+        is_surplus = self._was_surplus and self._num_surplus > 0
+        if is_surplus:
+            self.scope[SURPLUS] = self.config.max_connections  # type: ignore[literal-required] # as a server may
         super().on_headers_complete()
+        if is_surplus:
+            self.cycle.keep_alive = False
         if len(self.pipeline) == 1:
             # Where reading stops, no end of the connection is noticed: it stops behind two requests, not behind one.
             self.flow.resume_reading()

@@ -1,4 +1,5 @@
-"""Checks of a request's head before any handler sees it: headers that must be unique, and what a browser may send here.
+"""Checks of a request's head before any handler sees it: connections past the limit, headers that must be unique, and
+what a browser may send here.
 
 A web page can make its visitor's browser call a gateway on that machine. Two things tell such a call from the visitor's
 own: the name in `Host` (a page that rebinds its own name to 127.0.0.1 still sends that name), and `Origin` or
@@ -19,6 +20,7 @@ from headwater.services.runtime.advertise import is_loopback
 
 from ..request.metrics import Metrics
 from ..settings import GatewaySettings
+from .connection_limit import check_surplus
 from .http_exchange import Exchange
 
 UNIQUE = (b"authorization", b"host")
@@ -68,6 +70,7 @@ class HttpGuard:
             await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
+        check_surplus(scope)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         if len(headers) < len(scope["headers"]):
             _check_unique(scope["headers"])

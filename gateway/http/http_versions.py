@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from headwater.services.runtime import errors
+
+from ..openai import errors as http_errors
+
 H2_PREFACE = b"PRI * HTTP/2.0\r\n"
 """How a client begins that knows by itself that a server speaks HTTP/2. This one does not."""
 _TOLD = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the port for it"
@@ -22,12 +26,22 @@ def h2_refusal() -> bytes:
 def raw_refusal(status: HTTPStatus, message: str) -> bytes:
     """Bytes that answer what is no request; the connection ends with them."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": status.name.lower()}
-    body = msgspec.json.encode({"error": error})
+    return _raw(status, {"error": error}, [])
+
+
+def raw_error(error: errors.HeadwaterError) -> bytes:
+    """As `raw_refusal`, where no request is read."""
+    return _raw(HTTPStatus(http_errors.status_of(error)), http_errors.envelope(error), http_errors.headers_of(error))
+
+
+def _raw(status: HTTPStatus, envelope: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> bytes:
+    body = msgspec.json.encode(envelope)
     head = [
         f"HTTP/1.1 {status.value} {status.phrase}".encode(),
         b"content-type: application/json",
         b"content-length: %d" % len(body),
         b"connection: close",
+        *(name + b": " + value for name, value in headers),
     ]
     return b"\r\n".join((*head, b"", body))
 

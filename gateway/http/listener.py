@@ -7,7 +7,7 @@ import contextlib
 import math
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,17 +122,21 @@ class RestListener:
         *,
         slow_head_limit: float,
         slow_reader_limit: float,
+        max_connections: int,
+        on_refused: Callable[[str], None],
         reuse_port: bool,
         tls: ClientTls | None = None,
     ) -> None:
-        """`slow_head_limit` is as in `ConnectionConfig`; `slow_reader_limit` is the number of seconds after which a
-        stream gives up a client that takes nothing."""
+        """`slow_reader_limit` is the number of seconds after which a stream gives up a client that takes nothing; other
+        limits are as in `ConnectionConfig`."""
         self._socket = _bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._server = _Server(
             ConnectionConfig(
                 app,
                 slow_head_limit=slow_head_limit,
+                max_connections=max_connections,
+                on_refused=on_refused,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -147,6 +151,10 @@ class RestListener:
             patience=max(UNTAKEN_SECONDS, 3 * slow_reader_limit),
         )
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._server.server_state.connections)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))

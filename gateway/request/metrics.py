@@ -57,6 +57,7 @@ class Metrics:
         self.registry = registry
         self.running = Gauge("headwater_num_requests_running", "Requests that have their turn", registry=registry)
         self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
+        self.connections = Gauge("headwater_num_connections", "Connections of clients over REST", registry=registry)
         self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
 
         self.responses = self._counter("http_responses", "HTTP answers by path and status", "path", "status")

@@ -16,6 +16,7 @@ from headwater.gateway.http import listener as listener_module
 from headwater.gateway.http.connection import UNSENT_BYTES
 from headwater.gateway.http.listener import RestListener
 
+OTHER_LIMITS: dict[str, Any] = {"max_connections": 100, "on_refused": Mock(), "reuse_port": False}
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
 
@@ -32,8 +33,8 @@ async def listening(
     app: Any, slow_reader_limit: float = 0.1, slow_head_limit: float = 60.0
 ) -> AsyncIterator[tuple[RestListener, str, int]]:
     """A listener of the application, its host and its port."""
-    limits = {"slow_head_limit": slow_head_limit, "slow_reader_limit": slow_reader_limit}
-    listener = RestListener(app, "127.0.0.1", 0, **limits, reuse_port=False)
+    limits = OTHER_LIMITS | {"slow_head_limit": slow_head_limit, "slow_reader_limit": slow_reader_limit}
+    listener = RestListener(app, "127.0.0.1", 0, **limits)
     listener.start()
     host, _, port = listener.address.removeprefix("http://").rpartition(":")
     try:
@@ -135,7 +136,7 @@ async def test_a_client_is_cut_off_once_it_has_taken_nothing_in_all_its_time(
 async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int]) -> None:
     host, port = address
     with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
-        RestListener(hello, host, port, slow_head_limit=1.0, slow_reader_limit=0.1, reuse_port=False)
+        RestListener(hello, host, port, slow_head_limit=1.0, slow_reader_limit=0.1, **OTHER_LIMITS)
 
 
 async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:

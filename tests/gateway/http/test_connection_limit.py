@@ -1,0 +1,110 @@
+"""The number of connections that clients have open over REST."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from headwater.gateway.http.connection_limit import OWN_FILES, SPARE_CONNECTIONS, WATCHED, connections_allowed
+from headwater.gateway.settings import MIN_CALLS, GatewaySettings
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL, Behind, Gateway
+
+CHAT_HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture
+def small(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    """A gateway that has as few connections as may be."""
+    with start_gateway(behind, "--max-running=1", "--max-queued=0") as gateway:
+        # Its next request goes over a new connection.
+        gateway.client.get("/health", headers={"connection": "close"})
+        yield gateway
+
+
+def connected(gateway: Gateway) -> socket.socket:
+    host, _, port = gateway.rest.removeprefix("http://").rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def answer(connection: socket.socket, said: str = "") -> tuple[str, bytes]:
+    """Head and body of what is answered, up to the end of the connection."""
+    connection.sendall(said.encode())
+    head, _, body = b"".join(iter(lambda: connection.recv(65536), b"")).partition(b"\r\n\r\n")
+    return head.decode(), body
+
+
+def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_are_answered(small: Gateway) -> None:
+    with contextlib.ExitStack() as scope:
+        idle = [scope.enter_context(connected(small)) for _ in range(MIN_CALLS)]
+        # This one is past the limit too, and closed by each answer.
+        small.wait_until(lambda: small.metric("headwater_num_connections") == MIN_CALLS + 1)
+        for path in WATCHED:
+            assert small.client.get(path).status_code == 200
+        # Nothing comes of the body, and no leave to send it.
+        surplus = scope.enter_context(connected(small))
+        head, body = answer(surplus, CHAT_HEAD + "content-length: 1000\r\nexpect: 100-continue\r\n\r\n")
+        assert head.startswith("HTTP/1.1 503 ")
+        assert "\r\nretry-after: 1" in head
+        assert "\r\nconnection: close" in head
+        error = json.loads(body)["error"]
+        assert (error["type"], error["code"]) == ("server_error", "too_many_connections")
+        assert "allowed: 128, twice --max-running and --max-queued" in error["message"]
+        assert small.refused("too_many_connections") == 1
+        # Those that were there before are served.
+        listing = f"GET /v1/models/{MODEL} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+        assert answer(idle[0], listing)[0].startswith("HTTP/1.1 200 ")
+    small.wait_until(lambda: small.metric("headwater_num_connections") == 1)
+    assert small.chat()["choices"]
+
+
+def test_of_very_many_connections_the_last_are_refused_unread(small: Gateway) -> None:
+    with contextlib.ExitStack() as scope:
+        for _ in range(MIN_CALLS + SPARE_CONNECTIONS):
+            scope.enter_context(connected(small))
+        head, body = answer(scope.enter_context(connected(small)))
+        assert head.startswith("HTTP/1.1 503 ")
+        assert "\r\nretry-after: 1" in head
+        assert json.loads(body)["error"]["code"] == "too_many_connections"
+    small.wait_until(lambda: small.metric("headwater_num_connections") == 1)
+    assert small.refused("too_many_connections") == 1
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "allowed"),
+    [
+        (1024, 1024, 1024, 1024 - OWN_FILES[0]),
+        (1024, 4096, 4000, 3000),
+        (1024, resource.RLIM_INFINITY, 4000, 3000),
+        (65536, 65536, 65536, 3000),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY, 3000),
+        (100, 100, 100, 1),
+    ],
+)
+def test_open_files_are_raised_for_connections_as_far_as_that_goes(
+    soft: int, hard: int, raised: int, allowed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = (soft, hard)
+
+    def set_limits(_: int, asked: tuple[int, int]) -> None:
+        nonlocal limits
+        limits = asked
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", set_limits)
+    assert connections_allowed(3000) == allowed
+    assert limits == (raised, hard)
+
+
+def test_gateways_of_default_size_leave_a_bounded_number_of_open_files_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = GatewaySettings().max_calls
+    limits = wanted + OWN_FILES[1], resource.RLIM_INFINITY
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    assert connections_allowed(wanted) == wanted
