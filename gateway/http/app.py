@@ -35,7 +35,7 @@ from ..tenancy.tenants import Tenant
 from .background_responses import BackgroundResponses
 from .batches import BatchSurface
 from .conversations import Conversations
-from .http_exchange import Exchange, Handler, HeadOnly, Route
+from .http_exchange import JSON, Exchange, Handler, HeadOnly, Route
 from .own_pages import OwnPages
 from .paths import Paths
 from .responses import Responses
@@ -294,7 +294,10 @@ class RestSurface:
             raise models.TokenizerNotShown(exchange.path)
         await self.counted(exchange)
         model = self._model(exchange.query.get("model"))
-        await exchange.reply(await self._cluster.processors.tokenizer_info(model), b"application/json")
+        # Raises for a model that is not there, also where no processor is asked.
+        self._cluster.processors.model(model)
+        exchange.end_head()
+        await exchange.reply(await self._cluster.processors.tokenizer_info(model), JSON)
 
     def _model(self, name: str | None) -> str:
         return self._cluster.processors.only_model() if name is None else name

@@ -25,7 +25,8 @@ LONG: dict[str, Any] = {"ignore_eos": True, "stream": True} | UNDRAFTED
 def keeper(
     slow_behind: Behind, start_gateway: GatewayStarter, nats_url: str, shared_redis_url: str
 ) -> Iterator[Gateway]:
-    with start_gateway(slow_behind, f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}") as gateway:
+    kept = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}")
+    with start_gateway(slow_behind, *kept, "--tokenizer-info") as gateway:
         yield gateway
 
 
@@ -88,7 +89,10 @@ def test_a_head_does_not_watch(keeper: Gateway) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/models", f"/v1/models/{MODEL}", "/metrics", "/openapi.json", "/console/live?once=1", "/health", "/", "/docs"],
+    [
+        *("/v1/models", f"/v1/models/{MODEL}", "/metrics", "/openapi.json", "/console/live?once=1", "/health", "/"),
+        *("/docs", "/tokenizer_info", f"/tokenizer_info?model={MODEL}"),
+    ],
 )
 def test_the_head_of_content_has_its_type_and_no_length(keeper: Gateway, path: str) -> None:
     head, whole = head_of(keeper, path), keeper.client.get(path)
@@ -97,10 +101,11 @@ def test_the_head_of_content_has_its_type_and_no_length(keeper: Gateway, path: s
 
 
 def test_what_a_get_is_refused_with_a_head_is_too(keeper: Gateway) -> None:
-    for path, status in (("/v1/models/nosuch", 404), ("/v1/responses/resp_0", 404), ("/console/nosuch.js", 404)):
+    missing = ("/v1/models/nosuch", "/v1/responses/resp_0", "/console/nosuch.js", "/tokenizer_info?model=nosuch")
+    for path in missing:
         head, whole = head_of(keeper, path), keeper.client.get(path)
-        assert (head.status_code, told(head.headers)) == (status, told(whole.headers))
-        assert whole.status_code == status
+        assert (head.status_code, told(head.headers)) == (404, told(whole.headers))
+        assert whole.status_code == 404
 
 
 def exchange_of(method: str, send: Any, **path_params: str) -> Exchange:
