@@ -40,6 +40,7 @@ from .admin_client import AdminError, AsJson
 from .answer_stream import ChatError
 from .base_url import api_of
 from .cluster_unreachable import BusUnreachable, NoStageHeard
+from .flag_errors import Commands
 from .flags import default_of, option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
@@ -68,6 +69,7 @@ PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options"
 
 console = Console(stderr=True)
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",

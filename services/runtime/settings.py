@@ -16,6 +16,9 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+A_WHOLE_NUMBER, A_NUMBER, TRUE_OR_FALSE = "a whole number", "a number", "true or false"
+"""Kinds of values, as errors name what is allowed."""
+
 SettingsT = TypeVar("SettingsT")
 
 
@@ -118,10 +121,10 @@ def _convert(name: str, raw: Any, hint: Any) -> Any:
     try:
         return hint(raw)
     except ValueError:
-        raise SettingError(name, raw, {int: "a whole number", float: "a number"}.get(hint, hint.__name__)) from None
+        raise SettingError(name, raw, {int: A_WHOLE_NUMBER, float: A_NUMBER}.get(hint, hint.__name__)) from None
 
 
 def _parse_bool(name: str, raw: str) -> bool:
     words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-    require(raw.lower() in words, name, raw, "true or false")
+    require(raw.lower() in words, name, raw, TRUE_OR_FALSE)
     return words[raw.lower()]

@@ -67,6 +67,12 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     [
         (("pull", "nosuch"), "the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging"),
         (("up", "--replicas", "0"), "--replicas is 0; allowed: at least 1"),
+        (("up", "--port", "abc"), "--port is 'abc'; allowed: a whole number"),
+        (("up", "--max-model-len=1.5"), "--max-model-len is '1.5'; allowed: a whole number"),
+        (("up", "--idle-seconds", "soon"), "--idle-seconds is 'soon'; allowed: a number"),
+        (("doctor", "--grpc-port="), "--grpc-port is ''; allowed: a whole number"),
+        (("chat", "--temperature", "hot"), "--temperature is 'hot'; allowed: a number"),
+        (("tenant", "add", "ada", "--budget", "1k"), "--budget is '1k'; allowed: a whole number"),
         (("up", "--max-model-len", "0"), "--max-model-len is 0; allowed: at least 1"),
         (
             ("up", "--replicas", "2", "--min-replicas", "0"),
