@@ -29,6 +29,7 @@ from headwater.services.runtime.settings import SettingError, read_settings
 from headwater.services.runtime.stage_security import stages_secured
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.tracing import Tracing, tracing_to
+from headwater.services.runtime.unread_variables import warn_of_unread_variables
 from headwater.services.runtime.usage_log import UsageLog
 
 from .admin.administration import Administration
@@ -367,6 +368,7 @@ def main() -> None:
     with in_one_line("gateway", SettingError, OSError):
         settings = read_settings(GatewaySettings, sys.argv[1:], prog="headwater serve gateway")
         configure_logging("gateway", settings.log_level)
+        warn_of_unread_variables()
         sys.setswitchinterval(SWITCH_SECONDS)
         with stages_secured(settings):
             run_stage(serve(settings))

@@ -26,6 +26,7 @@ from ..runtime.owner_file import own_folder
 from ..runtime.printable import shown
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError
+from ..runtime.unread_variables import unread_variables
 from ..stack.cluster_record import ClusterRecord
 from ..stack.fork_servers import ForkServers, fork_servers
 from ..stack.settings import StackSettings
@@ -38,6 +39,8 @@ def up(settings: StackSettings, console: Console) -> int:
     """Runs until a signal; the exit status. Raises what pulling a model and starting a cluster raise."""
     began = time.monotonic()
     signal.signal(signal.SIGTERM, _interrupt)
+    for sentence in unread_variables():
+        console.print(f"[yellow]{shown(sentence)}", soft_wrap=True)
     with _own_state_folder(settings.state_dir), fork_servers(settings) as forks:
         with ProgressBars(console) as bars:
             pull = partial(

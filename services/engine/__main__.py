@@ -10,6 +10,7 @@ from ..models.model_refused import ModelRefused
 from ..runtime.process import configure_logging, in_one_line, lifetime, run_stage
 from ..runtime.settings import SettingError, read_settings
 from ..runtime.stage_security import stages_secured
+from ..runtime.unread_variables import warn_of_unread_variables
 from .core_client import CoreClient, CoreFailed
 from .settings import EngineSettings
 
@@ -31,6 +32,7 @@ def main() -> None:
     with in_one_line("engine", SettingError, CoreFailed, ModelFolderError, ModelRefused, OSError):
         settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater serve engine")
         configure_logging("engine", settings.log_level)
+        warn_of_unread_variables()
         with stages_secured(settings):
             run_stage(serve(settings))
 

@@ -18,6 +18,7 @@ from headwater.engine_core.parallel.host_join import JoinRefused
 from ..models.manifest import ModelFolderError, ModelManifest
 from ..runtime.process import PARENT_FD, configure_logging, in_one_line
 from ..runtime.settings import SettingError, read_settings, require, setting
+from ..runtime.unread_variables import warn_of_unread_variables
 from .core_environment import core_environment
 from .settings import STAGE_SECRET_FILE
 
@@ -72,6 +73,7 @@ def main() -> None:
     with in_one_line("stage", SettingError, ConfigError, JoinRefused, ModelFolderError, OSError):
         settings = read_settings(StageSettings, sys.argv[1:], prog="headwater serve stage")
         configure_logging("stage", settings.log_level)
+        warn_of_unread_variables()
         logging.basicConfig(level=settings.log_level.upper(), handlers=[StageLog()])
         serve(settings)
 

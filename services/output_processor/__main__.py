@@ -26,6 +26,7 @@ from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, read_settings
 from ..runtime.stage_security import stages_secured
 from ..runtime.tracing import NO_TRACING, Tracing, tracing_to
+from ..runtime.unread_variables import warn_of_unread_variables
 from ..text.model import load_tokenizer, names_of
 from ..text.stage import TextStageSettings, serve_stage
 from ..text.tokenizer import Tokenizer, TokenizerFilesError
@@ -136,6 +137,7 @@ def main() -> None:
     with in_one_line("output-processor", SettingError, ModelFolderError, TokenizerFilesError, OSError):
         settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
         configure_logging("output-processor", settings.log_level)
+        warn_of_unread_variables()
         with stages_secured(settings):
             run_stage(serve(settings))
 

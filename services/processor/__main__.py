@@ -33,6 +33,7 @@ from ..runtime.process import configure_logging, in_one_line, run_stage
 from ..runtime.settings import SettingError, read_settings, setting
 from ..runtime.stage_security import stages_secured
 from ..runtime.tracing import NO_TRACING, Tracing, tracing_to
+from ..runtime.unread_variables import warn_of_unread_variables
 from ..text.chat_template import ChatTemplateError
 from ..text.model import ServingChoices, TextModel, load_text_model, names_of
 from ..text.stage import TextStageSettings, serve_stage
@@ -288,6 +289,7 @@ def main() -> None:
     with in_one_line("processor", SettingError, ModelFolderError, TokenizerFilesError, ChatTemplateError, OSError):
         settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
         configure_logging("processor", settings.log_level)
+        warn_of_unread_variables()
         with stages_secured(settings):
             run_stage(serve(settings))
 

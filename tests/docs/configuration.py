@@ -26,6 +26,8 @@ the variable before the default. Lists are repeated flags, and commas in a varia
 - A stage that is started by itself (`headwater serve gateway`, `processor`, `output-processor`, `engine`) reads its own
   table, and the last one; a pipeline stage on another host (`headwater serve stage`) its own alone.
 - `headwater up --help` and `headwater serve STAGE --help` say the same.
+- `headwater up`, and a stage that is started by itself, warn of a variable `HEADWATER_…` that nothing reads, and name
+  the nearest one that something does.
 
 This page is made from the settings (`python -m tests.docs.configuration`); a test compares them.
 

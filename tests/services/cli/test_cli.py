@@ -189,6 +189,13 @@ def test_up_refuses_a_revision_of_a_model_that_is_not_on_the_hub(tmp_path: Path)
     assert not (tmp_path / "cache").exists()
 
 
+def test_up_tells_of_a_variable_that_nothing_reads(tmp_path: Path) -> None:
+    nowhere = ("--revision=main", f"--state-dir={tmp_path}", f"--cache-dir={tmp_path / 'cache'}")
+    done = headwater("up", *nowhere, HEADWATER_MAX_NUM_SEQ="4")
+    sentence = "HEADWATER_MAX_NUM_SEQ is set, and nothing reads a variable of this name; did you mean "
+    assert done.stdout.splitlines() == [sentence + "HEADWATER_MAX_NUM_SEQS?"]
+
+
 def test_a_list_in_a_variable_of_up_has_commas_as_in_those_of_stages(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[StackSettings] = []
     monkeypatch.setattr(cli, "run_line", lambda settings, console: given.append(settings) or 0)
