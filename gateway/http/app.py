@@ -21,6 +21,7 @@ from ..openai.completions import CompletionRenderer
 from ..openai.decode import build_decoders, decode
 from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
 from ..openai.errors import MethodNotAllowed
+from ..openai.not_served import PATHS_NOT_SERVED, PathNotServed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
@@ -72,10 +73,9 @@ def make_app(
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
-    app: ASGIApp = Paths(
-        {path: _Endpoint(cluster, path, methods, settings) for path, methods in handlers.items()},
-        otherwise=_Endpoint(cluster, "other", {}, settings, surface.unknown_path),
-    )
+    endpoints = {path: _Endpoint(cluster, path, methods, settings) for path, methods in handlers.items()}
+    unknown = _Endpoint(cluster, "other", {}, settings, surface.unknown_path)
+    app: ASGIApp = Paths(endpoints | dict.fromkeys(PATHS_NOT_SERVED, unknown), otherwise=unknown)
     if settings.allowed_origins:
         app = CORSMiddleware(
             app,
@@ -308,6 +308,8 @@ class RestSurface:
         await exchange.reply_json(known)
 
     async def unknown_path(self, exchange: Exchange) -> None:
+        if exchange.path in PATHS_NOT_SERVED:
+            raise PathNotServed(exchange.path)
         raise errors.NotFound("path", exchange.path)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:

@@ -1,4 +1,5 @@
-"""Fields that would change the answer if they were served, and are not: refused by name rather than ignored.
+"""Fields that would change the answer if they were served, and are not: refused by name rather than ignored. Paths of
+endpoints that do not exist, where another endpoint would answer them.
 
 They are OpenAI's fields, and those of vLLM's and SGLang's servers. Fields without effect on the answer are accepted and
 not listed.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.services.runtime.errors import UnsupportedField
+from headwater.services.runtime.errors import NotFound, UnsupportedField
 
 TEXT_ONLY = "only text is served"
 NO_PLUG_INS = "this version takes no code or parameters of extensions"
@@ -73,6 +74,18 @@ MATTERS_ELSEWHERE = {
 
 WITHOUT_EFFECT = ("max_tool_calls",)
 """Fields of one endpoint that have no effect there either."""
+
+
+PATHS_NOT_SERVED = {"/v1/responses/compact": "`truncation` of /v1/responses leaves out the oldest turns"}
+"""Paths of OpenAI's that another endpoint would take for the id of what it keeps, each with what there is instead."""
+
+
+class PathNotServed(NotFound):
+    """One of these paths."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("path", path)
+        self.args = (f"{self}; {PATHS_NOT_SERVED[path]}",)
 
 
 def check_served(name: str, path: str, value: Any) -> bool:

@@ -289,6 +289,13 @@ def test_rest_refuses_other_media_types_methods_and_paths(gateway: Gateway) -> N
     check(gateway.client.get("/v1/models/nobody"), 404, "model")
 
 
+@pytest.mark.parametrize("method", ["POST", "GET", "DELETE"])
+def test_an_endpoint_that_is_not_there_is_no_id_of_another_one(gateway: Gateway, method: str) -> None:
+    path = "/v1/responses/compact"
+    said = check(gateway.client.request(method, path), 404, "path")
+    assert said == f"the path '{path}' does not exist; `truncation` of /v1/responses leaves out the oldest turns"
+
+
 def test_who_asks_for_a_model_that_is_not_served_is_told_which_are(gateway: Gateway) -> None:
     told = f"the model 'nobody' does not exist; served: {MODEL}"
     for path, body in (*GOOD.items(), ("/v1/responses", {"input": "x"})):
