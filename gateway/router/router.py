@@ -27,7 +27,7 @@ from headwater.services.runtime.membership import Members
 from . import policy, rendezvous
 from .decision import Candidate, Decision, shown
 from .fleet import Fleet
-from .holders import find_holder, replica_of
+from .holders import find_holder, num_lent_tokens, replica_of
 from .lag import EventLag
 from .load import InFlight
 from .metrics import RouterMetrics, index_gauges, trust_gauge
@@ -290,10 +290,7 @@ class Router:
         """Every replica of the model, scored."""
         index, num_tokens = self._feed.index(model_key), asked.num_tokens
         matched = index.lookup(asked.hashes)
-        num_lent = num_tokens if asked.owner is not None else 0
-        if matched and asked.owner is None:
-            # Replicas of a model have blocks of one size.
-            num_lent = max(matched.values()) * next((each.block_size for each in replicas.values()), 0)
+        num_lent = num_tokens if asked.owner is not None else num_lent_tokens(replicas, matched, asked.exclude, now)
         seen = []
         for replica_id, replica in replicas.items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size

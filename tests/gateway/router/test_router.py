@@ -373,6 +373,21 @@ def test_one_that_leaves_is_named_and_one_that_failed_is_not(cluster: Cluster) -
     assert (decision.replica_id, decision.holder is not None) == ("b", True)
 
 
+async def test_where_one_failed_the_next_best_is_named(served_model: ServedModel) -> None:
+    cluster, blocks = Cluster(served_model, "abc"), chain("p", 64)
+    able = replace(IDLE, seconds_per_pulled_token=0.0001)
+    async with cluster.router.running():
+        for name, num_blocks in (("a", 64), ("b", 0), ("c", 32)):
+            cluster.reports(name, replace(able, num_prefill_tokens=50_000) if name == "c" else able)
+            cluster.caches(name, blocks[:num_blocks])
+        decision = cluster.choose(blocks, exclude=("a",))
+        assert decision.replica_id == "b"
+        assert decision.holder is not None
+        assert (decision.holder.member.replica_id, decision.holder.num_tokens) == ("c", 32 * BLOCK)
+        # It computes what only the one that failed has.
+        assert decision.predicted_seconds == pytest.approx(0.001 * (32 * BLOCK + 1) + 0.0001 * 32 * BLOCK)
+
+
 def test_one_that_computes_other_bits_is_not_named(cluster: Cluster) -> None:
     blocks = chain("p", 8)
     cluster.replicas["a"] = replace(cluster.replicas["a"], numerics_id="other")
