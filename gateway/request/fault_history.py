@@ -28,7 +28,7 @@ class FaultHistory:
         self.failed: set[Incarnation] = set()
         """Engines that failed the generation."""
         self.lender: Incarnation | None = None
-        """The engine that gave the generation away last; it may still hold its blocks."""
+        """The engine that gave the generation away in the last attempt that started; it still holds its blocks."""
         self.is_doubted = False
         """Whether an engine died while it ran the generation, and the generation has not got any further since."""
         self._num_faults = 0
@@ -99,6 +99,9 @@ class FaultHistory:
                 # As planned: no fault, and the engine may take it back where no other is left.
                 self._cluster.metrics.hand_overs.add()
                 return
+        elif attempt.start is not None:
+            # What that engine gave away long ago it may have forgotten. The index knows.
+            self.lender = None
         if cause.is_of_engine:
             self.failed.add(attempt.decision.incarnation)
         self._cluster.metrics.retries.add()

@@ -207,7 +207,7 @@ class Router:
         started, now, hashes = time.perf_counter(), self._clock(), _split(block_hashes)
         replicas, rates = self._fleet.of(model_key), self._fleet.rates(model_key, now)
         owner = replica_of(replicas, lender)
-        splitting = Splitting(replicas.values(), has_begun=bool(numerics_id))
+        splitting = Splitting(replicas.values(), is_lent=bool(numerics_id) and owner is not None)
         asked = _Asked(hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, owner)
         seen = self._look(model_key, replicas, asked, splitting, rates, now)
         able = _able(seen)

@@ -20,7 +20,7 @@ from .rates import Rates
 from .replica import Replica
 
 MISPLACED = "prefill"
-"""Guard of a replica that computes prompts, for an answer that has begun."""
+"""Guard of a replica that computes prompts, for an answer whose prompt another one has computed and lends."""
 STALL_WEIGHT = 0.1
 """Seconds of waiting for a first token that weigh as much as one second by which a running answer is delayed. So
 few, because a decode engine bounds the prompts of a step: the answer's tokens still come faster than anyone reads."""
@@ -31,16 +31,18 @@ UNABLE = ("failed", "failing", "draining", "inexact")
 class Splitting:
     """The roles of a model's replicas, for one decision."""
 
-    def __init__(self, replicas: Iterable[Replica], *, has_begun: bool) -> None:
+    def __init__(self, replicas: Iterable[Replica], *, is_lent: bool) -> None:
+        """`is_lent`: the answer has begun, and a replica lends what was computed of it. An answer that has begun and is
+        lost is computed as a prompt is."""
         serving = [each for each in replicas if not each.is_draining]
-        self._has_begun = has_begun
+        self._is_lent = is_lent
         # An engine that cannot pull would compute the prompt again.
         self._others = [each for each in serving if each.role != PREFILL and each.can_pull]
         self._is_split = bool(self._others) and any(each.role == PREFILL for each in serving)
 
     def with_costs(self, replica: Replica, parts: Parts, num_tokens: int, rates: Rates) -> Parts:
         """The parts of a candidate's cost with what its role adds."""
-        if not self._is_split or self._has_begun:
+        if not self._is_split or self._is_lent:
             return parts
         if replica.role == PREFILL:
             return replace(parts, hand_over=self._hand_over_seconds(replica, parts, num_tokens, rates))
@@ -56,12 +58,12 @@ class Splitting:
         return max(num_left * pulled, num_tokens * pulled - parts.own) + parts.slow
 
     def guard(self, replica: Replica) -> str:
-        return MISPLACED if self._has_begun and self._is_split and replica.role == PREFILL else ""
+        return MISPLACED if self._is_lent and self._is_split and replica.role == PREFILL else ""
 
     def successor(self, chosen: Replica, seen: Collection[Candidate], num_tokens: int, rates: Rates) -> Member | None:
         """The replica that goes on soonest with what the chosen one begins, as far as is known now; None where the
         chosen one does all of it. Of those that are about as good, the one with fewest requests."""
-        if chosen.role != PREFILL or self._has_begun:
+        if chosen.role != PREFILL or self._is_lent:
             return None
         others = {
             each.member.replica_id: each

@@ -117,6 +117,20 @@ def test_nothing_is_pulled_beside_a_prompt_that_need_not_be_computed(cluster: Cl
     assert found["hand_over_seconds"] > NUM_TOKENS * pulled - 0.02
 
 
+def test_an_answer_that_is_lost_is_split_as_a_prompt_is(cluster: Cluster) -> None:
+    """Its engine has died, and nothing that was computed of it is left."""
+    cluster.caches("d", PROMPT)
+    failed = cluster.replicas["d"].replica_id, cluster.replicas["d"].epoch
+    decision = choose(cluster, numerics_id="n", exclude={failed}, may_hand_over=True)
+    assert (decision.replica_id, decision.hands_over) == ("p", True)
+    assert decision.successor is not None
+    assert decision.successor.replica_id == "e"
+    # Blocks of the engine that died come from nowhere.
+    assert decision.holder is None
+    seconds = {each["replica_id"]: each["own_seconds"] for each in decision.receipt["candidates"]}
+    assert seconds["e"] == seconds["p"] > 10 * seconds["d"]
+
+
 def test_it_is_not_where_nothing_runs(cluster: Cluster) -> None:
     for name in "de":
         cluster.reports(name, DECODE)
