@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from headwater.engine_core.executors.rank_devices import most_ranks
 from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
 from tests.combinations.fitted_options import FEWEST_RANKS, OWN_MODEL, RANDOM_HEADS
 from tests.combinations.weight_capabilities import (
@@ -303,10 +304,12 @@ DRAFT_HEADS = Capability(
     },
 )
 
-HAS_FEW_GPUS = torch.cuda.device_count() < 2
+MOST_RANKS = most_ranks(os.environ, torch.cuda.device_count())
+"""On GPUs; ranks may take turns on one."""
+HAS_FEW_GPUS = MOST_RANKS < 2
 RANKS_OF_BOTH = 4
 """Ranks that divide both the layers' widths and the layers."""
-TOO_FEW_GPUS = f"allowed: at most {torch.cuda.device_count()} ranks on this machine"
+TOO_FEW_GPUS = f"allowed: at most {MOST_RANKS} ranks on this machine"
 TENSOR_PARALLEL = Capability(
     name="tensor parallel",
     promise=Promise.NEAR,
@@ -318,7 +321,7 @@ TENSOR_PARALLEL = Capability(
     is_simulated=False,
     took_place=lambda answer: answer.num_ranks >= 2,
     beside={"pipeline parallel": Refused(field="tensor_parallel_size", says=TOO_FEW_GPUS, is_on_gpu=True)}
-    if torch.cuda.device_count() < RANKS_OF_BOTH
+    if MOST_RANKS < RANKS_OF_BOTH
     else {},
 )
 PIPELINE_PARALLEL = Capability(
