@@ -27,6 +27,8 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_TOO_LONG = f"the line and headers of the request are too long; allowed: {MAX_HEAD_BYTES} bytes"
 NO_REQUEST = "this is no request of HTTP/1.1, or a doubtful one (its length, a chunk, a header); allowed: HTTP/1.1"
 HEAD_TOO_SLOW = "the line and headers of the request did not come within {:g} s"
+IDLE_SECONDS = 1.0
+"""Time after which an idle connection is closed where another client needs its place: a new one is about to ask."""
 UNSENT_BYTES = 16 * 1024
 """Bytes of an answer that the system and the server each keep for a client that does not read. NOTE: without a limit
 the system takes megabytes, thousands of tokens that an engine computes for no reader."""
@@ -49,6 +51,8 @@ class ConnectionConfig(uvicorn.Config):
         of the error that a connection is refused with."""
         super().__init__(app, http=Connection, **options)
         self.slow_head_limit, self.max_connections, self.on_refused = slow_head_limit, max_connections, on_refused
+        self.idle: dict[Connection, float] = {}
+        """Connections that no request is on, with the time of the event loop since when: the earliest first."""
 
 
 class Connection(HttpToolsProtocol):
@@ -68,6 +72,8 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
         self.transport.set_write_buffer_limits(UNSENT_BYTES)
+        if self._num_surplus > 0:
+            self._make_room()
         self._was_surplus = self._num_surplus > 0
         if self._num_surplus > SPARE_CONNECTIONS:
             refusal = TooManyConnections(self.config.max_connections)
@@ -75,7 +81,17 @@ class Connection(HttpToolsProtocol):
             self.transport.write(raw_error(refusal))
             self.transport.close()
         else:
+            self.config.idle[self] = self.loop.time()
             self._await_head()
+
+    def _make_room(self) -> None:
+        """Closes the connection that has been idle for longest, if that is long."""
+        oldest, since = next(iter(self.config.idle.items()), (None, 0.0))
+        if oldest is not None and self.loop.time() - since > IDLE_SECONDS:
+            oldest.transport.close()
+            # It is lost a moment later.
+            self.connections.discard(oldest)
+            del self.config.idle[oldest]
 
     @property
     def _num_surplus(self) -> int:
@@ -84,6 +100,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        self.config.idle.pop(self, None)
         if self._answered is not None and not self._answered.response_complete:
             # NOTE: uvicorn (0.54) says so to the last request alone, which may wait behind this one.
             self._answered.disconnected = True
@@ -92,6 +109,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.config.idle.pop(self, None)
         self._head_bytes, self._in_head = 0, True
         self._await_head()
 
@@ -128,6 +146,11 @@ class Connection(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answered = cycle
         super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.timeout_keep_alive_task is not None:
+            self.config.idle[self] = self.loop.time()
 
     def _asks_to_upgrade(self) -> bool:
         return bool(self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT")

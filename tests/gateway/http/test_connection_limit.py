@@ -15,6 +15,7 @@ from headwater.gateway.settings import MIN_CALLS, GatewaySettings
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import MODEL, Behind, Gateway
 
+HEALTH, CLOSING = "HEAD /health HTTP/1.1\r\nhost: localhost\r\n", "connection: close\r\n\r\n"
 CHAT_HEAD = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
 
@@ -32,6 +33,13 @@ def connected(gateway: Gateway) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=60)
 
 
+def begun(gateway: Gateway) -> socket.socket:
+    """A connection with a request that lacks its end."""
+    connection = connected(gateway)
+    connection.sendall(f"GET /v1/models/{MODEL} HTTP/1.1\r\nhost: localhost\r\n".encode())
+    return connection
+
+
 def answer(connection: socket.socket, said: str = "") -> tuple[str, bytes]:
     """Head and body of what is answered, up to the end of the connection."""
     connection.sendall(said.encode())
@@ -41,7 +49,7 @@ def answer(connection: socket.socket, said: str = "") -> tuple[str, bytes]:
 
 def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_are_answered(small: Gateway) -> None:
     with contextlib.ExitStack() as scope:
-        idle = [scope.enter_context(connected(small)) for _ in range(MIN_CALLS)]
+        busy = [scope.enter_context(begun(small)) for _ in range(MIN_CALLS)]
         # This one is past the limit too, and closed by each answer.
         small.wait_until(lambda: small.metric("headwater_num_connections") == MIN_CALLS + 1)
         for path in WATCHED:
@@ -57,8 +65,7 @@ def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_ar
         assert "allowed: 128, twice --max-running and --max-queued" in error["message"]
         assert small.refused("too_many_connections") == 1
         # Those that were there before are served.
-        listing = f"GET /v1/models/{MODEL} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-        assert answer(idle[0], listing)[0].startswith("HTTP/1.1 200 ")
+        assert answer(busy[0], CLOSING)[0].startswith("HTTP/1.1 200 ")
     small.wait_until(lambda: small.metric("headwater_num_connections") == 1)
     assert small.chat()["choices"]
 
@@ -66,13 +73,38 @@ def test_a_connection_too_many_is_refused_before_its_body_and_those_who_watch_ar
 def test_of_very_many_connections_the_last_are_refused_unread(small: Gateway) -> None:
     with contextlib.ExitStack() as scope:
         for _ in range(MIN_CALLS + SPARE_CONNECTIONS):
-            scope.enter_context(connected(small))
+            scope.enter_context(begun(small))
         head, body = answer(scope.enter_context(connected(small)))
         assert head.startswith("HTTP/1.1 503 ")
         assert "\r\nretry-after: 1" in head
         assert json.loads(body)["error"]["code"] == "too_many_connections"
     small.wait_until(lambda: small.metric("headwater_num_connections") == 1)
     assert small.refused("too_many_connections") == 1
+
+
+def test_the_connection_that_was_idle_for_longest_makes_room_for_one_more(small: Gateway) -> None:
+    with contextlib.ExitStack() as scope:
+        first, second = (scope.enter_context(connected(small)) for _ in range(2))
+        for _ in range(MIN_CALLS - 2):
+            scope.enter_context(begun(small))
+        # Now the first one has been idle for a shorter time.
+        first.sendall(f"{HEALTH}\r\n".encode())
+        assert first.recv(1000).startswith(b"HTTP/1.1 200 ")
+        second.setblocking(False)
+        small.wait_until(lambda: knocks(small) and is_closed(second))
+        assert answer(first, HEALTH + CLOSING)[0].startswith("HTTP/1.1 200 ")
+
+
+def knocks(gateway: Gateway) -> bool:
+    with connected(gateway) as connection:
+        return answer(connection, HEALTH + CLOSING)[0].startswith("HTTP/1.1 200 ")
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
 
 
 @pytest.mark.parametrize(
