@@ -345,9 +345,8 @@ class ModelManager:
         self._report(f"{model.name}: unloaded")
 
     async def _retire(self, model: ModelStages, number: int) -> None:
-        name = model.engines[number].name
-        await model.retire_engine(number, self._hurry)
-        self._report(f"{name} has left")
+        if (stage := await model.retire_engine(number, self._hurry)) is not None:
+            self._report(f"{stage.name} has left")
 
     async def _end(self, model: ModelStages) -> None:
         """The replicas first: until they are gone their requests need text."""

@@ -131,15 +131,19 @@ class ModelStages:
         finally:
             self._starting.pop(number, None)
 
-    async def retire_engine(self, number: int, hurry: asyncio.Event) -> None:
-        """The replica leaves membership and index, ends or hands over what runs, and is gone."""
-        stage = self.leaving[number] = self.engines.pop(number)
+    async def retire_engine(self, number: int, hurry: asyncio.Event) -> KeptStage | None:
+        """The replica leaves membership and index, ends or hands over what runs, and is gone. Returns it; None where it
+        was gone before, because it could not start."""
+        if (stage := self.engines.pop(number, None)) is None:
+            return None
+        self.leaving[number] = stage
         if (starting := self._starting.pop(number, None)) is not None:
             # Its death, or that it is ready after all, is no news any more.
             starting.cancel()
             await asyncio.wait((starting,))
         await stage.stop(RETIRE_SECONDS, hurry)
         self.forget_engine(number)
+        return stage
 
     def forget_engine(self, number: int) -> None:
         self.engines.pop(number, None)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.services.stack.model_manager import ModelManager
 from headwater.services.stack.model_stages import ModelStages
 from headwater.services.stack.scaling import Scaler, ScaleRules
 from headwater.services.stack.stage_process import KeptStage, StageProcess, StageProgram, SupervisorPipe
@@ -75,4 +76,23 @@ async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(tm
     assert len(stages.processes) == (moment != "unspawned")
     for process in stages.processes:
         await process.ended()
+    pipe.close()
+
+
+async def test_a_replica_that_could_not_start_when_it_is_told_to_leave_harms_nobody(tmp_path: Path) -> None:
+    pipe, said = SupervisorPipe(), list[str]()
+    stack = plan(state_dir=tmp_path, replicas=None, min_replicas=0, max_replicas=2, executor="simulated")
+    stages = Stages(tmp_path, pipe, "import sys; sys.exit(3)")
+    manager = ModelManager(stack.settings, pipe, stages.make, hurry=asyncio.Event(), report=said.append)
+    model = manager.first(stack)
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(model.start_engine(tasks, lambda: 0.0))
+        await stages.begun.wait()
+        # Chosen to leave, and gone before its turn comes.
+        leaving = manager._retire(model, next(iter(model.engines)))
+        stages.may_spawn.set()
+        await asyncio.wait((starting,))
+        await tasks.create_task(leaving)
+        assert (model.engines, model.taken_places, said) == ({}, set(), [])
+        assert "status 3" in model.problem
     pipe.close()
