@@ -349,8 +349,8 @@ class ModelManager:
             self._report(f"{stage.name} has left")
 
     async def _end(self, model: ModelStages) -> None:
-        """The replicas first: until they are gone their requests need text."""
-        await asyncio.gather(*(self._retire(model, number) for number in list(model.engines)))
+        """The replicas first, those that are leaving included: until they are gone their requests need text."""
+        await asyncio.gather(*(self._retire(model, number) for number in [*model.engines, *model.leaving]))
         await _all(stage.stop(STOP_SECONDS, self._hurry) for stage in [*model.processors, *model.output_processors])
         model.processors, model.output_processors = [], []
 

@@ -132,16 +132,19 @@ class ModelStages:
             self._starting.pop(number, None)
 
     async def retire_engine(self, number: int, hurry: asyncio.Event) -> KeptStage | None:
-        """The replica leaves membership and index, ends or hands over what runs, and is gone. Returns it; None where it
-        was gone before, because it could not start."""
-        if (stage := self.engines.pop(number, None)) is None:
+        """The replica leaves membership and index, ends or hands over what runs, and is gone, also where an earlier
+        call retires it or was cancelled. Returns it; None where it was gone before, or another call says so."""
+        if (stage := self.engines.pop(number, None) or self.leaving.get(number)) is None:
             return None
         self.leaving[number] = stage
-        if (starting := self._starting.pop(number, None)) is not None:
+        if (starting := self._starting.get(number)) is not None:
             # Its death, or that it is ready after all, is no news any more.
-            starting.cancel()
+            if not starting.cancelling():
+                starting.cancel()
             await asyncio.wait((starting,))
         await stage.stop(RETIRE_SECONDS, hurry)
+        if self.leaving.get(number) is not stage:
+            return None
         self.forget_engine(number)
         return stage
 

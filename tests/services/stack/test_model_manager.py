@@ -20,7 +20,7 @@ from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.remembered_models import RememberedModels
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe, begin_all
 from tests.chatting_model import make_chatting_model
-from tests.services.stack.test_model_stages import NEVER_READY, Stages
+from tests.services.stack.test_model_stages import NEVER_READY, SLOW_TO_LEAVE, Stages
 from tests.services.stack.test_plan import plan
 from tests.services.stack.test_stage_process import READY
 
@@ -153,4 +153,41 @@ async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_re
         [card] = (await ask({"do": "list"}))["models"]
         assert (card["id"], card["state"]) == ("m", "serving")
     await asyncio.gather(*(stage.stop(5, asyncio.Event()) for stage in first.stages()))
+    pipe.close()
+
+
+async def test_a_model_has_its_text_stages_until_a_replica_that_was_leaving_already_is_gone(
+    nats_url: str, tmp_path: Path
+) -> None:
+    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, replicas=1, nats_url=nats_url, cache_dir=tmp_path)
+    folders = {"engine": tmp_path / "engines", "text": tmp_path / "text"}
+    for folder in folders.values():
+        folder.mkdir()
+    # What a text stage says as it ends shows which replicas are still there.
+    looks = f"import os, signal, sys\nlog = open({str(folders['engine'] / 'engine-0.log')!r})\n"
+    looks += "def leave(*_):\n    print('gone' if 'left' in log.read() else 'there', flush=True); sys.exit()\n"
+    engines = Stages(folders["engine"], pipe, SLOW_TO_LEAVE)
+    texts = Stages(folders["text"], pipe, READY + looks + "signal.signal(15, leave)\n" + NEVER_READY)
+    for each in (engines, texts):
+        each.may_spawn.set()
+
+    def make(name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None) -> KeptStage:
+        return (engines if "engine" in name else texts).make(name, module, flags, env)
+
+    manager = ModelManager(stack.settings, pipe, make, hurry=asyncio.Event(), report=lambda _: None)
+    model = manager.first(stack)
+    await begin_all(model.stages(), silent)
+    manager.serve(model)
+    while not all(each.is_armed for each in (engines, texts)):  # noqa: ASYNC110 (other processes)
+        await asyncio.sleep(0.01)
+    async with managed(manager, nats_url, stack) as ask:
+        await ask({"do": "list"})
+        leaving = asyncio.ensure_future(manager._retire(model, 0))
+        await asyncio.sleep(0)
+        assert "error" not in await ask({"do": "unload", "model": "m"})
+        while manager.models():  # noqa: ASYNC110 (processes end)
+            await asyncio.sleep(0.01)
+        await leaving
+    said = {log.stem: log.read_text().split()[-1] for log in folders["text"].iterdir()}
+    assert said == dict.fromkeys(("processor-0", "output-processor-0"), "gone")
     pipe.close()

@@ -96,3 +96,31 @@ async def test_a_replica_that_could_not_start_when_it_is_told_to_leave_harms_nob
         assert (model.engines, model.taken_places, said) == ({}, set(), [])
         assert "status 3" in model.problem
     pipe.close()
+
+
+SLOW_TO_LEAVE = (
+    "import signal, sys, time\n"
+    "def leave(*_):\n    print('leaves', flush=True); time.sleep(1); print('left', flush=True); sys.exit()\n"
+    "signal.signal(15, leave)\n" + READY + NEVER_READY
+)
+
+
+async def test_the_end_of_a_replica_is_awaited_again_where_the_first_wait_was_cancelled(tmp_path: Path) -> None:
+    pipe, log = SupervisorPipe(), tmp_path / "engine-0.log"
+    stages = Stages(tmp_path, pipe, SLOW_TO_LEAVE)
+    stages.may_spawn.set()
+    model = ModelStages(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
+    model.plan = plan(executor="simulated")
+    async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+        await model.start_engine(tasks, lambda: 0.0)
+        first = asyncio.ensure_future(model.retire_engine(0, asyncio.Event()))
+        while "leaves" not in log.read_text():  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(0.01)
+        first.cancel()
+        await asyncio.wait((first,))
+        assert (list(model.leaving), model.taken_places) == ([0], {0})
+        second, third = await asyncio.gather(*(model.retire_engine(0, asyncio.Event()) for _ in range(2)))
+        assert "left" in log.read_text()
+        assert (second is not None, third) == (True, None)
+        assert (model.stages(), model.taken_places) == ([], set())
+    pipe.close()
