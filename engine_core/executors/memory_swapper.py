@@ -28,14 +28,16 @@ class MemorySwapper:
         direct_copies: DirectCopies | None = None,
         num_saved: int | None = None,
         settle: Callable[[], None] | None = None,
+        meet: Callable[[], object] | None = None,
     ) -> None:
         """`planes`: uint8 [planes, num_blocks, bytes] of each cache; `parts`: uint8 [num_slots, planes, bytes] of each,
         which are views of `slots`. `num_saved`: caches, from the first on, that are written to slots; None: all.
-        `settle`: writes what the caches lack of retired steps."""
+        `settle`: writes what the caches lack of retired steps. `meet`: returns when those that write other parts of the
+        slots have made all copies that were asked for; None: every part that is read is written here."""
         self._loaded, self.slots = list(zip(planes, parts, strict=True)), slots
-        self._saved, self._settle = self._loaded[:num_saved], settle
+        self._saved, self._settle, self._meet = self._loaded[:num_saved], settle, meet
         self.direct_copies = direct_copies
-        self.num_saved = self.num_loaded = 0
+        self.num_saved = self.num_loaded = self._num_met = 0
 
     @classmethod
     def of(cls, kv_caches: Sequence[torch.Tensor], num_slots: int, memory: SharedMemory | None = None) -> Self:
@@ -60,15 +62,17 @@ class MemorySwapper:
         *,
         saves_whole_planes: bool,
         settle: Callable[[], None] | None = None,
+        meet: Callable[[], object] | None = None,
     ) -> Self:
         """Over slots that all ranks share, whose blocks are as those of one process. The first cache has this rank's
-        part of its planes; the others are whole on every rank, one of which saves them. `settle`: see `__init__`."""
+        part of its planes; the others are whole on every rank, one of which saves them. `settle` and `meet`: see
+        `__init__`; all of these ranks meet at the same plans."""
         divided, *others = (_as_planes(each) for each in kv_caches)
         sizes, rows = [each.shape[0] * each.shape[2] for each in others], torch.from_numpy(slots)
         first, *rest = torch.split(rows, [rows.shape[1] - sum(sizes), *sizes], dim=1)
         whole = [own.view(len(rows), len(each), -1) for own, each in zip(rest, others, strict=True)]
-        num_saved = None if saves_whole_planes else 1
-        return cls([divided, *others], [part.of(first), *whole], slots, num_saved=num_saved, settle=settle)
+        num_saved, meet = None if saves_whole_planes else 1, meet if others else None
+        return cls([divided, *others], [part.of(first), *whole], slots, None, num_saved, settle, meet)
 
     def swap(self, plan: SwapPlan) -> None:
         if self._settle is not None and plan.out_blocks.size:
@@ -76,11 +80,19 @@ class MemorySwapper:
         for block, slot in zip(plan.out_blocks.tolist(), plan.out_slots.tolist(), strict=True):
             for planes, parts in self._saved:
                 parts[slot].copy_(planes[:, block])
+        self.num_saved += plan.out_blocks.size
+        if plan.in_blocks.size:
+            self._await_others()
         for block, slot in zip(plan.in_blocks.tolist(), plan.in_slots.tolist(), strict=True):
             for planes, parts in self._loaded:
                 planes[:, block].copy_(parts[slot])
-        self.num_saved += plan.out_blocks.size
         self.num_loaded += plan.in_blocks.size
+
+    def _await_others(self) -> None:
+        """Nothing else keeps ranks together between two plans: one may load what another has yet to save."""
+        if self._meet is not None and self._num_met < self.num_saved:
+            self._meet()
+            self._num_met = self.num_saved
 
 
 def _as_planes(kv_cache: torch.Tensor) -> torch.Tensor:

@@ -268,8 +268,8 @@ def _swapper(request: BuildRequest, place: RankPlace, config: EngineConfig, runn
     if not place.stage.is_first:
         slots = slots[:, : served_bytes_of(request)]
     settle = runner.settle_all if isinstance(runner, FirstStageRunner) else None
-    whole = place.shard.index == 0
-    return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=whole, settle=settle)
+    whole, meet = place.shard.index == 0, partial(place.group.join, torch.zeros(1, 1))
+    return MemorySwapper.of_part(runner.kv_caches, slots, part, saves_whole_planes=whole, settle=settle, meet=meet)
 
 
 def block_part(request: BuildRequest, place: RankPlace) -> BlockPart:
