@@ -245,8 +245,9 @@ class DirectCopies(Protocol):
 
 
 class Executor(Protocol):
-    """Computes plans in the order given. Up to `async_depth` steps, and as many draws, are submitted before the first
-    is retired."""
+    """Computes plans in the order given. Up to `2 * async_depth + 1` of them, `async_depth` of which may be steps, are
+    submitted before the first is retired. Numbers of plans follow one another, so each has a place of its own among so
+    many."""
 
     @property
     def swapper(self) -> Swapper | None:

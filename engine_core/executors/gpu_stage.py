@@ -195,7 +195,7 @@ def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> Stag
 
 
 def parts_of(config: EngineConfig) -> int:
-    """Steps and draws that may be in flight, and one more."""
+    """Steps and draws that may be in flight; see `Executor`."""
     return 2 * config.async_depth + 1
 
 

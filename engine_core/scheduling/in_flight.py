@@ -10,7 +10,7 @@ from .step_builder import PlannedStep
 
 
 class StepsInFlight:
-    """Up to `depth` steps, and as many draws."""
+    """Up to `depth` steps, and draws beside them; see `Executor`."""
 
     def __init__(self, executor: Executor, depth: int) -> None:
         self._executor, self._depth = executor, depth
@@ -26,7 +26,8 @@ class StepsInFlight:
 
     @property
     def has_room_for_step(self) -> bool:
-        return self._num_steps < self._depth
+        # Masks that come together may be too many for one draw: several are in flight then, with no step between.
+        return self._num_steps < self._depth and len(self._queue) <= 2 * self._depth
 
     @property
     def has_room_for_draw(self) -> bool:
