@@ -231,15 +231,22 @@ def _own_folder(path: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that has the folder as long as it is open; None where another process has it."""
-    lock = os.open(folder / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, OWNER_ONLY)
+    """A descriptor that has the folder as long as it is open; None where another process has it, or has just deleted
+    it."""
+    path = folder / LOCK
+    try:
+        lock = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, OWNER_ONLY)
+    except FileNotFoundError:
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        return None
-    os.utime(folder / LOCK)
-    return lock
+        if os.path.samestat(os.fstat(lock), path.stat()):
+            os.utime(path)
+            return lock
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(lock)
+    return None
 
 
 def _delete_stale(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import stat
@@ -179,6 +180,26 @@ def test_a_folder_that_another_engine_deletes_at_the_same_time_stops_no_start(
 
     monkeypatch.setattr(Path, "glob", glob_and_delete)
     assert opened(tmp_path).write(OWNER, FIRST, b"", PAYLOAD)
+
+
+def test_a_folder_that_is_gone_between_the_opening_and_the_taking_of_its_lock_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened(tmp_path).close()
+    flock, deleted = fcntl.flock, list[Path]()
+
+    def delete_first(lock: int, how: int) -> None:
+        """Another engine had the lock, deletes the folder and lets go of it."""
+        if not deleted:
+            deleted.append(Path(os.readlink(f"/proc/self/fd/{lock}")).parent)
+            shutil.rmtree(deleted[0])
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", delete_first)
+    files = opened(tmp_path)
+    assert (files.folder.name, deleted[0].name) == ("1", "0")
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    assert read(files) == bytes(PAYLOAD)
 
 
 def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: Path) -> None:
