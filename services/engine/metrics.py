@@ -90,8 +90,7 @@ class EngineCollector(Collector):
         yield self._labelled("resumed_tokens", "Tokens of preempted requests that run again, by way", "way", resumed)
         yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._server.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
-        # A scrape has a thread of its own, and the server counts meanwhile.
-        finished = dict(self._server.num_finished)
+        finished = self._server.num_finished
         yield self._labelled("request_success", "Streams that ended, by reason", "finished_reason", finished)
 
     def _speculation(self, load: EngineLoad) -> Iterator[Metric]:

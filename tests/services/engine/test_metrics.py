@@ -1,15 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import pytest
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily
 
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.step_output import DiskUse, EngineLoad
-from headwater.services.engine import metrics
 from headwater.services.engine.metrics import EngineCollector
 
 
@@ -97,25 +93,3 @@ def test_hits_are_told_by_tier_and_the_disk_only_where_there_is_one() -> None:
     disk = DiskUse(num_blocks=5, num_bytes=250, max_bytes=1000, failure="it is full")
     assert 'headwater_kv_disk_on{model_name="m"} 0.0' in shown(EngineLoad(disk=disk), "headwater_kv_disk")
     assert 'headwater_kv_disk_usage_perc{model_name="m"} 0.25' in shown(EngineLoad(disk=disk), "headwater_kv_disk")
-
-
-def test_a_reason_that_is_counted_first_while_metrics_are_read_disturbs_no_scrape(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    num_finished = {"stop": 2}
-
-    class MeanwhileCounted(CounterMetricFamily):
-        def add_metric(self, labels: Sequence[str], *values: Any) -> None:
-            super().add_metric(labels, *values)
-            if "stop" in labels:
-                num_finished["length"] = 1
-
-    monkeypatch.setattr(metrics, "CounterMetricFamily", MeanwhileCounted)
-    server = EngineServer(EngineLoad())
-    server.num_finished = num_finished
-    registry = CollectorRegistry()
-    registry.register(EngineCollector(server, "m"))
-    name = "headwater_request_success_total"
-    assert [line for line in generate_latest(registry).decode().splitlines() if line.startswith(name)] == [
-        f'{name}{{finished_reason="stop",model_name="m"}} 2.0'
-    ]
