@@ -59,6 +59,8 @@ class PendingAdd:
         self.add = add
         self.prompt_ids, self.output_ids = list(add.prompt_ids), list(add.output_ids)
         self.grammar = add.grammar
+        self.cancelled: dict[int, str] = {}
+        """Choices that are cancelled already, by stream, with the reason: they end as soon as they begin."""
         self._check_lengths()
 
     def extend(self, part: AddPart) -> None:

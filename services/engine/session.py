@@ -123,9 +123,11 @@ class EngineSession:
 
     def cancel(self, stream_id: int, reason: str) -> bool:
         """Ends a stream within a step; False when there is none of that id."""
-        if (pending := self._pending.pop(stream_id, None)) is not None:
-            cause = CAUSES.get(reason, LIVE)
-            self._end_streams(pending.add.stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason, cause=cause)
+        if (first_stream := self._first_of_pending(stream_id)) is not None:
+            pending = self._pending[first_stream]
+            pending.cancelled[stream_id] = reason
+            if len(pending.cancelled) == len(pending.add.stream_ids):
+                self._drop_pending(first_stream, reason)
             return True
         if (stream := self._streams.get(stream_id)) is None:
             return False
@@ -155,9 +157,11 @@ class EngineSession:
         """
         index = self._next_index
         long = [each for each, stream in self._streams.items() if stream.num_left(index[each]) > most_tokens]
-        for stream_id in (stream_ids := [*self._pending, *long]):
+        for first_stream in (pending := list(self._pending)):
+            self._drop_pending(first_stream, DRAINING)
+        for stream_id in long:
             self.cancel(stream_id, DRAINING)
-        return len(stream_ids)
+        return len(pending) + len(long)
 
     def end(self, fault: Unavailable | None = None) -> None:
         """Ends the session after what is queued. With a fault, whatever runs ends by it."""
@@ -207,13 +211,14 @@ class EngineSession:
 
     def _are_new(self, stream_ids: Sequence[int]) -> bool:
         """NOTE: a stream id in use means that client and engine disagree on what runs, so both streams of it end."""
-        in_use = [i for i in stream_ids if i in self._streams or i in self._pending]
+        in_use = [i for i in stream_ids if i in self._streams or self._first_of_pending(i) is not None]
         if stream_ids and not in_use and len(set(stream_ids)) == len(stream_ids):
             return True
         structlog.get_logger().error("stream ids are not new", stream_ids=list(stream_ids), in_use=in_use)
         for stream_id in in_use:
-            self.cancel(stream_id, "stream id used again")
-            if stream_id in self._streams:
+            if (first_stream := self._first_of_pending(stream_id)) is not None:
+                self._drop_pending(first_stream, "stream id used again")
+            elif self.cancel(stream_id, "stream id used again"):
                 self._forget(stream_id).span.end("stream id used again")
         error = f"stream_ids is {list(stream_ids)}; allowed: ids that the session does not use"
         self._end_streams(set(stream_ids), common_pb2.FINISH_REASON_ERROR, error)
@@ -228,6 +233,16 @@ class EngineSession:
         del self._pending[first_stream]
         for stream_id, request in zip(add.stream_ids, requests, strict=True):
             self._enter(stream_id, request, add, pending.grammar)
+        for stream_id, reason in pending.cancelled.items():
+            self.cancel(stream_id, reason)
+
+    def _first_of_pending(self, stream_id: int) -> int | None:
+        """The first stream of the request whose parts are still coming and that has this stream, if there is one."""
+        return next((first for first, each in self._pending.items() if stream_id in each.add.stream_ids), None)
+
+    def _drop_pending(self, first_stream: int, reason: str) -> None:
+        stream_ids, cause = self._pending.pop(first_stream).add.stream_ids, CAUSES.get(reason, LIVE)
+        self._end_streams(stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason, cause=cause)
 
     def _enter(self, stream_id: int, request: NewRequest, add: pb.Add, grammar: bytes) -> None:
         deadline = None
@@ -267,7 +282,7 @@ class EngineSession:
         for stream_id in asked:
             if (stream := self._streams.get(stream_id)) is not None:
                 known.append(stream.key)
-            elif stream_id not in self._pending:
+            elif self._first_of_pending(stream_id) is None:
                 missing.append(stream_id)
         if known:
             self._host.send(Probe(known))

@@ -276,3 +276,44 @@ async def test_an_engine_that_leaves_hands_over_what_is_long_and_keeps_what_is_s
     assert session.hand_over(0) == 2
     assert host.commands[4:] == [Cancel([2]), Cancel([3])]
     assert session.hand_over(0) == 0
+
+
+def half_of(*stream_ids: int, **fields: Any) -> pb.Add:
+    """A request of several choices of whose prompt one token is still to come."""
+    return add(stream_ids[0], [1, 2], stream_ids=stream_ids, num_prompt_tokens=3, **fields)
+
+
+def rest_of(stream_id: int) -> pb.ClientFrame:
+    return pb.ClientFrame(parts=[pb.AddPart(stream_id=stream_id, prompt_ids=[3])])
+
+
+async def test_no_choice_is_missing_while_parts_of_its_request_are_still_coming() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[half_of(1, 2, 3)], probed=[1, 2, 3, 4]))
+    finishes = [finish for frame in left_to_send(session) for finish in frame.finishes]
+    assert [(finish.stream_id, finish.cause) for finish in finishes] == [(4, LOSS_CAUSE_MISSING)]
+    session.take(rest_of(1))
+    assert [type(command) for command in host.commands] == [Add, Add, Add]
+
+
+async def test_a_choice_that_is_cancelled_while_parts_are_still_coming_ends_alone() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[half_of(1, 2, 3)]))
+    session.take(pb.ClientFrame(cancels=[pb.Cancel(stream_id=1), pb.Cancel(stream_id=3)]))
+    session.take(rest_of(1))
+    assert [command.request.key for command in host.commands if isinstance(command, Add)] == [1, 2, 3]
+    assert host.commands[3:] == [Cancel([1]), Cancel([3])]
+
+
+async def test_a_request_all_of_whose_choices_are_cancelled_while_parts_are_still_coming_never_begins() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[half_of(1, 2)]))
+    session.take(pb.ClientFrame(cancels=[pb.Cancel(stream_id=2, reason="enough"), pb.Cancel(stream_id=1)]))
+    assert session.is_idle
+    session.take(rest_of(1))
+    assert host.commands == []
+    [frame] = left_to_send(session)
+    assert [finish.stream_id for finish in frame.finishes] == [1, 2]
