@@ -186,18 +186,19 @@ class EngineSession:
             return
         try:
             self._host.check_open()
-            if self._host.fence.is_stale(_prompt_of(add), add.attempt):
-                self._end_streams(
-                    add.stream_ids,
-                    common_pb2.FINISH_REASON_CANCELLED,
-                    SUPERSEDED,
-                    cause=common_pb2.LOSS_CAUSE_SUPERSEDED,
-                )
-                return
-            self._pending[add.stream_ids[0]] = PendingAdd(add, self._host.limits)
-            self._start_if_complete(add.stream_ids[0])
+            if not self._end_if_stale(add):
+                self._pending[add.stream_ids[0]] = PendingAdd(add, self._host.limits)
+                self._start_if_complete(add.stream_ids[0])
         except (BadRequest, Unavailable) as error:
             self._refuse(add, error)
+
+    def _end_if_stale(self, add: pb.Add) -> bool:
+        """Ends the choices of an attempt where a later one is here. Returns whether one is."""
+        is_stale = self._host.fence.is_stale(_prompt_of(add), add.attempt)
+        if is_stale:
+            reason, cause = common_pb2.FINISH_REASON_CANCELLED, common_pb2.LOSS_CAUSE_SUPERSEDED
+            self._end_streams(add.stream_ids, reason, SUPERSEDED, cause=cause)
+        return is_stale
 
     def _extend(self, part: pb.AddPart) -> None:
         # A part of what was refused or cancelled is nobody's.
@@ -231,6 +232,9 @@ class EngineSession:
         add = pending.add
         requests = requests_of(pending, self._host.limits, self._host.keys)
         del self._pending[first_stream]
+        # A later attempt may have begun while parts of this one came.
+        if self._end_if_stale(add):
+            return
         for stream_id, request in zip(add.stream_ids, requests, strict=True):
             self._enter(stream_id, request, add, pending.grammar)
         for stream_id, reason in pending.cancelled.items():

@@ -317,3 +317,18 @@ async def test_a_request_all_of_whose_choices_are_cancelled_while_parts_are_stil
     assert host.commands == []
     [frame] = left_to_send(session)
     assert [finish.stream_id for finish in frame.finishes] == [1, 2]
+
+
+async def test_an_attempt_whose_parts_come_after_a_later_one_has_begun_never_begins() -> None:
+    host = Recorder()
+    earlier, later = EngineSession(host), EngineSession(host)
+    earlier.take(pb.ClientFrame(adds=[half_of(1, 2, request_id="r", attempt=1)]))
+    later.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], request_id="r", attempt=2)]))
+    earlier.take(rest_of(1))
+    assert [type(command) for command in host.commands] == [Add]
+    [frame] = left_to_send(earlier)
+    assert [(each.stream_id, each.cause) for each in frame.finishes] == [
+        (1, LOSS_CAUSE_SUPERSEDED),
+        (2, LOSS_CAUSE_SUPERSEDED),
+    ]
+    assert earlier.is_idle
