@@ -7,8 +7,11 @@ import platform
 import pytest
 
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.output_processor.__main__ import OutputProcessorSettings
+from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import read_settings
-from tests.deploy.chart import applied
+from headwater.services.text.model import names_of
+from tests.deploy.chart import applied, refusals
 from tests.deploy.test_chart import stages
 
 # A failure to load the library on the platform that it is built for is an error.
@@ -44,3 +47,44 @@ def test_roles_and_parallel_sizes_are_passed_where_they_are_set() -> None:
     (container,) = [container for stage, container, _ in stages(prefilling[0]) if stage == "engine"]
     assert "--role=prefill" in container["args"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+
+
+def test_engines_of_two_roles_serve_one_model() -> None:
+    engine = {"model": "m", "servedModelName": "served"}
+    pools = [{"name": "prompts", "role": "prefill"} | engine, {"name": "answers", "role": "decode"} | engine]
+    ((objects,),) = applied([[{"engines": [*pools, {"name": "other", "model": "n"}]}]])
+    args: dict[str, list[list[str]]] = {}
+    for stage, container, pod in stages(objects):
+        args.setdefault(stage, []).append(container["args"])
+        if stage in {"processor", "output-processor"}:
+            settings_type = ProcessorSettings if stage == "processor" else OutputProcessorSettings
+            settings = read_settings(settings_type, container["args"], {})
+            models = names_of(settings.model_folder, settings.served_model_name)
+            assert [name for _, name in models] == ["served", "n"]
+            (waiting,) = pod["initContainers"]
+            assert waiting["args"] == [str(folder) for folder, _ in models]
+    of_engines = [read_settings(EngineSettings, each, {}) for each in args["engine"]]
+    assert {(each.served_model_name, each.role) for each in of_engines} == {
+        ("served", "prefill"),
+        ("served", "decode"),
+        ("n", "both"),
+    }
+
+
+REFUSED = [
+    (
+        [{"name": "a", "model": "m"}, {"name": "a", "model": "n"}],
+        'engines[1].name is "a", as that of engines[0]; allowed: another name',
+    ),
+    (
+        [{"name": "a", "model": "m"}, {"name": "b", "model": "n", "servedModelName": "m"}],
+        'engines[1] serves "n" at revision "" as "m"; allowed: another servedModelName, as that is "m" at revision ""',
+    ),
+]
+
+
+def test_engines_that_do_not_fit_each_other_are_refused_by_name() -> None:
+    answers = refusals([[{"engines": engines}] for engines, _ in REFUSED])
+    for words, (_, sentence) in zip(answers, REFUSED, strict=True):
+        assert isinstance(words, str)
+        assert sentence in words

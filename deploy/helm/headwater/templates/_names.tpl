@@ -56,6 +56,20 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- .servedModelName | default .model -}}
 {{- end -}}
 
+{{- /* One engine of each served model, as JSON: engines of several entries, such as those of two roles, may serve the same. */ -}}
+{{- define "headwater.servedModels" -}}
+{{- $found := dict -}}
+{{- $engines := list -}}
+{{- range include "headwater.engines" . | fromJsonArray -}}
+{{- $served := include "headwater.servedName" . -}}
+{{- if not (hasKey $found $served) -}}
+{{- $_ := set $found $served true -}}
+{{- $engines = append $engines . -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $engines -}}
+{{- end -}}
+
 {{- /* Tokens a KV block: stages that hash prompts and those that cache them want the same. */ -}}
 {{- define "headwater.blockSize" -}}
 {{- $size := 16 -}}

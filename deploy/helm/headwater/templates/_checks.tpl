@@ -1,0 +1,18 @@
+{{- /* Refuses engines whose values do not fit each other, which values.schema.json cannot see. */ -}}
+{{- define "headwater.checkEngines" -}}
+{{- $names := dict -}}
+{{- $models := dict -}}
+{{- range $i, $engine := include "headwater.engines" . | fromJsonArray -}}
+{{- $at := printf "engines[%d]" $i -}}
+{{- if hasKey $names .name -}}
+{{- fail (printf "%s.name is %q, as that of %s; allowed: another name" $at .name (get $names .name)) -}}
+{{- end -}}
+{{- $_ := set $names .name $at -}}
+{{- $served := include "headwater.servedName" . -}}
+{{- $model := printf "%q at revision %q" .model .revision -}}
+{{- if and (hasKey $models $served) (ne $model (get $models $served)) -}}
+{{- fail (printf "%s serves %s as %q; allowed: another servedModelName, as that is %s" $at $model $served (get $models $served)) -}}
+{{- end -}}
+{{- $_ := set $models $served $model -}}
+{{- end -}}
+{{- end -}}
