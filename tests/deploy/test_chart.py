@@ -19,7 +19,7 @@ from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import read_settings
 from headwater.services.stack.roles import NATS_RIGHTS, VALKEY_RIGHTS
-from tests.deploy.chart import CHART, applied, of_kind, refusals
+from tests.deploy.chart import CHART, applied, of_kind
 from tests.deploy.kube_api import Object
 
 # Where it is built for, a library that does not load is an error.
@@ -349,23 +349,6 @@ def peers(rules: list[Object], end: str) -> set[str]:
         each["podSelector"]["matchLabels"] for rule in rules for each in rule.get(end, []) if "podSelector" in each
     ]
     return {each.get("headwater/stage") or each["app.kubernetes.io/component"] for each in labels}
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"gatewya": {}}, "additional properties 'gatewya' not allowed"),
-    ({"gateway": {"replicas": 0}}, "at '/gateway/replicas': minimum: got 0, want 1"),
-    ({"engines": []}, "at '/engines'"),
-    ({"engines": [{"name": "A b", "model": "m"}]}, "at '/engines/0/name'"),
-    ({"nats": {"url": "http://nats"}}, "at '/nats/url'"),
-    ({"keda": {"scaler": "prometheus"}}, "keda.prometheusAddress is missing"),
-    ({"ingress": {"enabled": True}}, "ingress.host is missing"),
-]
-
-
-def test_values_that_cannot_be_are_refused_by_name() -> None:
-    for words, (_, said) in zip(refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True):
-        assert isinstance(words, str)
-        assert said in words
 
 
 def test_an_engine_has_the_image_of_its_device(installs: dict[str, list[Object]]) -> None:

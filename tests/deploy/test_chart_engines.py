@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import read_settings
 from headwater.services.text.model import names_of
-from tests.deploy.chart import applied, refusals
+from tests.deploy.chart import applied, of_kind, refusals
 from tests.deploy.test_chart import stages
 
 # A failure to load the library on the platform that it is built for is an error.
@@ -71,7 +72,9 @@ def test_engines_of_two_roles_serve_one_model() -> None:
     }
 
 
-REFUSED = [
+REFUSED: list[tuple[list[dict[str, Any]], str]] = [
+    ([{"name": "a", "model": "m", "minReplicas": 6}], "engines[0].minReplicas is 6; allowed: at most maxReplicas (4)"),
+    ([{"name": "a", "model": "m", "gpus": 1}], "engines[0].gpus is 1; allowed: 0 with device cpu, or another device"),
     (
         [{"name": "a", "model": "m"}, {"name": "a", "model": "n"}],
         'engines[1].name is "a", as that of engines[0]; allowed: another name',
@@ -83,8 +86,14 @@ REFUSED = [
 ]
 
 
-def test_engines_that_do_not_fit_each_other_are_refused_by_name() -> None:
+def test_values_of_engines_that_do_not_fit_each_other_are_refused_by_name() -> None:
     answers = refusals([[{"engines": engines}] for engines, _ in REFUSED])
     for words, (_, sentence) in zip(answers, REFUSED, strict=True):
         assert isinstance(words, str)
         assert sentence in words
+
+
+def test_a_number_of_replicas_that_does_not_follow_demand_has_no_maximum() -> None:
+    engine = {"name": "a", "model": "m", "minReplicas": 6}
+    ((objects,),) = applied([[{"keda": {"enabled": False}, "engines": [engine]}]])
+    assert of_kind(objects, "Deployment")["hw-engine-a"]["spec"]["replicas"] == 6

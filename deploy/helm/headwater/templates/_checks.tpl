@@ -8,6 +8,12 @@
 {{- fail (printf "%s.name is %q, as that of %s; allowed: another name" $at .name (get $names .name)) -}}
 {{- end -}}
 {{- $_ := set $names .name $at -}}
+{{- if and $.Values.keda.enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- fail (printf "%s.minReplicas is %v; allowed: at most maxReplicas (%v)" $at .minReplicas .maxReplicas) -}}
+{{- end -}}
+{{- if and .gpus (eq .device "cpu") -}}
+{{- fail (printf "%s.gpus is %v; allowed: 0 with device cpu, or another device" $at .gpus) -}}
+{{- end -}}
 {{- $served := include "headwater.servedName" . -}}
 {{- $model := printf "%q at revision %q" .model .revision -}}
 {{- if and (hasKey $models $served) (ne $model (get $models $served)) -}}

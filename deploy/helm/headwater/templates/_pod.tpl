@@ -145,7 +145,7 @@ startupProbe:
   {{- include "headwater.grpcProbe" . | nindent 2 }}
   periodSeconds: {{ .root.Values.probes.periodSeconds }}
   timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
-  failureThreshold: {{ div .root.Values.probes.startSeconds .root.Values.probes.periodSeconds }}
+  failureThreshold: {{ include "headwater.startFailures" .root }}
 livenessProbe:
   {{- include "headwater.grpcProbe" (merge (dict "service" "live") .) | nindent 2 }}
   periodSeconds: {{ .root.Values.probes.periodSeconds }}
@@ -156,6 +156,11 @@ readinessProbe:
   periodSeconds: {{ .root.Values.probes.periodSeconds }}
   timeoutSeconds: {{ .root.Values.probes.timeoutSeconds }}
   failureThreshold: 2
+{{- end -}}
+
+{{- /* How often the start probe may fail; Kubernetes wants one at least. */ -}}
+{{- define "headwater.startFailures" -}}
+{{- max 1 (div .Values.probes.startSeconds .Values.probes.periodSeconds) -}}
 {{- end -}}
 
 {{- define "headwater.grpcProbe" -}}

@@ -1,0 +1,92 @@
+"""Values of the chart: what values.yaml describes, what the schema takes, what is refused and by which words."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from headwater.engine_core.weights.model_file import DTYPES
+from headwater.services.runtime.role import ROLES
+from tests.deploy.chart import CHART, applied, refusals
+from tests.deploy.test_chart import stages
+
+# A failure to load the library on the platform that it is built for is an error.
+if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+    pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
+
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"gatewya": {}}, "additional properties 'gatewya' not allowed"),
+    ({"gateway": {"replicas": 0}}, "at '/gateway/replicas': minimum: got 0, want 1"),
+    ({"engines": []}, "at '/engines'"),
+    ({"engines": [{"name": "A b", "model": "m"}]}, "at '/engines/0/name'"),
+    ({"nats": {"url": "http://nats"}}, "at '/nats/url'"),
+    ({"keda": {"scaler": "prometheus"}}, "keda.prometheusAddress is missing"),
+    ({"ingress": {"enabled": True}}, "ingress.host is missing"),
+    ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
+    (
+        {"engineDefaults": {"role": "prefil"}},
+        "at '/engineDefaults/role': value must be one of 'both', 'prefill', 'decode'",
+    ),
+    ({"engines": [{"name": "a", "model": "m", "dtype": "fp16"}]}, "at '/engines/0/dtype': value must be one of 'auto'"),
+    ({"models": {"volume": {"accessModes": []}}}, "at '/models/volume/accessModes': minItems: got 0, want 1"),
+    ({"images": {"pullSecrets": ["hub"]}}, "at '/images/pullSecrets/0': got string, want object"),
+]
+
+
+def test_values_that_cannot_be_are_refused_by_name() -> None:
+    for words, (_, said) in zip(refusals([[values] for values, _ in REFUSED]), REFUSED, strict=True):
+        assert isinstance(words, str)
+        assert said in words
+
+
+def paths(values: dict[str, Any], schema: dict[str, Any], at: str = "") -> Iterator[tuple[set[str], set[str]]]:
+    """At each map whose names the schema lists: paths of values.yaml, and those of the schema."""
+    properties = schema.get("properties", {})
+    if not values or not properties:
+        return
+    yield {f"{at}{name}" for name in values}, {f"{at}{name}" for name in properties}
+    for name in values.keys() & properties.keys():
+        if isinstance(values[name], dict):
+            yield from paths(values[name], properties[name], f"{at}{name}.")
+
+
+def test_values_yaml_has_each_value_of_the_schema_and_no_other() -> None:
+    found = list(paths(VALUES, SCHEMA))
+    # Helm passes `global` to every chart.
+    assert set().union(*(schema for _, schema in found)) - {"global"} == set().union(*(values for values, _ in found))
+    of_an_entry = SCHEMA["properties"]["engines"]["items"]["properties"]
+    assert of_an_entry.keys() - {"name", "model"} == VALUES["engineDefaults"].keys()
+
+
+def test_each_value_is_read_by_a_template() -> None:
+    templates = "".join(path.read_text() for path in sorted((CHART / "templates").iterdir()))
+
+    def is_read(path: str) -> bool:
+        """By its name, or in a map that a template passes on whole."""
+        *parents, name = path.split(".")
+        whole = rf"|toYaml \.{parents[-1]}\b" if parents else ""
+        return re.search(rf"\.{name}\b{whole}", templates) is not None
+
+    described = {path for values, _ in paths(VALUES, SCHEMA) for path in values}
+    assert {path for path in described if not is_read(path)} == set()
+
+
+def test_an_entry_takes_the_dtypes_and_roles_of_engines() -> None:
+    for each in (SCHEMA["properties"]["engines"]["items"], SCHEMA["properties"]["engineDefaults"]):
+        assert set(each["properties"]["dtype"]["enum"]) == {"auto", *DTYPES}
+        assert set(each["properties"]["role"]["enum"]) == set(ROLES)
+
+
+def test_a_start_probe_may_fail_once_at_least() -> None:
+    ((objects,),) = applied([[{"probes": {"startSeconds": 3, "periodSeconds": 5}}]])
+    found = [container["startupProbe"]["failureThreshold"] for _, container, _ in stages(objects)]
+    assert found == [1, 1, 1, 1]
