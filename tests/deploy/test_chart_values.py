@@ -90,3 +90,23 @@ def test_a_start_probe_may_fail_once_at_least() -> None:
     ((objects,),) = applied([[{"probes": {"startSeconds": 3, "periodSeconds": 5}}]])
     found = [container["startupProbe"]["failureThreshold"] for _, container, _ in stages(objects)]
     assert found == [1, 1, 1, 1]
+
+
+def test_a_variable_of_the_values_takes_the_place_of_the_chart_s_own() -> None:
+    env = {"HEADWATER_LOG_LEVEL": "debug", "NUMBA_CACHE_DIR": "/tmp/numba"}
+    ((objects,),) = applied([[{"gateway": {"env": env}, "engineDefaults": {"env": env}}]])
+    for stage, container, _ in stages(objects):
+        found = [(each["name"], each.get("value")) for each in container["env"]]
+        assert len(dict(found)) == len(found)
+        is_given = stage in {"gateway", "engine"}
+        assert dict(found)["HEADWATER_LOG_LEVEL"] == ("debug" if is_given else "info")
+        assert dict(found).get("NUMBA_CACHE_DIR") == ("/tmp/numba" if is_given else None)
+
+
+def test_whole_numbers_of_variables_and_tags_are_written_in_digits() -> None:
+    env = {"HEADWATER_STORAGE_BYTES": 17_179_869_184, "HEADWATER_TRUST": 0.25, "HEADWATER_LOG": True}
+    ((objects,),) = applied([[{"gateway": {"env": env}, "images": {"front": {"tag": 20261127}}}]])
+    (gateway,) = [container for stage, container, _ in stages(objects) if stage == "gateway"]
+    found = {each["name"]: each.get("value") for each in gateway["env"]}
+    assert [found[name] for name in env] == ["17179869184", "0.25", "true"]
+    assert gateway["image"] == "headwater-front:20261127"

@@ -20,8 +20,13 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "headwater.image" -}}
 {{- $registry := .root.Values.images.registry -}}
 {{- $prefix := and $registry (hasPrefix "headwater-" .image.repository) | empty | ternary "" (printf "%s/" $registry) -}}
-image: {{ printf "%s%s:%s" $prefix .image.repository (.image.tag | default .root.Chart.AppVersion | toString) | quote }}
+image: {{ printf "%s%s:%s" $prefix .image.repository (include "headwater.text" (.image.tag | default .root.Chart.AppVersion)) | quote }}
 imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
+{{- end -}}
+
+{{- /* A value as text. YAML's numbers are floats to Helm, and large ones would be written as 1e+06. */ -}}
+{{- define "headwater.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end -}}
 {{- end -}}
 
 {{- /* Start of the names of the secrets. */ -}}

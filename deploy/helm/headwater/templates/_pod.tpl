@@ -61,10 +61,10 @@ headwater/rotation: {{ .root.Values.access.rotation | quote }}
 headwater/rights: {{ .root.Files.Get "files/rights.json" | sha256sum | trunc 8 | quote }}
 {{- end -}}
 
-{{- /* Variables of every stage. (dict "root" $ "stage" NAME "drain" SECONDS "env" MAP) */ -}}
-{{- define "headwater.env" -}}
+{{- /* Variables that the chart sets on every stage, as YAML. */ -}}
+{{- define "headwater.ownEnv" -}}
 {{- if eq .stage "gateway" }}
-# `kubectl port-forward` comes in by the pod's loopback.
+{{- /* `kubectl port-forward` comes in by the pod's loopback. */}}
 - {name: HEADWATER_HOST, value: "::"}
 {{- else }}
 - name: HEADWATER_HOST
@@ -85,8 +85,23 @@ headwater/rights: {{ .root.Files.Get "files/rights.json" | sha256sum | trunc 8 |
 - {name: HEADWATER_STAGE_TLS_CA_FILE, value: /tls/stage/ca.crt}
 - {name: HEADWATER_STAGE_TLS_NAME, value: {{ .root.Values.stageTls.name | quote }}}
 {{- end }}
-{{- range $name, $value := .env }}
-- {name: {{ $name }}, value: {{ $value | quote }}}
+{{- if eq .role "engine" }}
+- {name: TRITON_CACHE_DIR, value: /cache/kernels}
+- {name: NUMBA_CACHE_DIR, value: /cache/kernels}
+{{- end }}
+{{- end -}}
+
+{{- /* Variables of a stage: the chart's own, and those of `env`, which win: Kubernetes refuses a name that comes twice.
+(dict "root" $ "stage" NAME "role" ROLE "drain" SECONDS "env" MAP) */ -}}
+{{- define "headwater.env" -}}
+{{- $given := .env -}}
+{{- range include "headwater.ownEnv" . | fromYamlArray }}
+{{- if not (hasKey $given .name) }}
+- {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- range $name, $value := $given }}
+- {name: {{ $name }}, value: {{ include "headwater.text" $value | quote }}}
 {{- end }}
 {{- end -}}
 
