@@ -13,7 +13,7 @@ import yaml
 
 from headwater.engine_core.weights.model_file import DTYPES
 from headwater.services.runtime.role import ROLES
-from tests.deploy.chart import CHART, applied, refusals
+from tests.deploy.chart import CHART, applied, of_kind, refusals
 from tests.deploy.test_chart import stages
 
 # A failure to load the library on the platform that it is built for is an error.
@@ -110,3 +110,15 @@ def test_whole_numbers_of_variables_and_tags_are_written_in_digits() -> None:
     found = {each["name"]: each.get("value") for each in gateway["env"]}
     assert [found[name] for name in env] == ["17179869184", "0.25", "true"]
     assert gateway["image"] == "headwater-front:20261127"
+
+
+def test_an_ingress_speaks_tls_to_gateways_that_have_a_certificate() -> None:
+    ingress = {"ingress": {"enabled": True, "host": "llm.example"}}
+    tls = {"clientTls": {"secret": "tls"}}
+    name = "nginx.ingress.kubernetes.io/backend-protocol"
+    own = {"ingress": ingress["ingress"] | {"annotations": {name: "GRPCS"}}}
+    found = [
+        of_kind(objects, "Ingress")["hw"]["metadata"]["annotations"].get(name)
+        for (objects,) in applied([[ingress], [ingress | tls], [own | tls]])
+    ]
+    assert found == [None, "HTTPS", "GRPCS"]
