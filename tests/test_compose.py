@@ -187,3 +187,16 @@ def test_no_service_leaves_a_volume_without_a_name() -> None:
     """The images of Redis and Grafana declare one for their data, made anew at each start, and `down` keeps it."""
     assert SERVICES["redis"]["tmpfs"] == ["/data"]
     assert SERVICES["grafana"]["tmpfs"] == ["/var/lib/grafana"]
+
+
+def test_the_page_s_override_gives_the_gateway_a_certificate_that_its_health_check_knows() -> None:
+    (block,) = re.findall(r"^```yaml\n(services:.*?)^```", (ROOT / "docs/compose.md").read_text(), re.M | re.S)
+    (name, service), *others = yaml.safe_load(block)["services"].items()
+    gateway = SERVICES[name]
+    assert others == []
+    assert service.keys() <= gateway.keys()
+    tls = {"HEADWATER_TLS_CERT_FILE", "HEADWATER_TLS_KEY_FILE"}
+    assert service["environment"].keys() == tls
+    assert tls <= {f"HEADWATER_{each.upper()}" for each in GatewaySettings.__dataclass_fields__}
+    *probe, url = gateway["healthcheck"]["test"]
+    assert service["healthcheck"]["test"] == [*probe, url.replace("http://", "https://")]
