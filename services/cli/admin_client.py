@@ -14,7 +14,7 @@ import typer
 from ..runtime.owner_file import read_secrets
 from ..stack.cluster_record import read_cluster
 from .base_url import gateway_of
-from .cluster_unreachable import unreached
+from .cluster_unreachable import WITHOUT_ANSWER, unreached
 
 CALL_SECONDS = 30.0
 
@@ -48,7 +48,7 @@ def open_gateway(
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=CALL_SECONDS) as client:
             yield client
-    except httpx.ConnectError as failure:
+    except WITHOUT_ANSWER as failure:
         raise AdminError(unreached(url, failure)) from None
 
 

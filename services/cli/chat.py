@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ..runtime.printable import LAYOUT, printable, shown
 from .answer_stream import AnswerStream, ChatError, Chunk, sentence_of
-from .cluster_unreachable import unreached
+from .cluster_unreachable import WITHOUT_ANSWER, unreached
 
 HELP = (
     "/new starts over, /system TEXT sets the system message, /model lists the models and /model NAME takes another, "
@@ -82,7 +82,7 @@ def served_models(client: httpx.Client) -> list[str]:
     """Ids of the models that the server lists. Raises `ChatError`."""
     try:
         reply = client.get("models")
-    except httpx.ConnectError as failure:
+    except WITHOUT_ANSWER as failure:
         raise ChatError(unreached(client.base_url, failure)) from None
     if reply.is_error:
         raise ChatError(sentence_of(reply))
