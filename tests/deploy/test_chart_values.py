@@ -122,3 +122,15 @@ def test_an_ingress_speaks_tls_to_gateways_that_have_a_certificate() -> None:
         for (objects,) in applied([[ingress], [ingress | tls], [own | tls]])
     ]
     assert found == [None, "HTTPS", "GRPCS"]
+
+
+def test_stages_may_call_outside_servers_at_the_ports_of_their_urls() -> None:
+    values = {
+        "nats": {"url": "nats://gateway:secret@one.example:4333,tls://two.example"},
+        "valkey": {"url": "rediss://:6381@redis.example:6380/0"},
+    }
+    ((objects,),) = applied([[values]])
+    for stage in ("gateway", "processor", "output-processor", "engine"):
+        rules = of_kind(objects, "NetworkPolicy")[f"hw-{stage}"]["spec"]["egress"]
+        (ports,) = [rule["ports"] for rule in rules if {"port": 4222} in rule["ports"]]
+        assert ports == [{"port": 4222}, {"port": 6379}, {"port": 4333}, {"port": 6380}]

@@ -86,3 +86,15 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- define "headwater.isScaled" -}}
 {{- if and .root.Values.keda.enabled (ne (int .engine.minReplicas) (int .engine.maxReplicas)) }}true{{ end -}}
 {{- end -}}
+
+{{- /* Ports of an outside NATS and Redis, as JSON: those that are given, and those in their URLs. */ -}}
+{{- define "headwater.outsidePorts" -}}
+{{- $ports := list -}}
+{{- range .Values.networkPolicy.outsidePorts }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- range splitList "," (printf "%s,%s" .Values.nats.url .Values.valkey.url) -}}
+{{- with regexFind ":[0-9]+([/?]|$)" (regexReplaceAll "^.*@" . "") -}}
+{{- $ports = append $ports (trimAll ":/?" . | int) -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $ports | toJson -}}
+{{- end -}}
