@@ -31,6 +31,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"nats": {"url": "http://nats"}}, "at '/nats/url'"),
     ({"keda": {"scaler": "prometheus"}}, "keda.prometheusAddress is missing"),
     ({"ingress": {"enabled": True}}, "ingress.host is missing"),
+    ({"otlpEndpoint": "collector:4317"}, "at '/otlpEndpoint': 'collector:4317' does not match pattern"),
     ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs is empty"),
     (
         {"engineDefaults": {"role": "prefil"}},
@@ -134,3 +135,9 @@ def test_stages_may_call_outside_servers_at_the_ports_of_their_urls() -> None:
         rules = of_kind(objects, "NetworkPolicy")[f"hw-{stage}"]["spec"]["egress"]
         (ports,) = [rule["ports"] for rule in rules if {"port": 4222} in rule["ports"]]
         assert ports == [{"port": 4222}, {"port": 6379}, {"port": 4333}, {"port": 6380}]
+
+
+def test_stages_may_call_the_collector_that_they_send_spans_to() -> None:
+    ((objects,),) = applied([[{"otlpEndpoint": "http://collector.tracing:4317"}]])
+    for stage in ("gateway", "processor", "output-processor", "engine"):
+        assert {"ports": [{"port": 4317}]} in of_kind(objects, "NetworkPolicy")[f"hw-{stage}"]["spec"]["egress"]

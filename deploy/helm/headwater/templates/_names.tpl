@@ -87,14 +87,17 @@ its node: a thread for each would wait for the others most of the time. */ -}}
 {{- if and .root.Values.keda.enabled (ne (int .engine.minReplicas) (int .engine.maxReplicas)) }}true{{ end -}}
 {{- end -}}
 
+{{- /* Port of a URL; nothing where it names none. */ -}}
+{{- define "headwater.portOf" -}}
+{{- regexReplaceAll "^.*@" . "" | regexFind ":[0-9]+([/?]|$)" | trimAll ":/?" -}}
+{{- end -}}
+
 {{- /* Ports of an outside NATS and Redis, as JSON: those that are given, and those in their URLs. */ -}}
 {{- define "headwater.outsidePorts" -}}
 {{- $ports := list -}}
 {{- range .Values.networkPolicy.outsidePorts }}{{ $ports = append $ports (int .) }}{{ end -}}
 {{- range splitList "," (printf "%s,%s" .Values.nats.url .Values.valkey.url) -}}
-{{- with regexFind ":[0-9]+([/?]|$)" (regexReplaceAll "^.*@" . "") -}}
-{{- $ports = append $ports (trimAll ":/?" . | int) -}}
-{{- end -}}
+{{- with include "headwater.portOf" . }}{{ $ports = append $ports (int .) }}{{ end -}}
 {{- end -}}
 {{- uniq $ports | toJson -}}
 {{- end -}}
