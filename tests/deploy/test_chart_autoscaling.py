@@ -1,0 +1,64 @@
+"""What KEDA asks for each engine, and of which release."""
+
+from __future__ import annotations
+
+import platform
+import re
+
+import promql_parser
+import pytest
+
+from tests.deploy.chart import applied, of_kind
+from tests.deploy.kube_api import Object
+from tests.deploy.test_monitoring import selectors
+
+# A failure to load the library on the platform that it is built for is an error.
+if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+    pytest.skip("Helm's library is built for Linux on x86-64", allow_module_level=True)
+
+PROMETHEUS = {"scaler": "prometheus", "prometheusAddress": "http://prometheus:9090"}
+
+
+def triggers(objects: list[Object]) -> list[Object]:
+    """Metadata of the one trigger of each ScaledObject."""
+    return [each["spec"]["triggers"][0]["metadata"] for each in of_kind(objects, "ScaledObject").values()]
+
+
+def is_counted(query: str, labels: dict[str, str]) -> bool:
+    """Whether a query sums up a series with these labels."""
+    (selector,) = selectors(promql_parser.parse(query))
+    return all(
+        re.fullmatch(each.value, labels[each.name]) is not None
+        if each.op == promql_parser.MatchOp.Re
+        else each.op == promql_parser.MatchOp.Equal and each.value == labels[each.name]
+        for each in selector.matchers.matchers
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "counted"),
+    [
+        ({}, True),
+        # Kubernetes cuts the name of a Deployment with its hash to 58 characters, and the dash behind it too.
+        ({"pod": "hw-gateway-6c9f7d5b4x2x7k"}, True),
+        ({"namespace": "staging"}, False),
+        ({"pod": "other-gateway-6c9f7d5b4-x2x7k"}, False),
+        # A release `hw-gateway` in the same namespace.
+        ({"pod": "hw-gateway-gateway-6c9f7d5b4-x2x7k"}, False),
+        ({"model_name": "n"}, False),
+    ],
+    ids=["its own", "cut", "another namespace", "another release", "a longer release", "another model"],
+)
+def test_prometheus_is_asked_for_gateways_of_the_release(
+    prometheus_query: str, changed: dict[str, str], counted: bool
+) -> None:
+    own = {"namespace": "serving", "pod": "hw-gateway-6c9f7d5b4-x2x7k", "model_name": 'a "model"'}
+    assert is_counted(prometheus_query, own | changed) == counted
+
+
+@pytest.fixture(scope="module")
+def prometheus_query() -> str:
+    ((objects,),) = applied([[{"keda": PROMETHEUS, "engines": [{"name": "a", "model": 'a "model"'}]}]])
+    (trigger,) = triggers(objects)
+    query: str = trigger["query"]
+    return query
