@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+from urllib.parse import quote, unquote, urlsplit
 
 import promql_parser
 import pytest
@@ -62,3 +63,14 @@ def prometheus_query() -> str:
     (trigger,) = triggers(objects)
     query: str = trigger["query"]
     return query
+
+
+def test_the_path_that_keda_asks_for_is_the_served_name_encoded() -> None:
+    names = ["Qwen/Qwen3-8B", "what? now", "100%25 a+b", "a#b", "größe"]
+    engines = [{"name": f"e{i}", "model": "m", "servedModelName": name} for i, name in enumerate(names)]
+    ((objects,),) = applied([[{"engines": engines}]])
+    paths = [urlsplit(each["url"]).path for each in triggers(objects)]
+    assert {unquote(each) for each in paths} == {f"/demand/{name}" for name in names}
+    assert all(quote(unquote(each), safe="/") == each for each in paths)
+    # Administrators compare with `curl GATEWAY/demand/NAME`.
+    assert "/demand/Qwen/Qwen3-8B" in paths

@@ -91,6 +91,11 @@ def test_an_autoscaler_reads_the_demand_without_a_key(gateway: Gateway) -> None:
     assert gateway.client.get("/demand/no/such-model").status_code == 404
 
 
+def test_a_name_is_decoded_as_autoscalers_encode_it(gateway: Gateway) -> None:
+    refused = gateway.client.get("/demand/no/such%3F%20100%25%2B").json()["error"]
+    assert "no/such? 100%+" in refused["message"]
+
+
 def test_a_request_that_waits_for_a_first_replica_is_demand(
     behind: Behind, start_gateway: GatewayStarter, nats_url: str
 ) -> None:
