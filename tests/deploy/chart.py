@@ -1,9 +1,10 @@
 """The chart as Helm installs it: real templates, values and schema, on an API server in memory.
 
-Run as a program, this module reads JSON from standard input and writes JSON to standard output. With `steps` it reads
-releases, each a list of the values of an install and then of upgrades, and writes the objects after each step, or the
-reason why the last step was refused. With `notes` it reads the values of installs and writes the notes that Helm prints
-after each. Helm's library reads its environment when its process starts, so it runs in a process of its own.
+Run as a program with a mode and the name of the releases, this module reads JSON from standard input and writes JSON to
+standard output. With `steps` it reads releases, each a list of the values of an install and then of upgrades, and
+writes the objects after each step, or the reason why the last step was refused. With `notes` it reads the values of
+installs and writes the notes that Helm prints after each. Helm's library reads its environment when its process starts,
+so it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ class Refused(Exception):
     """Helm's own words."""
 
 
-def applied(releases: list[list[Values]]) -> list[list[list[Object]]]:
-    """What is there after each step of each release. Raises `Refused`."""
-    told = refusals(releases)
+def applied(releases: list[list[Values]], name: str = RELEASE) -> list[list[list[Object]]]:
+    """Objects after each step of each release, all of that name. Raises `Refused`."""
+    told = refusals(releases, name)
     if refused := [each for each in told if isinstance(each, str)]:
         raise Refused(refused[0])
     return [each for each in told if not isinstance(each, str)]
 
 
-def refusals(releases: list[list[Values]]) -> list[list[list[Object]] | str]:
+def refusals(releases: list[list[Values]], name: str = RELEASE) -> list[list[list[Object]] | str]:
     """As `applied`, with Helm's words in place of a release that was refused."""
-    told: list[list[list[Object]] | str] = _run_module("steps", releases)
+    told: list[list[list[Object]] | str] = _run_module("steps", releases, name)
     return told
 
 
-def _run_module(mode: str, values: Any) -> Any:
+def _run_module(mode: str, values: Any, name: str = RELEASE) -> Any:
     """Runs this module as a program in a process of its own, and returns its answer."""
     answer = subprocess.run(
-        [sys.executable, "-m", "tests.deploy.chart", mode],
+        [sys.executable, "-m", "tests.deploy.chart", mode, name],
         input=json.dumps(values),
         capture_output=True,
         text=True,
@@ -71,7 +72,7 @@ def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
     return {each["metadata"]["name"]: each for each in objects if each["kind"] == kind}
 
 
-async def steps(values: list[Values]) -> list[list[Object]] | str:
+async def steps(values: list[Values], name: str) -> list[list[Object]] | str:
     """One release from its install on; Helm's own records of it lie in memory too."""
     import helm_sdkpy  # noqa: PLC0415 (a library of 120 MB)
 
@@ -82,23 +83,24 @@ async def steps(values: list[Values]) -> list[list[Object]] | str:
         for i, each in enumerate(values):
             action = helm_sdkpy.Upgrade(config) if i else helm_sdkpy.Install(config)
             try:
-                await action.run(RELEASE, str(CHART), each, **options)
+                await action.run(name, str(CHART), each, **options)
             except helm_sdkpy.HelmError as refusal:
                 return str(refusal)
             found.append(api.installed())
     return found
 
 
-async def install_notes(values: Values) -> str:
+async def install_notes(values: Values, name: str) -> str:
     import helm_sdkpy  # noqa: PLC0415 (as above)
 
     with kube_api() as api:
         config = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=api.kubeconfig)
         options: dict[str, Any] = {"wait": False, "server_side_apply": True, "force_conflicts": True}
-        release = await helm_sdkpy.Install(config).run(RELEASE, str(CHART), values, **options)
+        release = await helm_sdkpy.Install(config).run(name, str(CHART), values, **options)
         return str(release["info"]["notes"])
 
 
 if __name__ == "__main__":
-    answers: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {"steps": steps, "notes": install_notes}
-    json.dump([asyncio.run(answers[sys.argv[1]](each)) for each in json.load(sys.stdin)], sys.stdout)
+    answers: dict[str, Callable[[Any, str], Coroutine[Any, Any, Any]]] = {"steps": steps, "notes": install_notes}
+    _, mode, name = sys.argv
+    json.dump([asyncio.run(answers[mode](each, name)) for each in json.load(sys.stdin)], sys.stdout)

@@ -34,6 +34,13 @@ imagePullPolicy: {{ .image.pullPolicy | default "IfNotPresent" }}
 {{- .Values.access.existingSecrets | default (include "headwater.name" .) -}}
 {{- end -}}
 
+{{- /* (dict "root" $ "engine" MAP): name of an engine's ScaledObject. KEDA makes a label of it, which has 63 characters
+at most. The Deployment may have a longer one, which it keeps: another name would replace the pods of a release. */ -}}
+{{- define "headwater.scaledObjectName" -}}
+{{- $full := printf "%s-engine-%s" (include "headwater.name" .root) .engine.name -}}
+{{- if le (len $full) 63 }}{{ $full }}{{ else }}{{ $full | trunc 54 | trimSuffix "-" }}-{{ sha256sum $full | trunc 8 }}{{ end -}}
+{{- end -}}
+
 {{- /* Engines with their defaults, the image of their device and the folder of their model, as JSON. Another model, or one
 converted by another version, has another folder: its pods wait for its job and never start with what was there before. */ -}}
 {{- define "headwater.engines" -}}
