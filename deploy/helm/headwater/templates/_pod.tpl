@@ -18,13 +18,7 @@ securityContext:
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile: {type: RuntimeDefault}
 {{- if .spread }}
-topologySpreadConstraints:
-  - maxSkew: 1
-    topologyKey: kubernetes.io/hostname
-    whenUnsatisfiable: ScheduleAnyway
-    labelSelector:
-      matchLabels: {{ include "headwater.selector" . | nindent 8 }}
-    matchLabelKeys: [pod-template-hash]
+topologySpreadConstraints: {{ include "headwater.spread" . | nindent 2 }}
 {{- end }}
 {{- with .of.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
@@ -37,6 +31,21 @@ affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- with .of.runtimeClassName }}
 runtimeClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Constraints that spread a stage's pods: those of its values, or one that prefers different nodes. A constraint
+without a selector counts the pods of one rollout alone: pods that leave would keep new ones from their nodes. */ -}}
+{{- define "headwater.spread" -}}
+{{- $selector := dict "matchLabels" (include "headwater.selector" . | fromYaml) -}}
+{{- $pods := dict "labelSelector" $selector "matchLabelKeys" (list "pod-template-hash") -}}
+{{- $nodes := dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway" -}}
+{{- range .of.topologySpreadConstraints | default (list $nodes) }}
+{{- if hasKey . "labelSelector" }}
+- {{ toJson . }}
+{{- else }}
+- {{ merge (deepCopy .) $pods | toJson }}
+{{- end }}
 {{- end }}
 {{- end -}}
 
