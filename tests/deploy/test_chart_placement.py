@@ -58,6 +58,18 @@ def test_a_front_stage_is_spread_and_placed_as_its_values_say() -> None:
             assert pod["topologySpreadConstraints"] == [zones | own_pods(stage), chosen]
 
 
+def test_the_chart_s_own_servers_run_on_the_nodes_that_values_name() -> None:
+    placed = {
+        server: {"nodeSelector": {"pool": server}, "tolerations": [{"key": server, "operator": "Exists"}]}
+        for server in ("nats", "valkey")
+    }
+    default, chosen = applied([[{}], [placed]])
+    for server, values in placed.items():
+        pod = pods_by_stage(chosen[0])[server]
+        assert {name: pod[name] for name in values} == values
+        assert values.keys().isdisjoint(pods_by_stage(default[0])[server])
+
+
 def test_a_constraint_without_what_kubernetes_needs_is_refused_by_name() -> None:
     (words,) = refusals([[{"processor": {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone"}]}}]])
     assert isinstance(words, str)
