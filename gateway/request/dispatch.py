@@ -88,6 +88,9 @@ class Dispatcher:
                     return
                 except StreamLost as loss:
                     self._faults.consider(loss)
+                    if loss.cause is Cause.ENGINE_GONE:
+                        # Other gateways have lost answers with it, and would choose the same replica for theirs.
+                        await asyncio.sleep(self._cluster.router.peers.turn_seconds)
         finally:
             self._faults.end_doubt()
 

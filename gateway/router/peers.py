@@ -27,6 +27,8 @@ TELL_SECONDS = 0.001
 """Seconds within which changes go into one message."""
 BEAT_SECONDS = 1.0
 EXPIRY_SECONDS = 3.0
+TURN_SECONDS = 0.01
+"""Time between two gateways that take turns: the later one has heard where the requests of the earlier one went."""
 _YOUNG_SECONDS = 0.5
 """A beat may have been overtaken by what was added since."""
 _MAX_ENTRIES = 1000
@@ -83,6 +85,11 @@ class Peers:
     def __len__(self) -> int:
         """Other gateways that were heard lately."""
         return len(self._peers)
+
+    @property
+    def turn_seconds(self) -> float:
+        """Time until it is this gateway's turn, where all gateways have the same to do in the same moment."""
+        return TURN_SECONDS * sum(epoch < self.epoch for epoch in self._peers)
 
     @property
     def num_told(self) -> int:

@@ -24,17 +24,18 @@ from tests.simulation.virtual_loop import run_virtually
 
 
 @contextlib.asynccontextmanager
-async def gateway(bus: Bus, replica: Member) -> AsyncIterator[Router]:
+async def gateway(bus: Bus, *replicas: Member) -> AsyncIterator[Router]:
     clock = asyncio.get_running_loop().time
     members = Members(bus, (Kind.ENGINE,), clock=clock)
     router = Router(bus, members, IndexFeed(bus, members, Store(None), clock=clock), clock=clock)
     async with router.running():
-        members.on_member(replica, from_bus=True)
+        for replica in replicas:
+            members.on_member(replica, from_bus=True)
         yield router
 
 
-def replica_of(model: ServedModel) -> Member:
-    return Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", model=model)
+def replica_of(model: ServedModel, name: str = "a") -> Member:
+    return Member(kind=Kind.ENGINE, replica_id=name, epoch=1, address=f"{name}:1", model=model)
 
 
 @contextlib.asynccontextmanager
@@ -75,6 +76,25 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str,
         async with asyncio.timeout(30):
             while waiting(other, served_model) != (0, 0):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
+
+
+def test_gateways_that_take_turns_send_to_different_replicas(served_model: ServedModel) -> None:
+    """What an engine lost, all of them send on in the same moment."""
+    air, replicas = Air(), [replica_of(served_model, name) for name in "abc"]
+
+    async def send(router: Router) -> str:
+        await asyncio.sleep(router.peers.turn_seconds)
+        return router.dispatched(router.choose(served_model.key, b"", 4000, 16), "r").decision.replica_id
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            buses = [await stack.enter_async_context(BusTwin.on(air)) for _ in replicas]
+            gateways = [await stack.enter_async_context(gateway(bus, *replicas)) for bus in buses]
+            await asyncio.sleep(2 * peers.BEAT_SECONDS)
+            assert sorted(await asyncio.gather(*map(send, gateways))) == ["a", "b", "c"]
+            assert [each.peers.turn_seconds for each in gateways].count(0.0) == 1
+
+    run_virtually(main(), 0)
 
 
 def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: ServedModel) -> None:
