@@ -47,7 +47,7 @@ class RankProcess:
         """As the last draw had them."""
         self._later_copies: LaterCopies | None = None
         """Copies that end after `swap` has returned; None where none do."""
-        self._is_counting = threading.Lock()
+        self._is_counting, self._is_reporting = threading.Lock(), threading.Lock()
 
     def run(self) -> None:
         """Runs plans until the executor closes their ring, or another rank is gone."""
@@ -88,7 +88,7 @@ class RankProcess:
             )
             executor, config = cast("ParallelDevice", device).build_rank(request, place, self._say_loading)
         except ConfigError as error:
-            self._reports.write(encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed)))
+            self._report(encode_told(Refusal(name=error.name, value=str(error.value), allowed=error.allowed)))
             raise SystemExit(1) from None
         hello = Hello(
             config=config,
@@ -97,7 +97,7 @@ class RankProcess:
             prefill_seconds=executor.prefill_seconds,
             seconds_per_block=0.0 if executor.swapper is None else executor.swapper.seconds_per_block,
         )
-        self._reports.write(encode_told(hello))
+        self._report(encode_told(hello))
         return executor, device.capabilities.graphs
 
     def _handle(self, executor: Executor, message: bytes) -> int | None:
@@ -115,9 +115,9 @@ class RankProcess:
         elif kind == PREPARE:
             prepared = RankPrepared(is_more_left=executor.prepare())
             if self._is_speaker:
-                self._reports.write(encode_told(prepared))
+                self._report(encode_told(prepared))
         else:
-            self._reports.write(encode_told(WarmedUp(seconds=executor.warm_up())))
+            self._report(encode_told(WarmedUp(seconds=executor.warm_up())))
         return None
 
     def _swap(self, swapper: Swapper, plan: SwapPlan) -> None:
@@ -146,7 +146,12 @@ class RankProcess:
     def _tell(self, result: StepResult) -> None:
         """All ranks of the last stage have the same result: one of them says it."""
         if self._is_speaker:
-            self._reports.write(encode_result(result))
+            self._report(encode_result(result))
+
+    def _report(self, message: bytes) -> None:
+        # A ring has one writer at a time: results are told in a thread, all else by the one that runs plans.
+        with self._is_reporting:
+            self._reports.write(message)
 
     @property
     def _is_speaker(self) -> bool:
@@ -155,11 +160,11 @@ class RankProcess:
     def _say_loading(self, phase: str, done: int, total: int) -> None:
         # One rank of each stage reports: stages may load on other hosts.
         if self._shard.index == 0:
-            self._reports.write(encode_told(Loading(phase=phase, done=done, total=total)))
+            self._report(encode_told(Loading(phase=phase, done=done, total=total)))
 
     def _warn(self, text: str) -> None:
         if self._is_speaker:
-            self._reports.write(encode_told(Warned(text=text)))
+            self._report(encode_told(Warned(text=text)))
 
     def _links(self) -> StageLinks:
         rings = self._start.rings.stages

@@ -9,24 +9,36 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 from unittest import mock
 
 import numpy as np
 import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executor import Executor, StepPlan, StepResult
 from headwater.engine_core.executors import multi
+from headwater.engine_core.executors.rank_process import RankProcess
 from headwater.engine_core.executors.warmup_plans import warmup_plans
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.parallel import rank_processes
 from headwater.engine_core.parallel.copied_process import CopiedProcess
-from headwater.engine_core.parallel.plan_messages import encode_warm_up
+from headwater.engine_core.parallel.plan_messages import encode_prepare, encode_warm_up
 from headwater.engine_core.parallel.rank_start import RankStart
 from headwater.engine_core.parallel.ranks import Ranks
-from headwater.engine_core.parallel.result_messages import Hello, Loading, Refusal, WarmedUp, encode_told
+from headwater.engine_core.parallel.result_messages import (
+    Hello,
+    Loading,
+    RankPrepared,
+    Refusal,
+    WarmedUp,
+    decode_result,
+    decode_told,
+    encode_told,
+)
 from headwater.engine_core.rank_facts import RankLost
-from headwater.engine_core.ring import RingReader, RingWriter
+from headwater.engine_core.ring import RING_BYTES, RingReader, RingWriter
 from tests.polling import holds_within
 
 HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))
@@ -149,3 +161,28 @@ def test_the_silence_that_a_first_step_is_allowed_counts_what_its_tokens_attend_
         assert executor.warm_up() == 4.0
         executor.submit(plan_of(start, count))
         assert ranks.allowed_silence == pytest.approx(seconds)
+
+
+LONG_RESULT = StepResult(
+    token_ids=np.arange(64, dtype=np.int32).reshape(64, 1),
+    num_tokens=np.ones(64, np.int32),
+    embeddings={row: bytes([row]) * (RING_BYTES // 8) for row in range(64)},
+)
+"""Eight times what a ring holds."""
+
+
+def report_in_two_threads(start: RankStart) -> None:
+    """Tells a result in a thread, as on a device, and meanwhile that launches are prepared."""
+    if start.rank == start.options.layout.speaker:
+        process = RankProcess(start)
+        threading.Thread(target=process._take, args=(LONG_RESULT, 0.0), daemon=True).start()
+        assert holds_within(lambda: process._reports._free == 0, 20)
+        process._handle(cast("Executor", SimpleNamespace(prepare=lambda: False)), encode_prepare())
+    os.read(start.lifeline, 1)
+
+
+def test_what_a_rank_reports_beside_a_long_result_comes_behind_it() -> None:
+    with two_ranks(report_in_two_threads) as ranks:
+        speaker = ranks.layout.speaker
+        assert decode_result(ranks.receive(speaker)).embeddings == LONG_RESULT.embeddings
+        assert decode_told(ranks.receive(speaker)) == RankPrepared(is_more_left=False)
