@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
+
+from .worker_thread import start_worker
 
 Job = Callable[[], None]
 
@@ -14,7 +15,7 @@ class Lane(Protocol):
     """Takes jobs and runs them later."""
 
     def submit(self, job: Job) -> None:
-        """Never waits. A job raises nothing."""
+        """Never waits. A job that raises anything ends the process."""
 
 
 class ThreadLane:
@@ -30,7 +31,7 @@ class ThreadLane:
         if not self._has_started:
             self._has_started = True
             for _ in range(self._num_threads):
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
+                start_worker(self._name, self._run)
         self._jobs.put(job)
 
     def _run(self) -> None:

@@ -3,14 +3,12 @@ rank is told nothing."""
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from ..executor import Swapper, SwapPlan
+from ..worker_thread import start_worker
 
 LOOK_SECONDS = 0.0003
 """Between two looks at copies on their way."""
@@ -24,7 +22,7 @@ class LaterCopies:
         them."""
         self._swapper, self._note = swapper, note
         self._launched: SimpleQueue[SwapPlan] = SimpleQueue()
-        threading.Thread(target=self._count_all, name="copies", daemon=True).start()
+        start_worker("copies", self._count_all)
 
     def add(self, plan: SwapPlan) -> None:
         """The plan's copies are launched."""
@@ -32,16 +30,11 @@ class LaterCopies:
 
     def _count_all(self) -> None:
         num_out = num_in = 0
-        try:
-            while True:
-                plan = self._launched.get()
-                num_out, num_in = num_out + plan.out_blocks.size, num_in + plan.in_blocks.size
-                while not self._has_ended(num_out, num_in):
-                    time.sleep(LOOK_SECONDS)
-        except BaseException:
-            # No other thread counts copies: whatever ends this one, the engine would wait for ever.
-            traceback.print_exc()
-            os._exit(1)
+        while True:
+            plan = self._launched.get()
+            num_out, num_in = num_out + plan.out_blocks.size, num_in + plan.in_blocks.size
+            while not self._has_ended(num_out, num_in):
+                time.sleep(LOOK_SECONDS)
 
     def _has_ended(self, num_out: int, num_in: int) -> bool:
         """Notes how far copies are. Whether so many have been made."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
-import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from ..executor import Executor, StepResult
+from ..worker_thread import start_worker
 
 
 class LaterResults:
@@ -19,21 +17,16 @@ class LaterResults:
         """`take` is given each result and the seconds that the device had for its plan alone."""
         self._executor, self._take = executor, take
         self._launched: SimpleQueue[tuple[int, float]] = SimpleQueue()
-        threading.Thread(target=self._retire_all, name="results", daemon=True).start()
+        start_worker("results", self._retire_all)
 
     def add(self, handle: int, launched_at: float) -> None:
         self._launched.put((handle, launched_at))
 
     def _retire_all(self) -> None:
         last = 0.0
-        try:
-            while True:
-                handle, launched_at = self._launched.get()
-                result = self._executor.retire(handle)
-                now = time.perf_counter()
-                self._take(result, now - max(launched_at, last))
-                last = now
-        except BaseException:
-            # No other thread retires plans: whatever ends this one, the rank would wait for ever.
-            traceback.print_exc()
-            os._exit(1)
+        while True:
+            handle, launched_at = self._launched.get()
+            result = self._executor.retire(handle)
+            now = time.perf_counter()
+            self._take(result, now - max(launched_at, last))
+            last = now

@@ -6,9 +6,7 @@ step runs. Knows numbers of blocks and slots; knows nothing about how copies are
 
 from __future__ import annotations
 
-import os
 import threading
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from ..executor import Int32Array
+from ..worker_thread import start_worker
 
 MOST_ON_WAY = 2
 """Parts on their way at once: the bus is busy with one while the next is launched."""
@@ -60,8 +59,7 @@ class SaveQueue:
         self._num_added = self._num_ended = 0
         self._is_closed = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="saves", daemon=True)
-        self._thread.start()
+        self._thread = start_worker("saves", self._run)
 
     def add(self, parts: Sequence[SavePart]) -> None:
         """Launches parts as soon as few are on their way before them."""
@@ -108,16 +106,11 @@ class SaveQueue:
         self._on_way.append((part.launch(), part.blocks.size))
 
     def _run(self) -> None:
-        try:
-            while (launched := self._next()) is not None:
-                launched.written.synchronize()
-                with self._changed:
-                    self.num_saved += self._on_way.popleft()[1]
-                    self._num_ended += 1
-        except BaseException:
-            # No other thread launches and counts saves: whatever ends this one, the engine would wait for ever.
-            traceback.print_exc()
-            os._exit(1)
+        while (launched := self._next()) is not None:
+            launched.written.synchronize()
+            with self._changed:
+                self.num_saved += self._on_way.popleft()[1]
+                self._num_ended += 1
 
     def _next(self) -> Launched | None:
         """The part that ends next, behind which as many are launched as may be; None once the queue is closed."""

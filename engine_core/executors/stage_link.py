@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ..executor import Int32Array
 from ..layers.embedding import Embedding
 from ..models.model import LastNorm
 from ..ring import PeerGone, RingReader, RingWriter
+from ..worker_thread import start_worker
 
 
 class Writer(Protocol):
@@ -32,7 +32,7 @@ class LaterWriter:
     def __init__(self, writer: Writer) -> None:
         self._writer, self.is_gone = writer, False
         self._messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._write_all, daemon=True).start()
+        start_worker("stage writer", self._write_all)
 
     def write(self, message: bytes) -> None:
         """Raises `PeerGone` once the thread has found that."""

@@ -3,10 +3,8 @@ as if the other stages were here; threads of the rank's process move them betwee
 
 from __future__ import annotations
 
-import os
-import threading
+import contextlib
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -18,6 +16,7 @@ from headwater.kernels.stage_memory import NUM_LANES, NUM_SLOTS
 
 from ..executor import Int32Array
 from ..ring import PeerGone
+from ..worker_thread import start_worker
 from .stage_link import Receiver, StageLinks, Writer
 from .stage_pieces import Piece, StatePiece, lanes_of
 
@@ -247,14 +246,8 @@ def _found(look: Callable[[], T | None]) -> T:
 
 def _run_thread(work: Callable[[], None]) -> None:
     def run() -> None:
-        try:
+        # The executor sees which rank is gone, and ends this process.
+        with contextlib.suppress(PeerGone):
             work()
-        except PeerGone:
-            # The executor sees who is gone, and ends this process.
-            return
-        except BaseException:
-            # Kernels would wait in vain for what no thread moves.
-            traceback.print_exc()
-            os._exit(1)
 
-    threading.Thread(target=run, name="stage relay", daemon=True).start()
+    start_worker("stage relay", run)
