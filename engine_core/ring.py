@@ -14,7 +14,7 @@ import select
 import struct
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 RING_BYTES = 4 << 20
@@ -129,8 +129,10 @@ class BroadcastWriter:
     """Puts messages of any length into the ring once, for all readers. Owns its descriptors. A message waits until
     every reader has room for it."""
 
-    def __init__(self, ends: list[RingEnd]) -> None:
+    def __init__(self, ends: list[RingEnd], wait: Callable[[int, int], object] | None = None) -> None:
+        """`wait` returns when an event of `poll` has come to a descriptor, and may do other things until then."""
         self._ends, self._memory = ends, _map(ends[0])
+        self._wait = wait or _wait_for
         for end in ends[1:]:
             for fd in (end.announce, end.release):
                 os.set_blocking(fd, False)
@@ -162,7 +164,7 @@ class BroadcastWriter:
         for reader, end in enumerate(self._ends):
             self._free[reader] += sum(_records(end.release))
             while self._free[reader] < length:
-                _wait_for(end.release, select.POLLIN)
+                self._wait(end.release, select.POLLIN)
                 self._free[reader] += sum(_records(end.release))
 
     def _announce(self, end: RingEnd, record: bytes) -> None:
@@ -170,7 +172,7 @@ class BroadcastWriter:
             try:
                 os.write(end.announce, record)
             except BlockingIOError:
-                _wait_for(end.announce, select.POLLOUT)
+                self._wait(end.announce, select.POLLOUT)
             except BrokenPipeError:
                 raise PeerGone from None
             else:

@@ -54,7 +54,7 @@ class Ranks:
         memory = SharedMemory.create(self.size)
         self.slots, self.board = memory.slots, Board(memory.board)
         writers, rings, reports = _create_rings(layout)
-        self._plans = BroadcastWriter(writers)
+        self._plans = BroadcastWriter(writers, self._await_room)
         num_local = len(variables)
         self._processes = RankProcesses(
             replace(options, num_threads=num_threads),
@@ -96,6 +96,18 @@ class Ranks:
             self._plans.write(message)
         except PeerGone:
             raise self._loss() from None
+
+    def _await_room(self, fd: int, event: int) -> None:
+        """Takes what ranks report until the ring of plans has room. A rank that waits for room itself, behind a long
+        result, reads no plan meanwhile."""
+        poll, rank_of = select.poll(), {reader.fileno(): rank for rank, reader in enumerate(self._reports)}
+        poll.register(fd, event)
+        for report in rank_of:
+            poll.register(report, select.POLLIN)
+        while fd not in (ready := [each for each, _ in poll.poll()]):
+            for report in ready:
+                if self._read([rank_of[report]]):
+                    poll.unregister(report)
 
     def has_word(self, rank: int) -> bool:
         """Whether `hear` would return at once. Raises `RankLost`."""

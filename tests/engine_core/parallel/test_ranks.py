@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -38,7 +38,7 @@ from headwater.engine_core.parallel.result_messages import (
     encode_told,
 )
 from headwater.engine_core.rank_facts import RankLost
-from headwater.engine_core.ring import RING_BYTES, RingReader, RingWriter
+from headwater.engine_core.ring import RING_BYTES, PeerGone, RingReader, RingWriter
 from tests.polling import holds_within
 
 HELLO = Hello(config=EngineConfig(num_blocks=9, max_model_len=64))
@@ -186,3 +186,26 @@ def test_what_a_rank_reports_beside_a_long_result_comes_behind_it() -> None:
         speaker = ranks.layout.speaker
         assert decode_result(ranks.receive(speaker)).embeddings == LONG_RESULT.embeddings
         assert decode_told(ranks.receive(speaker)) == RankPrepared(is_more_left=False)
+
+
+LONG_MESSAGE = bytes(2 * RING_BYTES)
+
+
+def answer_at_length(start: RankStart) -> None:
+    """Reads the next plan when the result of the last one is written, as ranks on CPUs do."""
+    reports, plans = RingWriter(start.rings.reports), RingReader(start.rings.plans)
+    with suppress(PeerGone):
+        while True:
+            plans.wait()
+            for _ in plans.read():
+                if start.rank == start.options.layout.speaker:
+                    reports.write(LONG_MESSAGE)
+
+
+def test_long_plans_behind_long_results_are_told() -> None:
+    with two_ranks(answer_at_length) as ranks:
+        telling = threading.Thread(target=lambda: [ranks.tell(LONG_MESSAGE) for _ in range(3)], daemon=True)
+        telling.start()
+        telling.join(20)
+        assert not telling.is_alive()
+        assert all(ranks.receive(ranks.layout.speaker) == LONG_MESSAGE for _ in range(3))
