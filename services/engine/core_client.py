@@ -251,14 +251,20 @@ class CoreClient:
 
     def _on_reports(self) -> None:
         try:
-            for message in self._reports.read():
-                self._take(decode_report(message))
+            messages = self._reports.read()
         except PeerGone:
             asyncio.get_running_loop().remove_reader(self._reports.fileno())
             self._settle(CoreFailed("the engine core ended before it was ready"))
             self.gone.set()
             if self._on_end is not None:
                 self._on_end()
+            return
+        for message in messages:
+            try:
+                self._take(decode_report(message))
+            except Exception as fault:
+                # Reports behind it have tokens and ends of other requests, which nothing says again.
+                structlog.get_logger().error("a report of the engine core failed", exc_info=fault)
 
     def _take(self, report: Report) -> None:
         match report:

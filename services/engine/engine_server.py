@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any
 
+import structlog
+
 from headwater.engine_core.rank_facts import RankFigures
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
@@ -250,8 +252,13 @@ class EngineServer:
         self._measure(step)
 
     def _deliver(self, output: StepOutput) -> None:
-        for session in self._sessions:
-            session.deliver(output)
+        for session in list(self._sessions):
+            try:
+                session.deliver(output)
+            except Exception as fault:
+                # Its streams lack what this step said of them; those of other sessions go on.
+                structlog.get_logger().error("a step was not delivered", exc_info=fault)
+                session.end(Unavailable("the engine could not send what it computed", code="step_not_delivered"))
 
     def _on_end(self) -> None:
         """The core is gone: every stream and every session ends by it."""

@@ -4,19 +4,23 @@ request."""
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack, closing
 
 import pytest
 
+from headwater.engine_core.ring import RingWriter
 from headwater.engine_core.step_output import CacheEvents, EngineLoad, PeerUse, StepOutput, StoredChain
+from headwater.proto import engine_pb2 as pb
+from headwater.proto.common_pb2 import LOSS_CAUSE_ENGINE_GONE
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
 from headwater.services.engine import core_client
 from headwater.services.engine.core_client import CoreClient
 from headwater.services.engine.engine_server import EngineServer
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.kv_events import KvEventLog
-from headwater.services.engine.messages import Idle, Ready, Step
+from headwater.services.engine.messages import Idle, Ready, Step, encode
 from headwater.services.runtime.member import ReplicaLoad
-from tests.services.engine.engine_process import client_of, engine_process
+from tests.services.engine.engine_process import add, client_of, engine_process
 
 PEER_USE = PeerUse(seconds_per_token=0.002)
 
@@ -55,6 +59,46 @@ async def test_blocks_that_were_found_on_a_disk_before_the_server_listened_are_p
         server.open(batches.append)
         assert set(events.snapshot()[1]) == set(found)
         assert [block for batch in batches for chain in batch.stored for block in chain.block_hashes] == found
+    finally:
+        await core._stop()
+
+
+async def test_a_report_that_fails_keeps_no_later_one_from_its_requests() -> None:
+    core, taken = CoreClient(), list[int]()
+
+    def take(report: Step | Idle) -> None:
+        assert isinstance(report, Step)
+        if report.output.step == 1:
+            raise LookupError("a bug")
+        taken.append(report.output.step)
+
+    core.connect(take, lambda: None)
+    try:
+        with closing(RingWriter(core._report_writer)) as reports:
+            for step in range(3):
+                reports.write(encode(Step(StepOutput(step=step), 0, 0, 0.0)))
+            core._on_reports()
+        assert taken == [0, 2]
+    finally:
+        await core._stop()
+
+
+async def test_a_step_that_cannot_be_sent_to_one_session_ends_that_one_alone() -> None:
+    core = CoreClient()
+    try:
+        core._take(Ready("", "", 32, "", 16, EngineLoad(), 64, 4, 4, 0.0))
+        server = EngineServer(core, await core.ready(), KvEventLog(Incarnation()), "m", GrammarCompiler(None))
+        server.open(lambda _: None)
+        with ExitStack() as left:
+            sessions = [left.enter_context(server.session()) for _ in range(3)]
+            for session in sessions:
+                session.take(pb.ClientFrame(adds=[add(7, [1, 2, 3])]))
+            # No frame can have the second one's token.
+            columns = {"keys": [1, 2, 3], "first_index": [0, 0, 0], "num_tokens": [1, 1, 1], "token_ids": [4, -1, 5]}
+            core._take(Step(StepOutput(step=1, **columns), 0, 3, 0.0))
+            frames = [session._outbox.next_frame() or pb.EngineFrame() for session in sessions]
+        assert [list(frame.token_ids) for frame in frames] == [[4], [], [5]]
+        assert [finish.cause for frame in frames for finish in frame.finishes] == [LOSS_CAUSE_ENGINE_GONE]
     finally:
         await core._stop()
 
