@@ -21,6 +21,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, Storag
 
 from . import subjects
 from .bus import FAILURES, Bus
+from .listeners import call_each
 from .record_seal import RecordSeals
 from .tasks import owned_task
 
@@ -162,16 +163,21 @@ class UsageLog:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
-                waiting = self._waiting[0]
+                waiting, seq = self._waiting[0], 0
                 try:
                     seq = await self._publish(waiting.record)
                 except FAILURES:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
+                except Exception as fault:
+                    # It would fail again, and all records wait behind it.
+                    facts = msgspec.structs.asdict(waiting.record)
+                    structlog.get_logger().error("usage record lost", record=facts, exc_info=fault)
                 # The oldest may have been dropped meanwhile.
                 if self._waiting and self._waiting[0] is waiting:
                     self._waiting.popleft()
-                waiting.on_stored(seq)
+                if seq:
+                    call_each([waiting.on_stored], seq)
 
     async def _publish(self, record: UsageRecord) -> int:
         js = _jetstream(self._bus)
@@ -181,10 +187,9 @@ class UsageLog:
         ack = await self._put(js, record)
         if ack.duplicate and record.outcome != LEFT:
             # A gateway that was taken for dead adds the tokens that the stored record lacks.
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                there = _records.decode((await js.get_msg(STREAM, ack.seq)).data or b"")
-                if there.outcome == LEFT and (more := record.beyond(there)) is not None:
-                    await self._put(js, more)
+            there = await _stored_record(js, ack.seq)
+            if there is not None and there.outcome == LEFT and (more := record.beyond(there)) is not None:
+                await self._put(js, more)
         return ack.seq
 
     async def _put(self, js: JetStreamContext, record: UsageRecord) -> PubAck:
@@ -241,6 +246,17 @@ def _jetstream(bus: Bus) -> JetStreamContext:
     if (js := bus.jetstream()) is None:
         raise ConnectionError("NATS is away")
     return js
+
+
+async def _stored_record(js: JetStreamContext, seq: int) -> UsageRecord | None:
+    """The record of a number; None where it is gone or cannot be read."""
+    try:
+        return _records.decode((await js.get_msg(STREAM, seq)).data or b"")
+    except nats.js.errors.NotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        structlog.get_logger().error("a stored usage record cannot be read", seq=seq, error=str(error))
+        return None
 
 
 async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:

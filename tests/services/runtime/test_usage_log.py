@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
-from headwater.services.runtime.usage_log import UsageLog, UsageRecord
+from headwater.services.runtime.usage_log import MSG_ID, UsageLog, UsageRecord
 
 
 async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reader(nats_url: str) -> None:
@@ -23,3 +26,35 @@ async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reade
             left = await first
         assert (left.request_id, left.tenant, left.used, left.seq) == ("r", "ada", 7, 5)
         await reports.aclose()
+
+
+def a_record(request_id: str) -> UsageRecord:
+    return UsageRecord(request_id=request_id, tenant="ada", model="m", at=0.0, prompt_tokens=3, output_tokens=4)
+
+
+def broken(seq: int) -> None:
+    raise LookupError("a bug")
+
+
+def nothing(seq: int) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("request_id", "on_stored"),
+    [("unreadable", nothing), ("known", broken), ("no text: \ud800", nothing)],
+    ids=["beside a stored one that cannot be read", "whose owner fails", "that cannot be encoded"],
+)
+async def test_records_behind_one_that_fails_are_stored(
+    nats_url: str, request_id: str, on_stored: Callable[[int], None]
+) -> None:
+    async with Bus.open(nats_url, wait_seconds=30) as bus, UsageLog(bus).running() as log:
+        await log.make()
+        js = bus.jetstream()
+        assert js is not None
+        await js.publish(subjects.usage("ada"), b"{", headers={MSG_ID: log._seals.name_of("unreadable")})
+        stored = asyncio.get_running_loop().create_future()
+        log.add(a_record(request_id), on_stored)
+        log.add(a_record(f"behind {on_stored.__name__} {request_id[:5]}"), stored.set_result)
+        async with asyncio.timeout(30):
+            assert await stored > 0
