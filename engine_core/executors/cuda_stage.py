@@ -217,8 +217,11 @@ class CudaStageExecutor:
         if self._guesser is not None and shape.is_decode and not shape.shares:
             self._guesser.prepare(shape)
 
+    @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
+            # So many draws may follow one another that the last stage would write over what only steps receive.
+            self._receive_first(self._num_left_over(num_steps=0))
             self._done[self._part(plan.step)].record(self._stream)
         self._await(plan.rows, self._shapes.num_rows(len(spread_draw(plan).rows)), are_ends=False)
         return plan.step
@@ -255,7 +258,10 @@ class CudaStageExecutor:
 
     def _settle(self, plan: StepPlan) -> None:
         """Receives what the plan depends on, and what belongs to plans that are retired."""
-        for _ in range(max(self._num_needed(plan), self._num_left_over())):
+        self._receive_first(max(self._num_needed(plan), self._num_left_over(num_steps=1)))
+
+    def _receive_first(self, count: int) -> None:
+        for _ in range(count):
             awaited = self._awaited.popleft()
             if isinstance(awaited, AwaitedTokens):
                 self._receive(awaited)
@@ -274,13 +280,13 @@ class CudaStageExecutor:
         needed = (i + 1 for i, each in enumerate(self._awaited) if np.isin(each.rows, read[type(each)]).any())
         return max(needed, default=0)
 
-    def _num_left_over(self) -> int:
-        """How many come first up to one beyond which there are as many as may be in flight."""
-        num_tokens = num_states = 0
+    def _num_left_over(self, *, num_steps: int) -> int:
+        """How many come first up to one beyond which there are as many as may be in flight, with so many more steps."""
+        num_tokens, num_states = 0, num_steps
         for i, awaited in enumerate(reversed(self._awaited)):
             num_tokens += isinstance(awaited, AwaitedTokens)
             num_states += isinstance(awaited, AwaitedStates)
-            if num_tokens > self._most_awaited or (self._late is not None and num_states >= self._late.most):
+            if num_tokens > self._most_awaited or (self._late is not None and num_states > self._late.most):
                 return len(self._awaited) - i
         return 0
 

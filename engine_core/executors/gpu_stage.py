@@ -182,7 +182,10 @@ def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
     """The sizes of a piece for steps of this config. The last stage sends a message only behind the step before it,
-    which has left every other stage; those stages had received all but the messages of plans in flight by then."""
+    which has left every other stage; those stages had received all but the messages of plans in flight by then.
+
+    NOTE: behind that step draws receive what is left over as well, but the last stage awaits no other one for a draw.
+    Of many draws in a row, a stage must not be as far behind as there are messages."""
     most_tokens = max(config.max_num_batched_tokens, config.max_positions)
     return StageSizes(
         stream_bytes=-(-most_tokens * hidden_size * dtype.itemsize // 128) * 128,

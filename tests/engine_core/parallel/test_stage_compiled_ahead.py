@@ -10,18 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
-from headwater.engine_core.executors import gpu_stage
+from headwater.engine_core.executors import cuda_stage, gpu_stage
 from headwater.engine_core.executors.build_cuda import build_cuda_executor
 from headwater.engine_core.executors.build_cuda_rank import LoadedRank
 from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.cuda_drafting import LoadedModel, TakenDrafts
 from headwater.engine_core.executors.cuda_stage import CudaStageExecutor
 from headwater.engine_core.executors.device_model import DeviceModel
-from headwater.engine_core.executors.gpu_stage import sizes_of
+from headwater.engine_core.executors.gpu_stage import parts_of, sizes_of
 from headwater.engine_core.executors.gpu_states import (
     FirstStates,
     LateStates,
@@ -283,3 +284,22 @@ def test_a_stage_prepares_a_shape_over_padding_whatever_step_its_buffers_hold(
         stage._buffers._words.fill_(1)
     assert len(tried) > 5
     assert all((rows == -1).all() for rows in tried)
+
+
+@pytest.mark.usefixtures("_no_gpu", "launches")
+@pytest.mark.parametrize("kind", ["draft model", "eagle3"])
+def test_draws_without_a_step_between_them_receive_what_earlier_ones_drew(
+    monkeypatch: pytest.MonkeyPatch, kind: str, tmp_path: Path
+) -> None:
+    stage, received, receive = stage_of(0, kind, tmp_path), list[int](), cuda_stage.receive_tokens
+
+    def noted(memory: StageMemory, number: int, *more: Any) -> None:
+        received.append(number)
+        receive(memory, number, *more)
+
+    monkeypatch.setattr(cuda_stage, "receive_tokens", noted)
+    row, masks = np.zeros(1, np.int32), np.zeros((1, LIMITS.num_rows, 1), np.int32)
+    for number in range(1, 50):
+        stage.draw(DrawPlan(step=number, rows=row, positions=row, output_indices=row, masks=masks))
+        # Those of plans that may be in flight before this one are left, and its own.
+        assert received == list(range(1, number - parts_of(LIMITS)))
