@@ -51,3 +51,13 @@ def test_names_that_fit_are_not_changed() -> None:
     (scaled,) = of_kind(objects, "ScaledObject")
     assert scaled == f"{'r' * 35}-engine-{ENGINES[0]['name']}"
     assert len(scaled) == 63
+
+
+@pytest.mark.parametrize("release", ["123", "true"])
+def test_a_release_may_be_named_as_a_number_is(release: str) -> None:
+    ((objects,),) = applied([[{"engines": [ENGINES[0]]}]], release)
+    for made in objects:
+        template = made.get("spec", {}).get("template", {}).get("metadata", {})
+        for labels in (made["metadata"]["labels"], template.get("labels", {})):
+            assert all(isinstance(value, str) for value in labels.values()), labels
+        assert isinstance(made["metadata"]["name"], str)

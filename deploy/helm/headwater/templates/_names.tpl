@@ -5,7 +5,7 @@
 {{- /* (dict "root" $ "stage" NAME): labels by which objects find a stage's pods. */ -}}
 {{- define "headwater.selector" -}}
 app.kubernetes.io/name: headwater
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .stage }}
 {{- end -}}
 
