@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import nats.errors
 import nats.js.errors
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 from nats.js.kv import KeyValue
 
 from headwater.services.runtime.errors import Unavailable
 
-_PAGE, _MSG_SIZE = 512, "Nats-Msg-Size"
+_PAGE, _PAGE_OF_VALUES = 512, 32
+"""Number of messages that are asked for at once: the client drops what exceeds 64 MiB of unread ones."""
+_MSG_SIZE, _MARKS = "Nats-Msg-Size", frozenset({"KV-Operation", "Nats-Marker-Reason"})
+"""Headers of a message: its bytes, and those of marks that stand in place of a value."""
 ENTRY_SECONDS = 10.0
 """Seconds that one entry of several may take: a server that restarts forgets its readers."""
+LOOK_SECONDS = 0.5
+"""Seconds without an entry after which the server is asked whether there are more."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 _FULL = (10023, 10077)
@@ -83,30 +89,14 @@ def is_full(refused: nats.js.errors.APIError) -> bool:
     return refused.err_code in _FULL
 
 
-async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entry]:
-    """Entries that match now. Raises nats' `TimeoutError` when the next one does not come."""
-    # NOTE: the server keeps what a watcher leaves behind for five minutes unless told otherwise, and 1,000 of it.
-    watcher = await bucket.watch(pattern, inactive_threshold=ENTRY_SECONDS)
-    updates = functools.partial(watcher.updates, timeout=ENTRY_SECONDS)
-    try:
-        entry = await updates()
-        # NOTE: the client says by an entry that is none that there is nothing, also where the server has sent what
-        # there is and it has not been read yet.
-        if entry is None and await _has_sent(watcher):
-            entry = await updates()
-        while entry is not None:
-            if entry.operation is None:
-                yield entry
-            entry = await updates() if entry.delta else None
-    finally:
-        await watcher.stop()  # type: ignore[no-untyped-call]
-
-
-async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
-    """The server has sent entries, or is about to."""
-    assert watcher._sub is not None
-    info = await watcher._sub.consumer_info()
-    return bool(info.num_pending or (info.delivered is not None and info.delivered.consumer_seq))
+async def entries(js: JetStreamContext, bucket: str, pattern: str) -> AsyncIterator[KeyValue.Entry]:
+    """Values whose keys match now. Raises nats' `TimeoutError` when the next one does not come."""
+    prefix = f"$KV.{bucket}."
+    async for message in _last_messages(js, f"KV_{bucket}", f"{prefix}{pattern}", page=_PAGE_OF_VALUES):
+        if _MARKS.isdisjoint(message.headers or ()):
+            revision = message.metadata.sequence.stream
+            key = message.subject.removeprefix(prefix)
+            yield KeyValue.Entry(bucket, key, message.data, revision, delta=None, created=None, operation=None)
 
 
 async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
@@ -117,8 +107,17 @@ async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
 
 async def last_headers(js: JetStreamContext, stream: str, pattern: str) -> AsyncIterator[Mapping[str, str]]:
     """Headers of the last message of each subject that matches now."""
+    async for message in _last_messages(js, stream, pattern, page=_PAGE, headers_only=True):
+        yield message.headers or {}
+
+
+async def _last_messages(
+    js: JetStreamContext, stream: str, pattern: str, *, page: int, headers_only: bool = False
+) -> AsyncIterator[Msg]:
+    """The last message of each subject that matches now, `page` of them at a time. Another process may delete some
+    meanwhile. Raises nats' `TimeoutError` when the next one does not come."""
     consumer = ConsumerConfig(
-        headers_only=True,
+        headers_only=headers_only,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
         ack_policy=AckPolicy.NONE,
         inactive_threshold=ENTRY_SECONDS,
@@ -126,13 +125,25 @@ async def last_headers(js: JetStreamContext, stream: str, pattern: str) -> Async
     )
     messages = await js.pull_subscribe(pattern, stream=stream, config=consumer)
     try:
-        num_left = (await messages.consumer_info()).num_pending or 0
+        num_left, heard_at = await _num_pending(messages), time.monotonic()
         while num_left > 0:
-            for message in await messages.fetch(min(_PAGE, num_left), timeout=ENTRY_SECONDS):
-                num_left -= 1
-                yield message.headers or {}
+            try:
+                found = await messages.fetch(min(page, num_left), timeout=LOOK_SECONDS)
+            except nats.errors.TimeoutError:
+                # Those that were deleted meanwhile do not come.
+                num_left = min(num_left, await _num_pending(messages))
+                if num_left and time.monotonic() - heard_at > ENTRY_SECONDS:
+                    raise
+                continue
+            num_left, heard_at = num_left - len(found), time.monotonic()
+            for message in found:
+                yield message
     finally:
         await messages.unsubscribe()
+
+
+async def _num_pending(messages: JetStreamContext.PullSubscription) -> int:
+    return (await messages.consumer_info()).num_pending or 0
 
 
 async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:

@@ -68,13 +68,13 @@ class SignedBucket:
 
     async def all(self, pattern: str) -> AsyncIterator[tuple[str, bytes]]:
         """Keys and values that match the filter now."""
-        async for entry in entries(self._bucket, pattern):
+        async for entry in entries(self._js, self._bucket._name, pattern):
             if (opened := self.seals.open(entry.key, entry.value or b"")) is not None:
                 yield entry.key, opened.value
 
     async def sign_all(self) -> None:
         """Signs trusted values without a seal, or with that of an earlier token, unless they change meanwhile."""
-        found = [entry async for entry in entries(self._bucket, ">")]
+        found = [entry async for entry in entries(self._js, self._bucket._name, ">")]
         for entry in found:
             opened = self.seals.open(entry.key, entry.value or b"")
             if opened is not None and not opened.is_current:

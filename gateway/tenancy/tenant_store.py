@@ -53,8 +53,9 @@ class TenantStore:
         """All tenants, by name."""
         await self._last_written.read()
         with or_unavailable():
-            bucket = await self._open()
-            found = [record async for entry in entries(bucket, "*") if (record := self._read(entry)) is not None]
+            await self._open()
+            every = entries(self._js(), BUCKET, "*")
+            found = [record async for entry in every if (record := self._read(entry)) is not None]
             await self._sign_again()
         await self._last_written.keep()
         return sorted(found, key=lambda record: record.id)
@@ -123,8 +124,8 @@ class TenantStore:
 
     async def removed(self) -> list[Removed]:
         with or_unavailable():
-            bucket = await self._open()
-            values = [self._opened(entry) async for entry in entries(bucket, f"{_REMOVED}.*")]
+            await self._open()
+            values = [self._opened(entry) async for entry in entries(self._js(), BUCKET, f"{_REMOVED}.*")]
             await self._sign_again()
         found = [_removed.decode(value) for value in values if value is not None]
         self._last_written.note({_key(each.id): each.written_before for each in found if each.id})

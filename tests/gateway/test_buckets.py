@@ -1,11 +1,17 @@
-"""Sentences that clients get while storage in NATS is out of reach."""
+"""Values of buckets, some of which are deleted while they are read; sentences that clients get while storage in NATS is
+out of reach."""
 
 from __future__ import annotations
 
+import uuid
+
 import nats.errors
 import pytest
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo
 
-from headwater.gateway.buckets import or_unavailable
+from headwater.gateway.buckets import drop_keys, entries, or_unavailable, sizes
+from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unavailable
 
 SENTENCES = [
@@ -20,3 +26,51 @@ def test_storage_that_does_not_answer_is_named_with_the_reason(failure: Exceptio
     with pytest.raises(Unavailable) as caught, or_unavailable():
         raise failure
     assert (caught.value.message, caught.value.code) == (sentence, "storage_unavailable")
+
+
+@pytest.mark.parametrize("pattern", ["b", ">"])
+async def test_values_that_are_deleted_after_they_were_counted_are_not_awaited(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    """Another gateway deletes `b`, or everything, between the count and the first page."""
+    name = f"test-{uuid.uuid4().hex}"
+    async with Bus.open(nats_url) as bus:
+        js = bus.jetstream()
+        assert js is not None
+        bucket = await js.create_key_value(bucket=name)
+        count = JetStreamContext.PullSubscription.consumer_info
+
+        async def count_and_delete(messages: JetStreamContext.PullSubscription) -> ConsumerInfo:
+            counted = await count(messages)
+            await drop_keys(js, name, pattern)
+            return counted
+
+        monkeypatch.setattr(JetStreamContext.PullSubscription, "consumer_info", count_and_delete)
+        left = {"a": b"1", "c": b"3"} if pattern == "b" else {}
+        for read in ("entries", "sizes"):
+            for key, value in (("a", b"1"), ("b", b"2"), ("c", b"3")):
+                await bucket.put(key, value)
+            if read == "entries":
+                found = {entry.key: entry.value async for entry in entries(js, name, ">")}
+                assert found == left
+            else:
+                assert len(await sizes(js, name, ">")) == len(left)
+        await js.delete_key_value(name)
+
+
+async def test_marks_of_deleted_values_are_left_out_and_many_values_come_in_order(nats_url: str) -> None:
+    name = f"test-{uuid.uuid4().hex}"
+    async with Bus.open(nats_url) as bus:
+        js = bus.jetstream()
+        assert js is not None
+        bucket = await js.create_key_value(bucket=name)
+        for i in range(100):
+            await bucket.put(f"k.{i}", str(i).encode())
+        await bucket.put("k.7", b"again")
+        await bucket.delete("k.50")
+        found = [(entry.key, entry.value) async for entry in entries(js, name, "k.*")]
+        expected = [(f"k.{i}", str(i).encode()) for i in range(100) if i not in (7, 50)]
+        assert found == [*expected, ("k.7", b"again")]
+        [last] = [entry async for entry in entries(js, name, "k.7")]
+        assert last.revision == (await bucket.get("k.7")).revision
+        await js.delete_key_value(name)

@@ -26,7 +26,7 @@ from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
-from headwater.services.runtime.errors import BadRequest, Unavailable
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.settings import SettingError
 from headwater.services.runtime.store import Store
@@ -270,16 +270,8 @@ def eager_purge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def until_cleared(book: TenantStore, removed: Removed) -> None:
-    while not await is_cleared(book, removed):  # noqa: ASYNC110 (NATS sends no event)
+    while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS sends no event)
         await asyncio.sleep(0.02)
-
-
-async def is_cleared(book: TenantStore, removed: Removed) -> bool:
-    """Asks again where NATS took too long, as it may on a busy machine."""
-    try:
-        return removed.key not in {each.key for each in await book.removed()}
-    except Unavailable:
-        return False
 
 
 @pytest.mark.usefixtures("eager_purge")
