@@ -18,6 +18,7 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel, expe
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.driven_engine import DrivenEngine
 
 BLOCK_SIZE = 16
 MODEL = SimulatedModel(vocab_size=1000)
@@ -31,35 +32,17 @@ CONFIG = EngineConfig(
 )
 
 
-class Bench:
+class Bench(DrivenEngine):
     def __init__(self, late_polls: int = 3, **changes: Any) -> None:
         config = replace(CONFIG, **changes)
-        self.executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
-        self.engine = Engine(config, self.executor)
-        self.tokens: dict[int, list[int]] = {}
-        self.cached: dict[int, int] = {}
+        executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
+        super().__init__(Engine(config, executor))
 
     def add(self, key: int, first_token: int, num_tokens: int = 200, max_tokens: int = 8) -> None:
         self.tokens[key] = []
         prompt_ids = prompt(first_token, num_tokens)
         sampling = SamplingParams(seed=key, max_tokens=max_tokens)
         self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling))
-
-    def step(self) -> None:
-        if (output := self.engine.step()) is None:
-            return
-        at = 0
-        for key, count in zip(output.keys, output.num_tokens, strict=True):
-            self.tokens[key] += output.token_ids[at : at + count]
-            at += count
-        self.cached |= {start.key: start.cached_tokens for start in output.starts}
-
-    def run(self) -> None:
-        for _ in range(3000):
-            if not self.engine.has_work():
-                return
-            self.step()
-        raise AssertionError("it does not end")
 
 
 def prompt(first_token: int, num_tokens: int) -> list[int]:

@@ -13,6 +13,7 @@ from headwater.engine_core.executors.simulated_model import SimulatedModel, expe
 from headwater.engine_core.kv.block_source import BlockSource, Outcome, Ticket
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.driven_engine import DrivenEngine
 from tests.engine_core.lying_source import ScriptedSource
 
 BLOCK_SIZE = 16
@@ -26,7 +27,7 @@ FORGOTTEN = 300
 """First token of a prompt that the cache has forgotten and the source holds."""
 
 
-class Served:
+class Served(DrivenEngine):
     """An engine whose source holds the blocks of a prompt that the cache has forgotten."""
 
     def __init__(self, config: EngineConfig = CONFIG, *, prefill_seconds: float = 0.0) -> None:
@@ -35,9 +36,7 @@ class Served:
         executor = SimulatedExecutor(config, MODEL, timing, verify_every=1, clock=lambda: self.now, sleep=self._sleep)
         self.source = ScriptedSource(executor._kv.reshape(-1, BLOCK_SIZE), seconds_per_block=0.5)
         sources: list[BlockSource] = [self.source]
-        self.engine = Engine(config, executor, clock=lambda: self.now, sources=sources)
-        self.tokens: dict[int, list[int]] = {}
-        self.cached: dict[int, int] = {}
+        super().__init__(Engine(config, executor, clock=lambda: self.now, sources=sources))
         for key, first_token in ((0, FORGOTTEN), (100, 600), (101, 50)):
             self.add(key, first_token)
             self.run()
@@ -49,22 +48,6 @@ class Served:
         self.tokens[key] = []
         sampling, prompt_ids = SamplingParams(seed=key, max_tokens=8), prompt(first_token)
         self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, credit=credit))
-
-    def step(self) -> None:
-        if (output := self.engine.step()) is None:
-            return
-        at = 0
-        for key, count in zip(output.keys, output.num_tokens, strict=True):
-            self.tokens[key] += output.token_ids[at : at + count]
-            at += count
-        self.cached |= {start.key: start.cached_tokens for start in output.starts}
-
-    def run(self) -> None:
-        for _ in range(1000):
-            if not self.engine.has_work():
-                return
-            self.step()
-        raise AssertionError("it does not end")
 
     def load_of(self, key: int) -> Ticket:
         """Adds a request for the forgotten prompt; the load that it waits for."""
