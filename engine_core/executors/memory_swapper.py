@@ -89,7 +89,8 @@ class MemorySwapper:
         self.num_loaded += plan.in_blocks.size
 
     def _await_others(self) -> None:
-        """Nothing else keeps ranks together between two plans: one may load what another has yet to save."""
+        """Returns when the other ranks have saved what this one has. Nothing else keeps ranks together between two
+        plans: one could load what another has yet to save."""
         if self._meet is not None and self._num_met < self.num_saved:
             self._meet()
             self._num_met = self.num_saved

@@ -13,7 +13,7 @@ from headwater.services.runtime import errors
 OWN_FILES = 256, 2048
 """Fewest and most open files that are left for logs, other stages, NATS, Redis and gRPC: a quarter in between."""
 SPARE_CONNECTIONS = 64
-"""Number of connections past the limit that are read, so that whoever watches the gateway is answered."""
+"""Number of connections past the limit whose requests the gateway still reads. It answers those of `WATCHED`."""
 WATCHED = frozenset({"/health", "/ping", "/ready", "/load", "/metrics"})
 SURPLUS = "headwater.surplus"
 """Key of a request's scope where its connection is past the limit; the limit. No server sets it."""

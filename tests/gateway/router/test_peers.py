@@ -79,7 +79,7 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str,
 
 
 def test_gateways_that_take_turns_send_to_different_replicas(served_model: ServedModel) -> None:
-    """What an engine lost, all of them send on in the same moment."""
+    """Gateways send on what an engine lost, all in the same moment."""
     air, replicas = Air(), [replica_of(served_model, name) for name in "abc"]
 
     async def send(router: Router) -> str:
