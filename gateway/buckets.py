@@ -16,7 +16,7 @@ from nats.js.kv import KeyValue
 from headwater.services.runtime.errors import Unavailable
 
 _PAGE, _PAGE_OF_VALUES = 512, 32
-"""Number of messages that are asked for at once: the client drops what exceeds 64 MiB of unread ones."""
+"""Number of messages that are asked for at once, without values and with values, each of up to a mebibyte."""
 _MSG_SIZE, _MARKS = "Nats-Msg-Size", frozenset({"KV-Operation", "Nats-Marker-Reason"})
 """Headers of a message: its bytes, and those of marks that stand in place of a value."""
 ENTRY_SECONDS = 10.0
