@@ -164,8 +164,8 @@ async def test_a_model_has_its_text_stages_until_a_replica_that_was_leaving_alre
     for folder in folders.values():
         folder.mkdir()
     # What a text stage says as it ends shows which replicas are still there.
-    looks = f"import os, signal, sys\nlog = open({str(folders['engine'] / 'engine-0.log')!r})\n"
-    looks += "def leave(*_):\n    print('gone' if 'left' in log.read() else 'there', flush=True); sys.exit()\n"
+    looks = f"import os, signal\nlog = open({str(folders['engine'] / 'engine-0.log')!r})\n"
+    looks += "def leave(*_):\n    os.write(1, b'gone' if 'left' in log.read() else b'there'); os._exit(0)\n"
     engines = Stages(folders["engine"], pipe, SLOW_TO_LEAVE)
     texts = Stages(folders["text"], pipe, READY + looks + "signal.signal(15, leave)\n" + NEVER_READY)
     for each in (engines, texts):
