@@ -96,7 +96,8 @@ class CudaStageExecutor:
         self._own_rows = OwnRows(config, self._table, self._buffers, parts)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._done = [torch.cuda.Event(blocking=True) for _ in range(parts)]  # type: ignore[no-untyped-call]  # torch ships it so
-        self._memory, self._numbers, self._most_awaited = memory, MessageNumbers(), parts
+        self._memory, self._most_awaited = memory, parts
+        self._numbers = MessageNumbers(memory.sizes.num_messages)
         self._awaited: deque[AwaitedTokens | AwaitedStates] = deque()
         self._decoder, self._head_part, self._states = decoder, head_part, states
         self._guesser: CudaGuesser | None = None

@@ -63,13 +63,14 @@ class _SentStream:
 
 
 class MessageNumbers:
-    """Numbers of the messages of tokens, which the last stage sends and the others receive in one order."""
+    """Numbers of messages, which one stage sends and the others receive in one order: from 1 on, and again from 1 where
+    the slots begin anew."""
 
-    def __init__(self) -> None:
-        self._number = 0
+    def __init__(self, num_slots: int) -> None:
+        self._number, self._most = 0, MOST_NUMBERS - MOST_NUMBERS % num_slots
 
     def next(self) -> int:
-        self._number = self._number % MOST_NUMBERS + 1
+        self._number = self._number % self._most + 1
         return self._number
 
 
@@ -77,7 +78,8 @@ class TokenTeller:
     """Tells the other stages what the last one has sampled."""
 
     def __init__(self, memory: StageMemory, table: DeviceTable) -> None:
-        self._memory, self._table, self._numbers = memory, table, MessageNumbers()
+        self._memory, self._table = memory, table
+        self._numbers = MessageNumbers(memory.sizes.num_messages)
         self.relay: StageRelay | None = None
         """Is told of each message where stages are on other hosts."""
 
@@ -102,7 +104,7 @@ class TokenTeller:
         )
         self.tell(padding, padding, padding)
         self.tell_ends(padding)
-        self._numbers = MessageNumbers()
+        self._numbers = MessageNumbers(self._memory.sizes.num_messages)
 
 
 class FirstStageGuesses:
@@ -113,7 +115,7 @@ class FirstStageGuesses:
     ) -> None:
         """`shown` hands hidden states on to the first stage; None: it reads none."""
         self._memory, self._table, self._served = memory, table, served
-        self._numbers, self._states = MessageNumbers(), shown
+        self._numbers, self._states = MessageNumbers(memory.sizes.num_guesses), shown
         self.shown: Shown | None = shown
         self.relay: StageRelay | None = None
         """As that of `TokenTeller`."""
@@ -150,7 +152,7 @@ class GuessTeller:
 
     def __init__(self, memory: StageMemory, table: DeviceTable, served: DeviceModel) -> None:
         self._memory, self._table, self._served = memory, table, served
-        self._numbers = MessageNumbers()
+        self._numbers = MessageNumbers(memory.sizes.num_guesses)
         self.relay: StageRelay | None = None
         """As that of `TokenTeller`."""
 
@@ -182,16 +184,14 @@ def padded_step(served: DeviceModel) -> tuple[torch.Tensor, torch.Tensor]:
 
 def sizes_of(config: EngineConfig, hidden_size: int, dtype: torch.dtype) -> StageSizes:
     """The sizes of a piece for steps of this config. The last stage sends a message only behind the step before it,
-    which has left every other stage; those stages had received all but the messages of plans in flight by then.
-
-    NOTE: behind that step draws receive what is left over as well, but the last stage awaits no other one for a draw.
-    Of many draws in a row, a stage must not be as far behind as there are messages."""
+    which has left every other stage; those stages had received all but the messages of plans in flight by then. For a
+    draw it awaits no other stage, but between two steps each row is drawn once at most."""
     most_tokens = max(config.max_num_batched_tokens, config.max_positions)
     return StageSizes(
         stream_bytes=-(-most_tokens * hidden_size * dtype.itemsize // 128) * 128,
         most_rows=config.max_num_seqs,
         most_positions=config.max_positions,
-        num_messages=2 * parts_of(config) + 2,
+        num_messages=2 * parts_of(config) + 2 + config.num_rows,
         # A plan in flight may have one, which its result depends on.
         num_guesses=parts_of(config) if config.max_draft_tokens else 0,
     )

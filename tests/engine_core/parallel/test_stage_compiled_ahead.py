@@ -22,7 +22,7 @@ from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.executors.cuda_drafting import LoadedModel, TakenDrafts
 from headwater.engine_core.executors.cuda_stage import CudaStageExecutor
 from headwater.engine_core.executors.device_model import DeviceModel
-from headwater.engine_core.executors.gpu_stage import parts_of, sizes_of
+from headwater.engine_core.executors.gpu_stage import MessageNumbers, parts_of, sizes_of
 from headwater.engine_core.executors.gpu_states import (
     FirstStates,
     LateStates,
@@ -303,3 +303,18 @@ def test_draws_without_a_step_between_them_receive_what_earlier_ones_drew(
         stage.draw(DrawPlan(step=number, rows=row, positions=row, output_indices=row, masks=masks))
         # Those of plans that may be in flight before this one are left, and its own.
         assert received == list(range(1, number - parts_of(LIMITS)))
+
+
+@pytest.mark.parametrize("guesses", [False, True])
+def test_messages_that_may_not_be_received_yet_have_slots_of_their_own(guesses: bool) -> None:
+    sizes = sizes_of(LIMITS, SERVED.hidden_size, DTYPE)
+    num_slots = sizes.num_guesses if guesses else sizes.num_messages
+    # Plans in flight have one each; behind the last step, that step's is left, and those of draws of each row alone.
+    most_left = parts_of(LIMITS) + (0 if guesses else 1 + LIMITS.num_rows)
+    numbers = MessageNumbers(num_slots)
+    numbers._number = numbers._most - 2 * most_left
+    last = [numbers.next() for _ in range(4 * most_left)]
+    assert 1 in last
+    assert 0 not in last
+    for i in range(len(last) - most_left + 1):
+        assert len({number % num_slots for number in last[i : i + most_left]}) == most_left
