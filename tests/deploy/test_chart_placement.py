@@ -17,6 +17,7 @@ if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
 
 FRONT = {"gateway": "gateway", "processor": "processor", "outputProcessor": "output-processor"}
 """Stages without engines, by the name of their values."""
+PREFERRED = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
 
 
 def pods_by_stage(objects: list[Object]) -> dict[str, Object]:
@@ -33,14 +34,13 @@ def own_pods(stage: str) -> Object:
 def test_replicas_of_a_stage_prefer_different_nodes() -> None:
     ((objects,),) = applied([[{}]])
     found = pods_by_stage(objects)
-    preferred = {"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}
     for stage in FRONT.values():
-        assert found[stage]["topologySpreadConstraints"] == [preferred | own_pods(stage)]
-    assert found["engine"]["topologySpreadConstraints"] == [preferred | own_pods("engine-demo")]
+        assert found[stage]["topologySpreadConstraints"] == [PREFERRED | own_pods(stage)]
+    assert found["engine"]["topologySpreadConstraints"] == [PREFERRED | own_pods("engine-demo")]
     assert not any("topologySpreadConstraints" in found[server] for server in ("nats", "valkey", "pull"))
 
 
-def test_a_front_stage_is_spread_and_placed_as_its_values_say() -> None:
+def test_a_stage_is_spread_and_placed_as_its_values_say() -> None:
     import kubernetes_validate  # noqa: PLC0415 (two seconds of every worker)
 
     zones = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
@@ -50,7 +50,11 @@ def test_a_front_stage_is_spread_and_placed_as_its_values_say() -> None:
         "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}},
         "topologySpreadConstraints": [zones, chosen],
     }
-    ((objects,),) = applied([[dict.fromkeys(FRONT, placed)]])
+    engines = [{"name": "a", "model": "demo"} | placed, {"name": "b", "model": "demo", "servedModelName": "other"}]
+    ((objects,),) = applied([[dict.fromkeys(FRONT, placed) | {"engines": engines}]])
+    spread = {workload["metadata"]["name"]: pod.get("topologySpreadConstraints") for workload, pod in pods(objects)}
+    assert spread["hw-engine-a"] == [zones | own_pods("engine-a"), chosen]
+    assert spread["hw-engine-b"] == [PREFERRED | own_pods("engine-b")]
     for workload, pod in pods(objects):
         if (stage := stage_of(workload)) in FRONT.values():
             kubernetes_validate.validate(workload, "1.34", strict=True)
