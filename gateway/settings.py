@@ -34,54 +34,66 @@ _BOUNDS: tuple[tuple[Sequence[str], Callable[[float], bool], str], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings(StageSecuritySettings):
-    """The front door: OpenAI's REST API and public gRPC over processors, output processors and engines."""
+    """The gateway: OpenAI's REST API and public gRPC over processors, output processors and engines."""
 
-    host: str = setting("127.0.0.1", "address to listen on; past loopback only with keys")
+    host: str = setting("127.0.0.1", "address to listen on; beyond loopback only with keys")
     port: int = setting(8000, "REST port; 0: any")
     grpc_port: int = setting(8001, "public gRPC port; 0: any")
     reuse_port: bool = setting(False, "let several gateways share the ports")
     gateway_id: str = setting("", "stable name among the gateways; default: a random one")
-    nats_url: str = setting("", "NATS server that carries facts; none: seeds only")
-    redis_url: str = setting("", "Redis server that holds the shared index; none: local knowledge only")
-    processor: tuple[str, ...] = setting((), "host:port of a processor (repeatable); a name: of each of its addresses")
-    output_processor: tuple[str, ...] = setting((), "host:port of an output processor, in the same way")
-    replica: tuple[str, ...] = setting((), "host:port of an engine, in the same way")
-    members_file: str = setting(
-        "", "file that keeps who was heard on NATS, for a start while it is away; none: nothing is kept"
+    nats_url: str = setting(
+        "",
+        "NATS server for membership and events; none: only stages given by --processor, --output-processor, --replica",
     )
-    api_key_file: str = setting("", "file with one `tenant key` a line; none: one open tenant")
-    admin_key: str = setting("", "who has it manages tenants, which are kept in NATS then; for the environment")
-    admin_key_file: str = setting("", "file with one `name key` a line of those who do")
+    redis_url: str = setting(
+        "", "Redis server of the prefix index, limits and responses; none: what this gateway knows itself"
+    )
+    processor: tuple[str, ...] = setting(
+        (), "host:port of a processor (repeatable); a host name stands for all its addresses"
+    )
+    output_processor: tuple[str, ...] = setting((), "host:port of an output processor, as --processor")
+    replica: tuple[str, ...] = setting((), "host:port of an engine, as --processor")
+    members_file: str = setting(
+        "", "file that keeps the stages heard on NATS, for a start while NATS is away; none: they are not kept"
+    )
+    api_key_file: str = setting("", "file with one `tenant key` a line; none: one tenant, without a key")
+    admin_key: str = setting("", "administrator's key; set it in the environment. With one, tenants are kept in NATS")
+    admin_key_file: str = setting("", "file of administrators' keys, one `name key` a line")
     tenants_file: str = setting(
-        "", "file that keeps the tenants for a start without NATS: digests of keys, no keys; none: nothing is kept"
+        "", "file that keeps tenants and digests of their keys for a start without NATS; none: they are not kept"
     )
     adopt_unsigned_tenants: bool = setting(
         False,
-        "believe what no cluster token signed in NATS (tenants, files, batches), and sign it: once, after an upgrade",
+        "sign records in NATS that have no signature (tenants, files, batches); use it once, after an upgrade",
     )
     fail_open_share: float = setting(
-        1.0, "part of each limit that a gateway grants by itself while Redis is away; 0: it refuses with 503"
+        1.0, "share of each limit that this gateway grants while Redis is away; 0: it refuses with 503"
     )
-    master_key: str = setting("", "secret that separates tenants' caches, equal on all gateways; for the environment")
+    master_key: str = setting(
+        "", "secret that separates tenants' cached prefixes, equal on all gateways; set it in the environment"
+    )
     master_key_file: str = setting(
-        "", "file with that secret; neither: a random one, so that no gateway shares prefixes"
+        "", "file with the master key; neither: a random one, so that gateways share no prefixes"
     )
     shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
     tls_cert_file: str = setting("", "PEM certificate for clients, REST and gRPC; none: no TLS")
     tls_key_file: str = setting("", "PEM private key of that certificate")
-    tls_client_ca_file: str = setting("", "PEM certificates of those who sign for clients; given: clients show theirs")
+    tls_client_ca_file: str = setting(
+        "", "PEM certificates of authorities; with it, clients must show a certificate that one of these signed"
+    )
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     allowed_hosts: tuple[str, ...] = setting(
-        (), "name besides loopback's that a gateway without keys answers to (repeatable); *: any"
+        (), "host name, besides loopback names, that a gateway without keys answers to (repeatable); *: any"
     )
     tokenizer_info: bool = setting(
-        False, "answer GET /tokenizer_info, which tells the tokenizer's configuration and the chat template"
+        False, "answer GET /tokenizer_info with the tokenizer's configuration and the chat template"
     )
-    max_body_bytes: int = setting(4 * 1024 * 1024, "largest body of a request, and message over gRPC")
-    max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize")
-    max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
+    max_body_bytes: int = setting(4 * 1024 * 1024, "largest body of a request, or gRPC message, in bytes")
+    max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize, in bytes")
+    max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files, in bytes")
     storage_bytes: int = setting(
-        16 * 1024 * 1024 * 1024, "bytes that NATS may keep in all, each kind within its part; less where NATS has less"
+        16 * 1024 * 1024 * 1024,
+        "bytes that NATS may keep in all, divided among kinds of records; less where NATS has less",
     )
     tenant_file_bytes: int = setting(
         DEFAULT_FILE_BYTES,
@@ -90,31 +102,36 @@ class GatewaySettings(StageSecuritySettings):
     tenant_response_bytes: int = setting(
         DEFAULT_RESPONSE_BYTES, "bytes of responses and conversations that a tenant may keep, unless it has a limit"
     )
-    batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
+    batch_concurrency: int = setting(
+        64, "lines of batches that run on this gateway at once; 0: other gateways run batches"
+    )
     max_choices: int = setting(1024, "most choices of one request: its prompts, each times n or best_of")
-    max_running: int = setting(4096, "choices that run at once")
-    max_queued: int = setting(4096, "prompts that wait for a turn")
+    max_running: int = setting(4096, "choices that run on this gateway at once")
+    max_queued: int = setting(4096, "prompts that wait on this gateway at once")
     cold_start_timeout: float = setting(
-        0.0, "seconds that a request waits for the first replica of its model to start; 0: requests do not wait"
+        0.0, "seconds that a request waits for the first engine of its model to start; 0: requests do not wait"
     )
     ready_needs_engine: bool = setting(
-        False, "answer /ready with 503 until an engine is there, also where requests wait for one to start"
+        False, "answer /ready with 503 until an engine is there, even if requests wait for one to start"
     )
-    response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
-    sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
+    response_ttl: float = setting(86400.0, "seconds that responses and conversations are kept in Redis")
+    sse_keep_alive: float = setting(5.0, "seconds without an event after which a stream gets a comment")
     slow_reader_limit: float = setting(
-        30.0, "seconds that a client may take nothing of its answer, over gRPC any time, over REST once it has ended"
+        30.0,
+        "seconds that a client may read nothing of its answer: over gRPC at any time, over REST after the answer's end",
     )
     slow_head_limit: float = setting(
-        60.0, "seconds that the line and headers of a request over REST may take, and a new connection be idle"
+        60.0, "seconds for the request line and headers over REST, and for a new connection without a request"
     )
     slow_body_limit: float = setting(
         30.0,
-        "seconds that a request's body over REST may take, one more for each 16 KiB of it, and pause at most; over "
-        "gRPC a message may take what a body of the largest size may",
+        "seconds for the body of a request over REST, plus one for each 16 KiB, and longest pause in it; over gRPC a "
+        "message has the time of the largest body",
     )
-    drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
-    log_receipts: float = setting(0.01, "part of the requests whose routing decision is logged; failed ones always are")
+    drain_limit: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
+    log_receipts: float = setting(
+        0.01, "share of requests whose routing decision is logged; those whose replica failed always are"
+    )
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
     otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")

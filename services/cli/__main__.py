@@ -59,10 +59,16 @@ KNOWN_ERRORS: tuple[type[Exception], ...] = (
 """Errors that a person can do something about, those of files among them; any other is a bug and shows its trace."""
 
 STAGES = {
-    "gateway": ("headwater.gateway", "The front door: REST and public gRPC, routing."),
-    "processor": ("headwater.services.processor", "Text to tokens, checked parameters, block hashes."),
-    "output-processor": ("headwater.services.output_processor", "Tokens to text, stop strings, logprobs."),
-    "engine": ("headwater.services.engine", "A replica of a model."),
+    "gateway": ("headwater.gateway", "Gateway: REST and public gRPC for clients, routing."),
+    "processor": (
+        "headwater.services.processor",
+        "Processor: turns text into tokens, checks parameters, hashes blocks.",
+    ),
+    "output-processor": (
+        "headwater.services.output_processor",
+        "Output processor: turns tokens into text, with stop strings and log probabilities.",
+    ),
+    "engine": ("headwater.services.engine", "Engine: one replica of a model."),
     "stage": ("headwater.services.engine.stage_host", "A pipeline stage of an engine on another host."),
 }
 PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -74,7 +80,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    help="Serves large language models: requests flow to the replica that already holds their prefix.",
+    help="Serve large language models. Each request goes to the replica that answers it soonest.",
 )
 serve = typer.Typer(no_args_is_help=True, help="Run one stage in the foreground; its own --help lists its flags.")
 app.add_typer(serve, name="serve")
@@ -118,11 +124,11 @@ def chat(
     base_url: Annotated[
         str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="An OpenAI-compatible API; default: the local one.")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name; default: the first that the server lists.")] = None,
     system: Annotated[str, typer.Option(help="System message.")] = "",
-    temperature: Annotated[float | None, typer.Option(help="Default: the model's.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
-    api_key: Annotated[str, typer.Option(envvar="HEADWATER_API_KEY", help="Where the server wants one.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; default: the model's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Most tokens of an answer.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="HEADWATER_API_KEY", help="API key, if the server needs one.")] = "",
     state_dir: StateDir,
 ) -> None:
     """Talk to a model in the terminal, streamed, with history."""
@@ -173,7 +179,7 @@ def warmup(
     max_model_len: MaxModelLen = None,
     cache_dir: CacheDir,
 ) -> None:
-    """Compile kernels ahead of an engine's first start: part of an image, or of a machine's setting-up.
+    """Compile kernels before an engine's first start: while an image is built, or once on a machine.
 
     For a GPU those of a model; for a CPU (--device cpu) those of all models, which needs none.
 
@@ -223,9 +229,10 @@ def _check_no_model_flag(context: typer.Context) -> None:
 def status(
     *,
     nats_url: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_NATS_URL", help="Default: that of the local cluster.")
+        str | None,
+        typer.Option(envvar="HEADWATER_NATS_URL", help="NATS server to read; default: that of the local cluster."),
     ] = None,
-    watch: Annotated[bool, typer.Option(help="Stay and refresh.")] = False,
+    watch: Annotated[bool, typer.Option(help="Keep running and refresh the view.")] = False,
     as_json: AsJson = False,
     state_dir: StateDir,
 ) -> None:
@@ -271,7 +278,7 @@ def doctor(
 
 @app.command(add_help_option=False, context_settings=dict(PASS_ON))
 def bench(context: typer.Context) -> None:
-    """Measure: `headwater bench --help` lists the benchmarks."""
+    """Run a benchmark: `headwater bench --help` lists them."""
     _become("headwater.bench", context.args)
 
 

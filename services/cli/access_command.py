@@ -15,10 +15,12 @@ from ..stack.token_file import TOKEN, TOKEN_FILE
 
 def access(
     *,
-    folder: Annotated[Path, typer.Argument(help="Where the files go; what lies there is kept.")],
-    nats_url: Annotated[str, typer.Option(help="Where the stages reach NATS.")] = "nats://nats:4222",
-    redis_url: Annotated[str, typer.Option(help="Where they reach Redis.")] = "redis://redis:6379",
-    renew: Annotated[bool, typer.Option("--renew", help="New passwords; the token and the master key stay.")] = False,
+    folder: Annotated[Path, typer.Argument(help="Folder for the files; files that exist are kept.")],
+    nats_url: Annotated[str, typer.Option(help="Address at which stages reach NATS.")] = "nats://nats:4222",
+    redis_url: Annotated[str, typer.Option(help="Address at which stages reach Redis.")] = "redis://redis:6379",
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Draw new passwords; keep the token and the master key.")
+    ] = False,
 ) -> None:
     """Draw passwords for NATS and Redis, and the cluster's token: once, for a deployment that `headwater up` does not
     run.

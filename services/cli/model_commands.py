@@ -25,7 +25,7 @@ POLL_SECONDS = 0.2
 Model = Annotated[
     str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file, on the cluster's machine.")
 ]
-Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
+Name = Annotated[str, typer.Argument(help="Model name that clients send.")]
 
 
 class ModelError(Exception):
@@ -81,7 +81,7 @@ def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any
 
 def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     """`state_dir` says where the local cluster writes its addresses."""
-    app = typer.Typer(no_args_is_help=True, help="Models of a running cluster: load, unload and list them.")
+    app = typer.Typer(no_args_is_help=True, help="Load, unload, scale and list the models of a running cluster.")
 
     @contextlib.contextmanager
     def connected(base_url: str | None, key_file: Path | None) -> Iterator[ModelClient]:
@@ -92,12 +92,17 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     def load(
         model: Model,
         *,
-        served_model_name: Annotated[str | None, typer.Option(help="What clients ask for; default: its own.")] = None,
-        replicas: Annotated[int | None, typer.Option(help="Engines, a fixed number.")] = None,
-        min_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the fewest; 0 is allowed.")] = None,
-        max_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the most.")] = None,
+        served_model_name: Annotated[
+            str | None, typer.Option(help="Model name that clients send; default: the model's own.")
+        ] = None,
+        replicas: Annotated[int | None, typer.Option(help="Engines: a fixed number.")] = None,
+        min_replicas: Annotated[
+            int | None, typer.Option(help="Fewest engines when their number follows demand; 0 is allowed.")
+        ] = None,
+        max_replicas: Annotated[int | None, typer.Option(help="Most engines when their number follows demand.")] = None,
         escape_special_tokens: Annotated[
-            bool, typer.Option("--escape-special-tokens", help="Read those in messages and tools as text.")
+            bool,
+            typer.Option("--escape-special-tokens", help="Read special tokens in messages and tools as plain text."),
         ] = False,
         numerics: Annotated[
             str | None, typer.Option(help="default, or tree: the same bits on engines of any number of ranks; slower.")
@@ -106,7 +111,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Load a model beside those that are served; returns when requests for it are taken.
+        """Load another model; returns when the cluster takes requests for it.
 
         Without numbers it follows the cluster's: one engine where these are fixed.
         """
@@ -122,9 +127,11 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     def scale(
         name: Name,
         *,
-        replicas: Annotated[int | None, typer.Option(help="Engines, a fixed number.")] = None,
-        min_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the fewest; 0 is allowed.")] = None,
-        max_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the most.")] = None,
+        replicas: Annotated[int | None, typer.Option(help="Engines: a fixed number.")] = None,
+        min_replicas: Annotated[
+            int | None, typer.Option(help="Fewest engines when their number follows demand; 0 is allowed.")
+        ] = None,
+        max_replicas: Annotated[int | None, typer.Option(help="Most engines when their number follows demand.")] = None,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
@@ -137,7 +144,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @app.command()
     def unload(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Refuse new requests for a model, let those that run end, stop its processes; returns when they are gone."""
+        """Unload a model: refuse new requests, let running ones end, stop its processes; then return."""
         with connected(base_url, admin_key_file) as client:
             client.unload(name)
             while client.find(name) is not None:
@@ -145,7 +152,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @app.command("list")
     def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Every model of the cluster, and how far it is."""
+        """List the models of the cluster and their state."""
         with connected(base_url, admin_key_file) as client:
             show_as(models := client.all(), lambda: models_table(models), as_json)
 

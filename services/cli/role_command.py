@@ -15,7 +15,9 @@ from ..runtime.role import ROLES
 from .admin_client import AdminError, AdminKeyFile, AsJson, BaseUrl, call, open_gateway
 
 Replica = Annotated[str, typer.Argument(help="The engine's id, as `headwater status` shows it.")]
-Role = Annotated[str, typer.Argument(help="both, prefill (computes prompts) or decode (goes on behind them).")]
+Role = Annotated[
+    str, typer.Argument(help="both, prefill (computes prompts and hands them over) or decode (continues them).")
+]
 
 
 def make_command(state_dir: Callable[[], Path]) -> Callable[..., None]:
@@ -27,7 +29,7 @@ def make_command(state_dir: Callable[[], Path]) -> Callable[..., None]:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Change what routing sends to an engine first, at once and without draining."""
+        """Change whether an engine computes prompts, continues them, or both; at once and without draining."""
         if role not in ROLES:
             raise AdminError(f"role is {role!r}; allowed: {' or '.join(ROLES)}")
         with open_gateway(state_dir, base_url, admin_key_file, needs_key=False) as client:

@@ -18,28 +18,31 @@ from .plain_table import show_as
 from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
-Weight = Annotated[float | None, typer.Option(help="Share of the cluster, relative to other tenants'.")]
-Tier = Annotated[int | None, typer.Option(help="Strict priority: lower goes first.")]
+Weight = Annotated[float | None, typer.Option(help="Share of the cluster relative to other tenants.")]
+Tier = Annotated[int | None, typer.Option(help="Strict priority: a lower number goes first.")]
 Shared = Annotated[
-    bool | None, typer.Option("--shared-cache/--own-cache", help="Share cached prefixes with others that do.")
+    bool | None,
+    typer.Option("--shared-cache/--own-cache", help="Share cached prefixes with other tenants that do so too."),
 ]
 Escape = Annotated[
     bool | None,
     typer.Option(
         "--escape-special-tokens/--model-special-tokens",
-        help="Read special tokens in its messages and tools as text, or as the model's processors do.",
+        help="Read special tokens in its messages and tools as plain text, or as the model's processors are set.",
     ),
 ]
-Model = Annotated[str | None, typer.Option(help="The limits are for this model.")]
-Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 lifts a limit, here and below.")]
+Model = Annotated[str | None, typer.Option(help="Set the limits for this model alone.")]
+Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 removes a limit, here and below.")]
 Tpm = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in any 60 seconds.")]
-Concurrency = Annotated[int | None, typer.Option(help="Requests at once.")]
-Budget = Annotated[int | None, typer.Option(help="Tokens in a calendar period.")]
+Concurrency = Annotated[int | None, typer.Option(help="Choices at once: each prompt of a request, times n or best_of.")]
+Budget = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in a --budget-period.")]
 
 FileBytes = Annotated[
-    int | None, typer.Option(help="Of files, batches and background responses; -1: as many as every tenant.")
+    int | None, typer.Option(help="Bytes of files, batches and background responses; -1: the default of all tenants.")
 ]
-ResponseBytes = Annotated[int | None, typer.Option(help="Of responses and conversations; -1: the same.")]
+ResponseBytes = Annotated[
+    int | None, typer.Option(help="Bytes of responses and conversations; -1: the default of all tenants.")
+]
 
 
 class Period(StrEnum):
@@ -47,12 +50,12 @@ class Period(StrEnum):
     MONTH = "month"
 
 
-BudgetPeriod = Annotated[Period | None, typer.Option(help="A calendar period of UTC.")]
+BudgetPeriod = Annotated[Period | None, typer.Option(help="Calendar day or month, in UTC.")]
 
 
 def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     """`state_dir` says where the local cluster writes its addresses."""
-    app = typer.Typer(no_args_is_help=True, help="Tenants: who may call, within which limits, and what they used.")
+    app = typer.Typer(no_args_is_help=True, help="Manage tenants: keys, limits, usage.")
 
     @contextlib.contextmanager
     def connected(base_url: str | None, key_file: Path | None) -> Iterator[TenantClient]:
@@ -85,13 +88,13 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @app.command("list")
     def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Every tenant with its limits."""
+        """List all tenants with their limits."""
         with connected(base_url, admin_key_file) as client:
             show_as(tenants := client.all(), lambda: tenants_table(tenants), as_json)
 
     @app.command()
     def show(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """One tenant, as JSON."""
+        """Show one tenant as JSON."""
         with connected(base_url, admin_key_file) as client:
             print(json.dumps(client.show(tenant), indent=2))
 
@@ -115,7 +118,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Change what is named and leave the rest."""
+        """Change the settings that are given and leave the others."""
         settings = _settings(locals())
         if model is not None:
             settings["models"] = {model: settings.pop("limits", {})}
@@ -128,18 +131,18 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     def rotate_key(
         tenant: Name,
         *,
-        grace: Annotated[int, typer.Option(help="Seconds for which the old keys are still taken.")] = 0,
+        grace: Annotated[int, typer.Option(help="Seconds for which the old keys still work.")] = 0,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """A new key in place of those that there are; prints it once."""
+        """Make a new key and expire the old ones; prints the new key once."""
         with connected(base_url, admin_key_file) as client:
             _print_key(client.rotate_key(tenant, grace), as_json)
 
     @app.command()
     def remove(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
-        """Its keys are no longer taken; what it used stays on record."""
+        """Remove a tenant: its keys stop working, what it stored is deleted, its usage records are kept."""
         with connected(base_url, admin_key_file) as client:
             client.remove(tenant)
 
@@ -147,12 +150,12 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     def usage(
         tenant: Name,
         *,
-        days: Annotated[int, typer.Option(help="How far back, today included.")] = 31,
+        days: Annotated[int, typer.Option(help="Days to show, today included.")] = 31,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Requests and tokens, by day and model."""
+        """Show a tenant's requests and tokens by day and model."""
         with connected(base_url, admin_key_file) as client:
             show_as(rows := client.usage(tenant, days), lambda: usage_table(rows), as_json)
 

@@ -60,7 +60,7 @@ class EngineSettings(StageSecuritySettings):
     replica_id: str = setting("", "stable name of this replica; empty: host name and port")
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any free one")
-    advertise: str = setting("", "host:port by which others reach it, behind a proxy say; empty: where it listens")
+    advertise: str = setting("", "host:port at which other stages reach this one; empty: where it listens")
     nats_url: str = setting("", "NATS server for events, load and membership; empty: none", secret=True)
     redis_url: str = setting("", "Redis server of the prefix index; empty: none", secret=True)
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
@@ -79,64 +79,74 @@ class EngineSettings(StageSecuritySettings):
     kv_disk_dir: Path | None = setting(
         None, "folder for prefixes that memory has no room for; they survive a restart; none: no disk"
     )
-    kv_disk_memory: int = setting(16 << 30, "bytes that an engine's prefixes may take there")
+    kv_disk_memory: int = setting(16 << 30, "bytes that this engine may use in --kv-disk-dir")
     kv_peer_memory: int = setting(
-        0, "bytes of host memory through which prefixes go from and to other engines of the model; 0: none do"
+        0, "bytes of host memory to copy prefixes from and to other engines of the model; 0: no copies"
     )
     kv_peer_direct: str = setting(
-        "auto", "auto (engines of one host copy prefixes out of each other's KV caches) or off (all of them as records)"
+        "auto",
+        "auto (engines of one host copy blocks out of each other's KV caches) or off (through --kv-peer-memory alone)",
     )
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     activation_dtype: str = setting(
-        "auto", "beside packed weights: int8 (a CPU's auto) or model (the dtype's); auto on Hopper follows the weights"
+        "auto", "with packed weights: int8 (auto on CPUs) or model (--dtype); on Hopper GPUs auto follows the weights"
     )
     quantization: str = setting(
-        "auto", "auto, or what the folder's weights must be: a kind that they were rounded to, or packed by that method"
+        "auto",
+        "auto, or how the folder's weights must be stored: the kind that they were rounded to, or the packing method",
     )
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
-    max_num_seqs: int = setting(256, "requests that run at once")
+    max_num_seqs: int = setting(256, "most requests that run at once")
     max_num_batched_tokens: int = setting(2048, "token budget of a step")
     long_prefill_chunk: int = setting(0, "the most prompt tokens one request gets a step; 0: the whole budget")
-    async_depth: int = setting(2, "steps in flight, 1…4")
-    decode_steps: int = setting(1, "decode steps that a GPU goes on by itself while nothing changes, 1…16")
-    speculation: str = setting("auto", "auto (drafts tokens where that pays; changes no token) or off")
+    async_depth: int = setting(2, "steps in flight at once, 1…4")
+    decode_steps: int = setting(1, "decode steps that a GPU runs from one plan while its batch does not change, 1…16")
+    speculation: str = setting("auto", "auto (drafts tokens where that is faster, with the same answers) or off")
     drafters: tuple[str, ...] = setting(DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them")
-    max_draft_tokens: int = setting(15, "drafted tokens of a request in a step, 1…31 and fewer than a block has")
+    max_draft_tokens: int = setting(15, "most drafted tokens of a request in a step, 1…31 and fewer than --block-size")
     draft_model: Path | None = setting(
-        None, "converted smaller model of the same tokens that drafts beside --drafters; none: no model does"
+        None,
+        "folder of a converted smaller model with the same tokenizer, which drafts beside --drafters; none: none",
     )
     draft_heads: Path | None = setting(
-        None, "folder of heads that draft (Medusa, EAGLE, EAGLE-3, as published), not beside --draft-model; none"
+        None,
+        "folder of published draft heads (Medusa, EAGLE, EAGLE-3); not together with --draft-model; none: no heads",
     )
     numerics: str = setting(
-        "default", "tree: the same bits on 1, 2, 4 or 8 ranks, so that answers move between them exactly; slower"
+        "default",
+        "default, or tree: the same bits on 1, 2, 4 or 8 ranks, so that answers move between them exactly; slower",
     )
-    tensor_parallel_size: int = setting(1, "processes that divide every layer, on a CPU at most one a core or thread")
-    pipeline_parallel_size: int = setting(1, "stages, in processes of their own, that divide the layers, 1…4")
+    tensor_parallel_size: int = setting(
+        1, "ranks (processes) that divide every layer; on a CPU at most one for each core, or for each of --threads"
+    )
+    pipeline_parallel_size: int = setting(1, "pipeline stages, each a process with some of the layers, 1…4")
     peer_access: str = setting(
         "auto",
-        "auto (ranks write into one another's GPUs, or into host memory where these cannot) or off (host memory)",
+        "auto (ranks write into each other's GPU memory, or into host memory where GPUs cannot) or off (host memory)",
     )
-    stage_hosts: int = setting(0, "stages on other hosts, the last ones: each joins by `headwater serve stage`")
-    stage_listen: str = setting("", "host:port where these hosts join")
+    stage_hosts: int = setting(
+        0, "how many pipeline stages, the last ones, run on other hosts: each joins by `headwater serve stage`"
+    )
+    stage_listen: str = setting("", "host:port where the stages of other hosts join")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
-    role: str = setting(BOTH, "both, prefill (computes prompts, others go on) or decode (goes on behind them)")
+    role: str = setting(BOTH, "both, prefill (computes prompts and hands them over) or decode (continues them)")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
-    threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
-    simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
-    simulated_prefill_seconds: float = setting(0.0, "what each prompt token adds to it")
+    threads: int = setting(0, "threads that compute on a CPU; 0: one for each core")
+    simulated_step_seconds: float = setting(0.0, "seconds that a step of the simulated executor takes")
+    simulated_prefill_seconds: float = setting(0.0, "seconds that each prompt token adds to a simulated step")
     simulated_draft_acceptance: float = setting(
-        0.0, "share of a pretended draft model's tokens that are right; 0: the simulated executor has no draft model"
+        0.0, "share of a simulated draft model's tokens that are accepted; 0: no simulated draft model"
     )
     index_shards: int = setting(
         1, "shards of the prefix index, equal on all engines of a model, 1…64; a Redis Cluster spreads them"
     )
     hang_limit: float = setting(
         30.0,
-        "seconds that a core with work may be silent, ten steps at least; ten times that at its start; 0: for ever",
+        "seconds that a core with work may say nothing before it is restarted, at least ten of its longest steps; "
+        "ten times as long while it starts; 0: no limit",
     )
-    drain_limit: float = setting(30.0, "seconds that running requests are given to end when the engine leaves")
+    drain_limit: float = setting(30.0, "seconds that running requests get to end after SIGTERM")
 
     def __post_init__(self) -> None:
         check_host(self.host)

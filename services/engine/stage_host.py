@@ -27,10 +27,10 @@ from .settings import STAGE_SECRET_FILE
 class StageSettings:
     """A pipeline stage of an engine on another host. The engine says everything that is not set here."""
 
-    join: str = setting("", "host:port where the engine awaits its stages, its --stage-listen")
+    join: str = setting("", "host:port of the engine's --stage-listen")
     stage_secret_file: Path | None = setting(None, STAGE_SECRET_FILE)
     model_folder: Path | None = setting(None, "converted model, the same as the engine's")
-    threads: int = setting(0, "threads that compute; 0: one a core")
+    threads: int = setting(0, "threads that compute; 0: one for each core")
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:

@@ -70,21 +70,21 @@ def _names_of(formats: Iterable[str]) -> str:
 class ProcessorSettings(TextStageSettings):
     """The processor: turns text into checked requests of tokens."""
 
-    dtype: str = setting("", "dtype that the engines serve (default: the folder's)")
-    kv_format: str = setting("", "format of the engines' KV cache (default: dtype)")
-    block_size: int = setting(16, "tokens a KV block of the engines")
+    dtype: str = setting("", "dtype of the engines (default: the folder's)")
+    kv_format: str = setting("", "fp8 for engines with --kv-cache-dtype fp8 (default: the dtype)")
+    block_size: int = setting(16, "tokens in a KV block, as on the engines")
     max_model_len: int = setting(0, "tokens of prompt and answer together (default: the model's)")
     chat_template: str = setting("", "file with a chat template (default: the model's)")
     generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
     tool_parser: str = setting("auto", _names_of(TOOL_FORMATS))
     reasoning_parser: str = setting("auto", _names_of(REASONING_FORMATS))
     escape_special_tokens: bool = setting(
-        False, "take special tokens in messages and tools for text, so that no client forges turns with them"
+        False, "read special tokens in messages and tools as plain text, so that no client can forge turns with them"
     )
     close_schemas: bool = setting(
-        True, "take JSON Schemas that do not say whether objects have other properties as if they had none"
+        True, "treat objects of a JSON Schema that leaves additionalProperties out as if it were false"
     )
-    threads: int = setting(0, "threads for long texts; 0: as many as cores")
+    threads: int = setting(0, "threads that tokenize long texts; 0: one for each core")
 
     @property
     def choices(self) -> ServingChoices:

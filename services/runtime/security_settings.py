@@ -14,10 +14,11 @@ class StageSecuritySettings(StageTlsSettings):
     """Settings by which stages trust each other."""
 
     cluster_token: str = setting(
-        "", "secret that all stages share, at least 32 characters; for the environment", secret=True
+        "", "secret that all stages share, at least 32 characters; set it in the environment", secret=True
     )
     cluster_token_file: str = setting(
-        "", "file with that secret, further lines are old ones that still count; neither: any stage is believed"
+        "",
+        "file with the cluster token; further lines: older tokens, still accepted; no token: every stage is trusted",
     )
 
     def cluster_key(self) -> ClusterKey | None:

@@ -97,69 +97,80 @@ class StackSettings:
     """One deployment on this machine: what it serves, where it listens, how many of each stage."""
 
     model: str = flag(DEMO_NAME, "Demo model, Hugging Face id, model folder or .gguf file.")
-    replicas: int | None = flag(None, "Engines; they share the machine.", shown="2; on GPUs one each")
-    prefill_replicas: int | None = flag(None, "Engines that compute prompts, with --decode-replicas.")
-    decode_replicas: int | None = flag(None, "Engines that go on behind them, with --prefill-replicas.")
-    min_replicas: int | None = flag(None, "Engines come and go by demand: the fewest; 0 is allowed.")
-    max_replicas: int | None = flag(None, "Engines come and go by demand: the most.")
-    idle_seconds: float = flag(IDLE_SECONDS, "After which an engine that is not needed is stopped.")
-    target_requests: int = flag(TARGET_REQUESTS, "At once on an engine, before another one is started.")
-    cold_start_timeout: float = flag(120.0, "Seconds that a request waits for the first engine.", GATEWAY)
-    profile: Path | None = flag(None, "Settings that `headwater bench tune` found.")
-    host: str = flag("127.0.0.1", "Address to listen on; past loopback only with keys.", GATEWAY)
-    port: int = flag(8000, "REST; 0: any free port.")
-    grpc_port: int = flag(8001, "Public gRPC; 0: any free port.")
+    replicas: int | None = flag(
+        None, "Engines (replicas) of the model; they share the machine.", shown="2; on GPUs one each"
+    )
+    prefill_replicas: int | None = flag(None, "Engines for prefill; needs --decode-replicas.")
+    decode_replicas: int | None = flag(None, "Engines for decode; needs --prefill-replicas.")
+    min_replicas: int | None = flag(None, "Fewest engines when their number follows demand; 0 is allowed.")
+    max_replicas: int | None = flag(None, "Most engines when their number follows demand.")
+    idle_seconds: float = flag(IDLE_SECONDS, "Seconds after which an engine that is not needed is stopped.")
+    target_requests: int = flag(TARGET_REQUESTS, "Requests an engine has at once before another one is started.")
+    cold_start_timeout: float = flag(120.0, "Seconds that a request waits for a first engine to start.", GATEWAY)
+    profile: Path | None = flag(None, "File of engine settings that `headwater bench tune` wrote.")
+    host: str = flag("127.0.0.1", "Address to listen on; beyond loopback only with keys.", GATEWAY)
+    port: int = flag(8000, "Port of REST; 0: any free port.")
+    grpc_port: int = flag(8001, "Port of public gRPC; 0: any free port.")
     device: str = flag("auto", "auto, cpu, cuda, or an installed platform (`platform list`).")
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16.")
     load_format: str = engine_flag("load_format", "auto, or random weights of the model's shape: dummy, dummy-uniform.")
-    kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8: twice the cache, faster, less exact; GPU.")
-    activation_dtype: str = engine_flag("activation_dtype", "int8 beside packed weights (CPU, auto), or model: exact.")
-    quantization: str = engine_flag("quantization", "fp8, int8 or int4: round weights; or the checkpoint's method.")
-    calibration: Path | None = flag(None, "Text by which int4 and int8 rounding is chosen (AutoRound).")
-    speculation: str = engine_flag("speculation", "auto: engines draft tokens where that pays; changes none; off.")
-    draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
-    """As `model`; a stack is given its folder."""
-    draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa or EAGLE heads that draft.")
-    numerics: str = engine_flag("numerics", "tree: the same bits however many ranks an engine has; slower.")
-    tensor_parallel_size: int = engine_flag(
-        "tensor_parallel_size", "Processes, or GPUs, that divide an engine's layers."
+    kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8 (GPU): twice the tokens, faster, less exact.")
+    activation_dtype: str = engine_flag(
+        "activation_dtype", "With packed weights: int8 (auto on CPUs), or model (exact)."
     )
-    pipeline_parallel_size: int = engine_flag("pipeline_parallel_size", "Stages of consecutive layers in every engine.")
-    kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for prefixes, each engine.")
-    kv_disk_dir: Path | None = engine_flag("kv_disk_dir", "Folder for prefixes that outlive memory and restarts.")
-    kv_disk_memory: int = engine_flag("kv_disk_memory", "Bytes that each engine may take there.")
-    kv_peer_memory: int = engine_flag("kv_peer_memory", "Bytes of each engine for prefixes from and to others.")
-    kv_peer_direct: str = engine_flag("kv_peer_direct", "Copies between caches of one host: auto or off.")
-    gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
-    max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
-    served_model_name: str | None = flag(None, "What clients ask for.")
-    revision: str | None = flag(None, "Branch, tag or commit on the Hub.")
-    chat_template: Path | None = flag(None, "A jinja file instead of the model's own.", PROCESSOR)
-    generation_config: str | None = flag(None, "Sampling defaults: auto (the model's), none, a file.", PROCESSOR)
-    escape_special_tokens: bool = flag(False, "Read those in messages and tools as text.", PROCESSOR)
-    close_schemas: bool = flag(True, "Answers have no keys but those that their schema names.", PROCESSOR)
-    api_key_file: Path | None = flag(None, "`tenant key` lines; absent: open, loopback.", GATEWAY)
-    admin_key_file: Path | None = flag(None, "`name key` lines of who manages tenants, with limits.", GATEWAY)
+    quantization: str = engine_flag("quantization", "fp8, int8 or int4: round the weights; or a checkpoint's method.")
+    calibration: Path | None = flag(None, "Text that AutoRound calibrates int4 and int8 rounding with.")
+    speculation: str = engine_flag("speculation", "auto: draft tokens where that is faster, same answers; or off.")
+    draft_model: str | None = engine_flag("draft_model", "Smaller model with the same tokenizer that drafts tokens.")
+    """As `model`; a stack is given its folder."""
+    draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens.")
+    numerics: str = engine_flag("numerics", "default, or tree: equal bits on any number of ranks; slower.")
+    tensor_parallel_size: int = engine_flag(
+        "tensor_parallel_size", "Ranks (processes or GPUs) that divide every layer of an engine."
+    )
+    pipeline_parallel_size: int = engine_flag(
+        "pipeline_parallel_size", "Pipeline stages of each engine; each has some of the layers."
+    )
+    kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for cached prefixes, for each engine.")
+    kv_disk_dir: Path | None = engine_flag("kv_disk_dir", "Folder for cached prefixes that memory has no room for.")
+    kv_disk_memory: int = engine_flag("kv_disk_memory", "Bytes that each engine may use in --kv-disk-dir.")
+    kv_peer_memory: int = engine_flag("kv_peer_memory", "Bytes of each engine to copy prefixes from and to others.")
+    kv_peer_direct: str = engine_flag("kv_peer_direct", "auto: engines of one host copy KV blocks directly; or off.")
+    gpu_memory_utilization: float = engine_flag(
+        "gpu_memory_utilization", "Share of a GPU's memory that an engine may take."
+    )
+    max_model_len: int | None = flag(None, "Most tokens of prompt and answer together.", ENGINE, PROCESSOR)
+    served_model_name: str | None = flag(None, "Model name that clients send; default: the model's own.")
+    revision: str | None = flag(None, "Branch, tag or commit on the Hugging Face Hub.")
+    chat_template: Path | None = flag(None, "Jinja file instead of the model's own chat template.", PROCESSOR)
+    generation_config: str | None = flag(None, "Sampling defaults: auto (the model's), none, or a file.", PROCESSOR)
+    escape_special_tokens: bool = flag(False, "Read special tokens in messages and tools as plain text.", PROCESSOR)
+    close_schemas: bool = flag(True, "Answers contain only the properties that their schema names.", PROCESSOR)
+    api_key_file: Path | None = flag(None, "File of `tenant key` lines; none: no keys, loopback only.", GATEWAY)
+    admin_key_file: Path | None = flag(None, "File of `name key` lines: administrators' keys.", GATEWAY)
     tls_cert_file: Path | None = flag(None, "PEM certificate for clients, REST and gRPC.", GATEWAY)
     tls_key_file: Path | None = flag(None, "PEM private key of that certificate.", GATEWAY)
-    tls_client_ca_file: Path | None = flag(None, "Given: clients show a certificate that these sign.", GATEWAY)
-    allowed_origins: tuple[str, ...] = flag((), "Web origins that may call (CORS).", GATEWAY)
-    tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info, which tells the chat template.", GATEWAY)
+    tls_client_ca_file: Path | None = flag(None, "PEM authorities; clients must show a certificate of theirs.", GATEWAY)
+    allowed_origins: tuple[str, ...] = flag((), "Web origins that may call the API (CORS); repeatable.", GATEWAY)
+    tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info (tokenizer and chat template).", GATEWAY)
     gateways: int = flag(1, "Gateway processes that share the ports.")
-    processors: int = flag(1, "Processors.")
-    output_processors: int = flag(1, "Output processors.")
-    executor: str = engine_flag("executor", "single, or simulated: no model, a timing model instead.")
-    nats_url: str | None = flag(None, "An outside NATS instead of the deployment's own.")
-    redis_url: str | None = flag(None, "An outside Redis instead of the deployment's own.")
+    processors: int = flag(1, "Processor processes (text to tokens).")
+    output_processors: int = flag(1, "Output processor processes (tokens to text).")
+    executor: str = engine_flag("executor", "single, or simulated: no model, made-up tokens.")
+    nats_url: str | None = flag(None, "URL of a NATS server to use instead of the embedded one.")
+    redis_url: str | None = flag(None, "URL of a Redis server to use instead of the embedded one.")
     state_dir: Path = flag(
         default_state_dir,
-        "Durable state, logs and the running deployment's addresses.",
+        "Folder for durable state, logs and the deployment's addresses.",
         shown="~/.local/state/headwater",
     )
     cache_dir: Path = flag(
-        default_cache_dir, "Downloaded and converted models.", shown="~/.cache/headwater", variable="HEADWATER_CACHE"
+        default_cache_dir,
+        "Folder for downloaded and converted models.",
+        shown="~/.cache/headwater",
+        variable="HEADWATER_CACHE",
     )
-    drain_limit: float = flag(5.0, "Seconds that running answers get at Ctrl-C.", GATEWAY)
+    drain_limit: float = flag(5.0, "Seconds that running requests get to end after Ctrl-C.", GATEWAY)
     log_level: str = flag("info", "debug, info, warning or error.")
 
     def __post_init__(self) -> None:

@@ -18,28 +18,29 @@ from headwater.services.stack.settings import StackSettings, variable_of
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 HEAD = """# Configuration
 
-Every setting is a flag and a variable: `--max-num-seqs` is `HEADWATER_MAX_NUM_SEQS`. A flag goes before the variable,
-the variable before the default. Lists are repeated flags, and commas in a variable.
+Every setting is a flag and an environment variable: `--max-num-seqs` is `HEADWATER_MAX_NUM_SEQS`. A flag wins over the
+variable, and the variable over the default. A list is a flag that is given several times, or a variable with commas.
 
-- `headwater up` reads the first table. Variables that it does not know reach its stages, which read theirs:
-  `HEADWATER_MAX_NUM_SEQS=64 headwater up`.
-- A stage that is started by itself (`headwater serve gateway`, `processor`, `output-processor`, `engine`) reads its own
-  table, and the last one; a pipeline stage on another host (`headwater serve stage`) its own alone.
-- `headwater up --help` and `headwater serve STAGE --help` say the same.
-- `headwater up`, and a stage that is started by itself, warn of a variable `HEADWATER_…` that nothing reads, and name
-  the nearest one that something does.
+- `headwater up` reads the table [`headwater up`](#headwater-up). It passes the other variables to its stages, and each
+  stage reads those of its own table: `HEADWATER_MAX_NUM_SEQS=64 headwater up`.
+- A stage that is started on its own (`headwater serve gateway`, `processor`, `output-processor`, `engine`) reads its
+  own table and the table [Every stage](#every-stage). A pipeline stage on another host (`headwater serve stage`) reads
+  its own table alone.
+- `headwater up --help` and `headwater serve STAGE --help` show the same settings.
+- `headwater up` and stages that are started on their own warn about a variable `HEADWATER_…` that nothing reads, and
+  name the most similar variable that is read.
 
-This page is made from the settings (`python -m tests.docs.configuration`); a test compares them.
+`python -m tests.docs.configuration` writes this page from the settings; a test compares the two.
 
 ## Variables of commands
 
 | variable | meaning |
 |---|---|
-| `HEADWATER_BASE_URL` | the gateway that commands speak to; `chat` wants it with `/v1` |
-| `HEADWATER_API_KEY` | the key of `chat` and `bench serve` |
-| `HEADWATER_ADMIN_KEY`, `HEADWATER_ADMIN_KEY_FILE` | the administrator's key of `tenant`, `models` and `status` |
-| `HEADWATER_STATE_DIR`, `HEADWATER_CACHE` | where a deployment keeps its state, and where models lie |
-| `HF_TOKEN` | opens gated models of the Hub |
+| `HEADWATER_BASE_URL` | address of the gateway for commands; for `chat` it ends with `/v1` |
+| `HEADWATER_API_KEY` | API key that `chat` and `bench serve` send |
+| `HEADWATER_ADMIN_KEY`, `HEADWATER_ADMIN_KEY_FILE` | the administrator's key, or a file whose first key is used |
+| `HEADWATER_STATE_DIR`, `HEADWATER_CACHE` | folder of a deployment's state; folder of models and compiled kernels |
+| `HF_TOKEN` | token of the Hugging Face Hub, for gated models |
 """
 STAGES: dict[str, tuple[str, type]] = {
     "Gateway": ("`headwater serve gateway`", GatewaySettings),
@@ -57,7 +58,7 @@ def page() -> str:
         rows = (_row(_variable(each), each) for each in _fields(settings) if each.name not in SHARED)
         parts.append(f"## {title}\n\n{command}\n\n{_table(rows)}")
     shared = _table(_row(_variable(each), each) for each in _fields(StageSecuritySettings))
-    parts.append(f"## Every stage\n\nWhat stages prove to each other: [security.md](security.md).\n\n{shared}")
+    parts.append(f"## Every stage\n\nTLS and the token between stages: [security.md](security.md).\n\n{shared}")
     return "\n".join(parts)
 
 
