@@ -16,7 +16,7 @@ from ..runtime.printable import shown
 from .admin_client import AsJson
 from .plain_table import plain_table, show_as
 
-app = typer.Typer(no_args_is_help=True, help="Platforms: what engines compute on. List them, check one.")
+app = typer.Typer(no_args_is_help=True, help="List and check platforms: the kinds of devices that engines compute on.")
 
 
 @app.command("list")
@@ -36,19 +36,21 @@ def check(
     *,
     name: Annotated[str, typer.Argument(help="A name of `headwater platform list`.")],
     dtype: Annotated[
-        list[str] | None, typer.Option(help="Check operations in this type; repeatable. Default: all it serves.")
+        list[str] | None,
+        typer.Option(help="Check only operations in this type; repeatable. Default: all types that it serves."),
     ] = None,
     part: Annotated[
-        list[str] | None, typer.Option(help="Of the operations: rows, attention, sampling or hooks; repeatable.")
+        list[str] | None,
+        typer.Option(help="Check only these operations: rows, attention, sampling or hooks; repeatable."),
     ] = None,
     model: Annotated[bool, typer.Option(help="Check the demo model's greedy tokens too.")] = True,
     as_json: AsJson = False,
     cache_dir: Annotated[
         Path | None,
-        typer.Option(envvar="HEADWATER_CACHE", show_default="~/.cache/headwater", help="Downloaded models."),
+        typer.Option(envvar="HEADWATER_CACHE", show_default="~/.cache/headwater", help="Folder for downloaded models."),
     ] = None,
 ) -> None:
-    """Check a platform: every operation beside its specification, and the same bits in every batch.
+    """Compare every operation of a platform with its specification, and its bits in every batch.
 
     Then the demo model's greedy tokens, beside a decoder in plain torch.
 
