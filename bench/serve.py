@@ -76,11 +76,12 @@ def run(
         str | None, typer.Option(help="server under test; default: the deployment on this machine")
     ] = None,
     model: Annotated[str | None, typer.Option(help="served name; default: the first that the server lists")] = None,
-    dataset: Annotated[Dataset, typer.Option(help="where requests come from")] = Dataset.random,
+    dataset: Annotated[Dataset, typer.Option(help="source of the prompts")] = Dataset.random,
     path: Annotated[Path | None, typer.Option(help="file of a trace or jsonl dataset")] = None,
     num_requests: Annotated[int, typer.Option(min=1, help="requests, or conversations of a chat")] = 64,
     prompt_len: Annotated[
-        int, typer.Option(min=1, help="tokens of a prompt; of a shared prefix's own part; words of a turn")
+        int,
+        typer.Option(min=1, help="tokens of a prompt, or of its part after a shared prefix; words of a chat's turn"),
     ] = 256,
     output_len: Annotated[int, typer.Option(min=1, help="tokens of an answer")] = 128,
     prefix_len: Annotated[int, typer.Option(min=0, help="tokens of a shared prefix")] = 1024,
@@ -90,12 +91,12 @@ def run(
         int, typer.Option(min=datasets.FIRST_ORDINARY_ID + 1, help="prompt ids are drawn below this")
     ] = 49152,
     arrival: Annotated[Arrival, typer.Option(help="how requests arrive")] = Arrival.closed,
-    concurrency: Annotated[int, typer.Option(min=1, help="requests under way in a closed loop")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="requests at once in a closed loop")] = 16,
     rate: Annotated[
         float, typer.Option(min=LEAST_RATE, help="requests a second of poisson and gamma; first rate of a ramp")
     ] = 4.0,
     speed: Annotated[
-        float, typer.Option(min=LEAST_RATE, help="how much faster than it was recorded a trace is replayed")
+        float, typer.Option(min=LEAST_RATE, help="factor by which a trace is replayed faster than recorded")
     ] = 1.0,
     last_rate: Annotated[float, typer.Option(min=LEAST_RATE, help="last rate of a ramp")] = 16.0,
     burstiness: Annotated[float, typer.Option(min=LEAST_RATE, help="shape of gamma gaps; below 1 makes bursts")] = 0.5,
@@ -104,9 +105,9 @@ def run(
     slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
     workers: Annotated[int, typer.Option(min=0, help="client processes; 0: half the cores")] = 0,
     warmup: Annotated[int, typer.Option(min=0, help="random requests sent first and not counted")] = 0,
-    seed: Annotated[int, typer.Option(help="of prompts and arrivals")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of prompts and arrivals")] = 0,
     as_text: Annotated[
-        bool, typer.Option(help="send words and OpenAI's fields only, for servers without others")
+        bool, typer.Option(help="send text and OpenAI's fields only, for servers that take no token ids")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
     output: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,

@@ -43,20 +43,22 @@ def run(
     max_seqs: Annotated[str, typer.Option(help="max_num_seqs to try")] = "32,64,128,256",
     chunk: Annotated[str, typer.Option(help="long_prefill_chunk to try; 0: the whole budget")] = "0,256",
     replicas: Annotated[str, typer.Option(help="replicas to try")] = "1,2",
-    num_candidates: Annotated[int, typer.Option(help="of all combinations, drawn at random; 0: all")] = 9,
-    eta: Annotated[int, typer.Option(help="one in so many goes on to the next rung")] = 3,
+    num_candidates: Annotated[int, typer.Option(help="combinations to try, drawn at random; 0: all")] = 9,
+    eta: Annotated[
+        int, typer.Option(help="one candidate in so many goes on to the next rung, with as many times the requests")
+    ] = 3,
     num_requests: Annotated[int, typer.Option(help="requests of a trial in the first rung")] = 32,
     prompt_len: Annotated[int, typer.Option(help="tokens of a prompt")] = 256,
     output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 64,
-    concurrency: Annotated[int, typer.Option(help="requests under way in a closed loop")] = 32,
+    concurrency: Annotated[int, typer.Option(help="requests at once in a closed loop")] = 32,
     rate: Annotated[
-        float, typer.Option(help="requests a second, Poisson, instead of the closed loop; 0: closed")
+        float, typer.Option(help="requests a second (Poisson) instead of a closed loop; 0: closed loop")
     ] = 0.0,
     slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
     slo_tpot_ms: Annotated[float | None, typer.Option(help="objective: time per output token")] = None,
     slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
-    seed: Annotated[int, typer.Option(help="of candidates, prompts and arrivals")] = 0,
-    profile: Annotated[Path, typer.Option(help="where the best settings go, for `headwater up --profile`")] = Path(
+    seed: Annotated[int, typer.Option(help="seed of candidates, prompts and arrivals")] = 0,
+    profile: Annotated[Path, typer.Option(help="file for the best settings, for `headwater up --profile`")] = Path(
         "headwater-profile.json"
     ),
     plot: Annotated[Path | None, typer.Option(help="also plot the trials and their Pareto front")] = None,
