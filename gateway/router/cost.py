@@ -39,6 +39,6 @@ TIMES = ("drain", "own", "pressure", "slow", "hand_over", "stall")
 
 
 def pressure(filled: float) -> float:
-    """Seconds; nothing while there is room, a second at seven eighths."""
+    """Seconds: 0.15 at half, one at seven eighths."""
     k = min(MAX_FILLED, filled)
     return PRESSURE_SECONDS * k / (1 - k)
