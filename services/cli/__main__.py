@@ -109,9 +109,9 @@ MaxModelLen = Annotated[int | None, option_of("max_model_len")]
 def up(settings: StackSettings) -> None:
     """Run the whole deployment on this machine until Ctrl-C.
 
-    Starts NATS, Redis (Valkey), processor, output processor, engines and gateway, and keeps them running.
+    Starts NATS, Valkey (Redis), processor, output processor, engines and gateway, and restarts those that die.
 
-    Further settings of a stage are variables, such as HEADWATER_MAX_NUM_SEQS (see `headwater serve engine --help`).
+    Other settings of a stage are environment variables, such as HEADWATER_MAX_NUM_SEQS (`headwater serve engine --help`).
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))
@@ -131,7 +131,7 @@ def chat(
     api_key: Annotated[str, typer.Option(envvar="HEADWATER_API_KEY", help="API key, if the server needs one.")] = "",
     state_dir: StateDir,
 ) -> None:
-    """Talk to a model in the terminal, streamed, with history."""
+    """Chat with a model in the terminal, with streamed answers and history."""
     line = read_cluster(state_dir)
     url = api_of(base_url or (line.rest if line is not None else "http://127.0.0.1:8000"))
     options = {"temperature": temperature, "max_tokens": max_tokens}
@@ -154,7 +154,7 @@ def pull(
     link: Annotated[Path | None, typer.Option(help="Also point this symbolic link at the folder.")] = None,
     cache_dir: CacheDir,
 ) -> None:
-    """Download a model and convert it once into the layout that the engines map; prints its folder."""
+    """Download a model, convert it once into the layout that engines read, and print its folder."""
     check_words({"dtype": dtype, "quantization": quantization})
     check_device(device)
     folder = _pulled(model, cache_dir, revision, dtype, device, quantization, calibration)
@@ -181,11 +181,11 @@ def warmup(
 ) -> None:
     """Compile kernels before an engine's first start: while an image is built, or once on a machine.
 
-    For a GPU those of a model; for a CPU (--device cpu) those of all models, which needs none.
+    For a GPU it compiles the kernels of one model; for a CPU (--device cpu) those of all models, without a model.
 
-    Kernels go to the cache of models, under a key of their source, the GPU or CPU and the compiler's version.
+    Kernels are stored in the cache folder, under a key of their source, the GPU or CPU and the compiler's version.
 
-    Settings of the engine that change kernels are taken from their variables, as `headwater up` does.
+    Engine settings that change kernels are read from their environment variables, as by `headwater up`.
     """
     if device == "cpu":
         _check_no_model_flag(context)
@@ -236,7 +236,7 @@ def status(
     as_json: AsJson = False,
     state_dir: StateDir,
 ) -> None:
-    """Show every process of the cluster, and how busy the engines are."""
+    """Show every process of the cluster and the load of the engines."""
     # Other commands do not wait for what speaks with NATS.
     from ..runtime.bus import without_password  # noqa: PLC0415
     from . import status as cluster  # noqa: PLC0415
@@ -268,7 +268,7 @@ def doctor(
     state_dir: StateDir,
     cache_dir: CacheDir,
 ) -> None:
-    """Look for what is missing on this machine, and say how to get it."""
+    """Find what is missing on this machine, and say how to install it."""
     ports = tuple(each for each in (port, grpc_port) if each)
     findings = examination.examine(cache_dir=cache_dir, state_dir=state_dir, ports=ports)
     rows = [{"what": each.what, "found": each.found, "remedy": each.remedy} for each in findings]

@@ -19,13 +19,12 @@ def access(
     nats_url: Annotated[str, typer.Option(help="Address at which stages reach NATS.")] = "nats://nats:4222",
     redis_url: Annotated[str, typer.Option(help="Address at which stages reach Redis.")] = "redis://redis:6379",
     renew: Annotated[
-        bool, typer.Option("--renew", help="Draw new passwords; keep the token and the master key.")
+        bool, typer.Option("--renew", help="Generate new passwords; keep the token and the master key.")
     ] = False,
 ) -> None:
-    """Draw passwords for NATS and Redis, and the cluster's token: once, for a deployment that `headwater up` does not
-    run.
+    """Generate passwords and the cluster's token, once, for a deployment that `headwater up` does not run.
 
-    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for the servers, FOLDER/ROLE/stage.env is what a stage reads.
+    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for NATS and Redis, FOLDER/ROLE/stage.env is for a stage.
 
     Gateways take FOLDER/gateway/master.key as --master-key-file.
     """
