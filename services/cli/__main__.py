@@ -111,7 +111,7 @@ def up(settings: StackSettings) -> None:
 
     Starts NATS, Valkey (Redis), processor, output processor, engines and gateway, and restarts those that die.
 
-    Other settings of a stage are environment variables, such as HEADWATER_MAX_NUM_SEQS (`headwater serve engine --help`).
+    Other settings of a stage are environment variables, such as HEADWATER_MAX_NUM_SEQS: see `serve engine --help`.
     """
     # Rich ends the program where the reader of a pipe is gone; a cluster goes on.
     terminal = Console(file=cast(TextIO, LossyFile(sys.stdout)))

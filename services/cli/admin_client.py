@@ -24,7 +24,7 @@ BaseUrl = Annotated[
 AdminKeyFile = Annotated[
     Path | None,
     typer.Option(
-        envvar="HEADWATER_ADMIN_KEY_FILE", help="File whose first key is used; HEADWATER_ADMIN_KEY goes before."
+        envvar="HEADWATER_ADMIN_KEY_FILE", help="File whose first key is used; HEADWATER_ADMIN_KEY wins over it."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]

@@ -105,7 +105,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
             typer.Option("--escape-special-tokens", help="Read special tokens in messages and tools as plain text."),
         ] = False,
         numerics: Annotated[
-            str | None, typer.Option(help="default, or tree: the same bits on engines of any number of ranks; slower.")
+            str | None, typer.Option(help="default, or tree: equal bits on engines of 1, 2, 4 or 8 ranks; slower.")
         ] = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
@@ -113,7 +113,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
     ) -> None:
         """Load another model; returns when the cluster takes requests for it.
 
-        Without numbers it follows the cluster's: one engine where these are fixed.
+        Without numbers the model has one engine, or follows --min-replicas and --max-replicas of the cluster.
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= _bounds(replicas, min_replicas, max_replicas)
@@ -135,7 +135,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Change how many engines a model has; returns at once, `list` says how many there are."""
+        """Change the number of engines of a model; returns at once, and `list` shows the progress."""
         bounds = _bounds(replicas, min_replicas, max_replicas)
         if not bounds:
             raise ModelError("give --replicas, --min-replicas or --max-replicas")

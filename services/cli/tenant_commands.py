@@ -17,7 +17,7 @@ from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
 from .plain_table import show_as
 from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
-Name = Annotated[str, typer.Argument(help="The tenant.")]
+Name = Annotated[str, typer.Argument(help="Name of the tenant.")]
 Weight = Annotated[float | None, typer.Option(help="Share of the cluster relative to other tenants.")]
 Tier = Annotated[int | None, typer.Option(help="Strict priority: a lower number goes first.")]
 Shared = Annotated[
@@ -81,7 +81,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Add a tenant; prints its key, which is never shown again."""
+        """Add a tenant and print its key, which is never shown again."""
         settings = _settings(locals())
         with connected(base_url, admin_key_file) as client:
             _print_key(client.add(tenant, settings), as_json)
@@ -136,7 +136,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
     ) -> None:
-        """Make a new key and expire the old ones; prints the new key once."""
+        """Make a new key, print it once, and expire the old keys."""
         with connected(base_url, admin_key_file) as client:
             _print_key(client.rotate_key(tenant, grace), as_json)
 

@@ -124,7 +124,7 @@ class StackSettings:
     draft_model: str | None = engine_flag("draft_model", "Smaller model with the same tokenizer that drafts tokens.")
     """As `model`; a stack is given its folder."""
     draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa, EAGLE or EAGLE-3 heads that draft tokens.")
-    numerics: str = engine_flag("numerics", "default, or tree: equal bits on any number of ranks; slower.")
+    numerics: str = engine_flag("numerics", "default, or tree: equal bits on 1, 2, 4 or 8 ranks; slower.")
     tensor_parallel_size: int = engine_flag(
         "tensor_parallel_size", "Ranks (processes or GPUs) that divide every layer of an engine."
     )
