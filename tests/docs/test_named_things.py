@@ -1,14 +1,16 @@
-"""What users address by name is in the documentation: metrics, headers, limits of tenants."""
+"""What users address by name is in the documentation: metrics, headers, limits, flags of platforms, variables."""
 
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.gateway.http.app import EXPOSED
 from headwater.gateway.tenancy.records import Limits
 
@@ -84,3 +86,17 @@ def test_a_page_of_another_origin_may_read_every_header_of_an_answer() -> None:
 @pytest.mark.parametrize("name", Limits.__struct_fields__)
 def test_every_limit_of_tenants_is_in_the_documentation(name: str) -> None:
     assert f"`{name}`" in (DOCS / "tenants.md").read_text(), "add the limit to docs/tenants.md"
+
+
+def test_every_flag_of_a_platform_is_in_the_documentation() -> None:
+    text = (DOCS / "platforms.md").read_text()
+    absent = [field.name for field in dataclasses.fields(Capabilities) if f"`{field.name}`" not in text]
+    assert absent == [], "add the flag to the table of flags in docs/platforms.md"
+
+
+def test_every_variable_of_compose_is_in_the_documentation() -> None:
+    variables = set(re.findall(r"\$\{([A-Z_]+)", (ROOT / "compose.yaml").read_text()))
+    assert "HEADWATER_KEY" in variables
+    text = (DOCS / "compose.md").read_text() + (DOCS / "security.md").read_text()
+    absent = {name for name in variables if not re.search(rf"`{name}[`=]", text)}
+    assert not absent, "add the variable to the table of variables in docs/compose.md"
