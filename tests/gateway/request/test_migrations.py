@@ -21,6 +21,7 @@ from headwater.proto.common_pb2 import (
     LossCause,
 )
 from headwater.proto.output_processor_pb2 import Open
+from headwater.services.runtime.tasks import end
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.processes import Behind, Gateway, completion_body
 from tests.gateway.scripted_output import ScriptedOutputProcessor, scripted_stages
@@ -153,18 +154,33 @@ async def test_an_answer_with_which_two_engines_die_at_the_same_place_is_the_las
     assert len(script.opens) == 2
 
 
-async def test_of_several_answers_with_which_two_engines_died_each_goes_on_alone_until_it_is_past_that_place(
-    scripted: Scripted,
-) -> None:
-    script, prompt = scripted.script, "The river went down to the sea. " * 8
-    replies = [scripted.ask(prompt=prompt, max_tokens=50) for _ in range(2)]
+async def lose_two_engines(scripted: Scripted, replies: list[asyncio.Task[httpx.Response]]) -> bool:
+    """Whether two answers were at one engine, and then at another one, when these died."""
+    script = scripted.script
     for first, num_tokens in ((0, FURTHER), (2, 2)):
         together = [await script.open(first), await script.open(first + 1)]
-        assert together[0].replica_id == together[1].replica_id
+        if together[0].replica_id != together[1].replica_id:
+            await end(*replies)
+            opened_ids = {each.add.stream_ids[0] for each in together}
+            await script.hears(lambda ids=opened_ids: ids <= script.cancels.keys())
+            return False
         for opened in together:
             go_on(script, opened, num_tokens)
         for opened in together:
             script.lose(opened.add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
+    return True
+
+
+async def test_of_several_answers_with_which_two_engines_died_each_goes_on_alone_until_it_is_past_that_place(
+    scripted: Scripted,
+) -> None:
+    script, prompt = scripted.script, "The river went down to the sea. " * 8
+    async with asyncio.timeout(120):
+        replies = [scripted.ask(prompt=prompt, max_tokens=50) for _ in range(2)]
+        # What one has sent counts as cached for two seconds, in which a busy machine may not come to the other.
+        while not await lose_two_engines(scripted, replies):
+            script.begin()
+            replies = [scripted.ask(prompt=prompt, max_tokens=50) for _ in range(2)]
     poison = await script.open(4)
     go_on(script, poison, 2)
     assert len(script.opens) == 5
