@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -25,11 +27,14 @@ from .structured_output import FIELDS
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNED = 1000
 MAX_PLACE_CHARS = 512
+MAX_DIGITS = sys.int_info.default_max_str_digits
+"""Most digits of a whole number that Python reads."""
 _UNKNOWN = "Object contains unknown field"
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _KEY = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"missing required field `(.*?)`")
 _NO_FIELD = re.compile(rf"{_UNKNOWN} `(.*?)`")
+_NUMBERS = f"numbers up to {sys.float_info.max:.1e}, of at most {MAX_DIGITS} digits"
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INDEX = re.compile(r"\[\d+\]")
 _warned: set[str] = set()
@@ -96,7 +101,7 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         return request
     except msgspec.ValidationError as fault:
         # Not the same decoder again: it refuses numbers beyond a float's range at any place.
-        raise _explained(str(fault), kind, (lambda: json.loads(body)) if _is_short(body) else None) from None
+        raise _explained(str(fault), kind, (lambda: _read(body)) if _is_short(body) else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise (_half_character(body) if _is_short(body) else None) or _no_json(fault) from None
 
@@ -119,7 +124,12 @@ def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
 def _decoded_without_unknown(body: bytes, kind: type[RequestT]) -> RequestT:
     unknown: Unknown = []
     with without_collector(len(body)):
-        known = known_part(msgspec.json.decode(body), kind, unknown)
+        try:
+            parsed = msgspec.json.decode(body)
+        except msgspec.ValidationError:
+            # Without types only numbers are refused, and the decoder tells no names of their places.
+            raise _number_out_of_range(body) from None
+        known = known_part(parsed, kind, unknown)
     for path, value in unknown:
         everywhere = _INDEX.sub("[]", path)
         if not (check_served(everywhere, path, value) or _is_of_other(path, value, kind)):
@@ -186,10 +196,22 @@ def _no_json(fault: Exception) -> BadRequest:
 
 
 def _half_character(body: bytes) -> BadRequest | None:
-    """Place of half an escaped pair that stands alone: JSON allows it, Unicode does not, and the decoder calls it
-    truncated."""
+    """Error for half an escaped pair that stands alone: JSON allows it, Unicode does not, and the decoder calls it
+    truncated. None: there is none."""
+    found = _find(body, lambda value: isinstance(value, str) and _SURROGATE.search(value))
+    return found and BadRequest.of(*found, r"text whose \ud800…\udfff come in pairs")
+
+
+def _number_out_of_range(body: bytes) -> BadRequest:
+    """Error for the number that the decoder refused, at a place that no type describes."""
+    found = _find(body, lambda value: isinstance(value, float) and math.isinf(value)) if _is_short(body) else None
+    return BadRequest.of(*found, _NUMBERS) if found else BadRequest(None, f"a number is too large; allowed: {_NUMBERS}")
+
+
+def _find(body: bytes, is_at_fault: Callable[[Any], object]) -> tuple[str, Any] | None:
+    """Place and value of a value, or of a name, that is at fault; None: there is none."""
     try:
-        places: list[tuple[_Place, Any]] = [(None, json.loads(body))]
+        places: list[tuple[_Place, Any]] = [(None, _read(body))]
     except (ValueError, RecursionError):
         return None
     while places:
@@ -200,10 +222,14 @@ def _half_character(body: bytes) -> BadRequest | None:
             ]
         elif isinstance(value, list):
             places += [((at, f"[{i}]"), part) for i, part in enumerate(value)]
-        elif isinstance(value, str) and _SURROGATE.search(value):
-            place = _written(at).encode(errors="backslashreplace").decode()
-            return BadRequest.of(place, value, r"text whose \ud800…\udfff come in pairs")
+        elif is_at_fault(value):
+            return _written(at).encode(errors="backslashreplace").decode(), value
     return None
+
+
+def _read(body: bytes) -> Any:
+    """Body as plain data, where numbers that the decoder refuses are infinite."""
+    return json.loads(body, parse_int=lambda digits: int(digits) if len(digits) <= MAX_DIGITS else float(digits))
 
 
 _Place = tuple["_Place", str] | None

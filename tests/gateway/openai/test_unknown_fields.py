@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from headwater.gateway.long_work import LONG_BODY_BYTES
 from headwater.gateway.openai.batch_schema import NewBatch
 from headwater.gateway.openai.conversation_schema import NewConversation
 from headwater.gateway.openai.decode import decode
@@ -146,3 +147,29 @@ def test_a_field_of_another_endpoint_is_refused_with_its_name_here(
 def test_a_field_of_another_endpoint_that_asks_for_nothing_is_accepted() -> None:
     asked = {"background": False, "instructions": None, "truncation": "disabled", "include": [], "max_tool_calls": 3}
     decode(json.dumps(CHAT | asked).encode(), ChatCompletionRequest)
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "1" * 5000])
+@pytest.mark.parametrize(
+    ("field", "place"), [('"foo": {}', "foo"), ('"foo": 1, "metadata": {{"a": [0, {}]}}', "metadata.a[1]")]
+)
+def test_a_number_that_is_too_large_is_named_where_no_type_describes_it(field: str, place: str, number: str) -> None:
+    body = f'{{"model": "m", "messages": [{{"role": "user", "content": "a"}}], {field.format(number)}}}'
+    shown = "-inf" if number.startswith("-") else "inf"
+    with pytest.raises(BadRequest) as raised:
+        decode(body.encode(), ChatCompletionRequest)
+    assert (raised.value.param, raised.value.code) == (place, "invalid_value")
+    assert str(raised.value) == f"{place} is {shown}; allowed: numbers up to 1.8e+308, of at most 4300 digits"
+
+
+def test_digits_that_python_does_not_read_are_no_fault_of_the_json() -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "seed": ' + b"1" * 5000 + b"}"
+    with pytest.raises(BadRequest, match="seed is inf; allowed: a whole number of 64 bits"):
+        decode(body, ChatCompletionRequest)
+
+
+def test_a_long_body_with_a_number_that_is_too_large_is_refused_without_its_place() -> None:
+    body = b'{"model": "m", "messages": [{"role": "user", "content": "a"}], "foo": ' + b"1" * LONG_BODY_BYTES + b"}"
+    with pytest.raises(BadRequest, match="a number is too large; allowed: ") as raised:
+        decode(body, ChatCompletionRequest)
+    assert raised.value.param is None
