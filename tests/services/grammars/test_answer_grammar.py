@@ -305,6 +305,7 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
 
 
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
+    endless = Sampling(ignore_eos=True)
     no_schema = Sampling(structured_output=StructuredOutput(json_schema="{"))
     tags = Sampling(structured_output=StructuredOutput(structural_tag='{"format": {"type": "any_text"}}'))
     bad = Tool(name="bad", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}', strict=True)
@@ -317,12 +318,10 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
         (thinking, request(Tool(name="a b")), "tools[0].function.name", "letters, digits"),
         (thinking, request(TIME, TIME), "tools[1].function.name", "names that differ"),
         (thinking, request(TIME, allowed_tools=["tide"]), "tool_choice", "allowed tools of ['time']"),
-        (
-            thinking,
-            request(TIME, WEATHER, choice="weather", allowed_tools=["time"]),
-            "tool_choice",
-            "required or one of",
-        ),
+        (thinking, request(TIME, WEATHER, choice="weather", allowed_tools=["time"]), "tool_choice", "one of"),
+        (thinking, request(TIME, choice="required", sampling=endless), "ignore_eos", "held calls"),
+        (thinking, request(WEATHER, sampling=endless), "ignore_eos", "held calls"),
+        (thinking, request(sampling=Sampling(ignore_eos=True, thinking_token_budget=4)), "ignore_eos", "of thoughts"),
         (thinking, request(reasoning_effort="some"), "reasoning_effort", "minimal"),
         (demo_model, request(sampling=Sampling(thinking_token_budget=4)), "thinking_token_budget", "no thoughts"),
     ]
@@ -331,6 +330,7 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
             prepared(model, asked)
         assert (refused.value.param or "").startswith(param)
         assert words in refused.value.message
+    assert prepared(thinking, request(TIME, sampling=endless))[1] == ""
 
 
 def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: TextModel, grammars: Grammars) -> None:
