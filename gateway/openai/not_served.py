@@ -14,6 +14,7 @@ from headwater.services.runtime.errors import NotFound, UnsupportedField
 
 TEXT_ONLY = "only text is served"
 NO_PLUG_INS = "this version takes no code or parameters of extensions"
+VECTORS = "in base64 vectors are little-endian float32"
 FILES_EXPIRE = "files are kept for 30 days, or until they are deleted"
 NOT_SERVED = {
     # OpenAI's.
@@ -31,7 +32,9 @@ NOT_SERVED = {
     # vLLM's.
     "chat_template": "the operator chooses the template",
     "ec_transfer_params": "the cluster moves no encoders' caches",
+    "embed_dtype": VECTORS,
     "enable_response_messages": "the answer's items say what was put in and out",
+    "endianness": VECTORS,
     "kv_transfer_params": "the cluster itself decides where a prompt is computed",
     "logits_processors": NO_PLUG_INS,
     "logprob_token_ids": "the likeliest tokens are told, by `top_logprobs`",
@@ -56,11 +59,13 @@ NOT_SERVED = {
     "stop_regex": "`stop` takes strings",
     "stream_reasoning": "in a stream thoughts come as they are written",
 }
-HARMLESS: Mapping[str, Any] = {
-    "suffix": "",
-    "modalities": ["text"],
-    "separate_reasoning": True,
-    "stream_reasoning": True,
+HARMLESS: Mapping[str, tuple[Any, ...]] = {
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
 }
 """Values of these fields that have no effect, besides those that are empty or false."""
 MATTERS_ELSEWHERE = {
@@ -94,7 +99,7 @@ def check_served(name: str, path: str, value: Any) -> bool:
     if name not in NOT_SERVED:
         return False
     # Whether a flag was asked to be off matters only where it is on by default.
-    asks_nothing = value == HARMLESS[name] if name in HARMLESS else not value
+    asks_nothing = value in HARMLESS[name] if name in HARMLESS else not value
     if value is not None and not asks_nothing:
         raise UnsupportedField(path, NOT_SERVED[name])
     return True

@@ -52,6 +52,7 @@ def test_vectors_are_cut_and_scaled_as_asked(gateway: Gateway) -> None:
     [short] = vectors(gateway, "A river.", dimensions=8)
     length = math.hypot(*raw[:8])
     assert short == pytest.approx([value / length for value in raw[:8]])
+    assert vectors(gateway, "A river.", dimensions=8, embed_dtype="float32", endianness="little") == [short]
     assert len(raw) == 64
 
 
@@ -96,6 +97,8 @@ async def test_grpc_embeds_alike(gateway: Gateway) -> None:
         ({"input": "a", "dimensions": 65}, "dimensions"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
         ({"input": "a", "pooling": "max"}, "pooling"),
+        ({"input": "a", "encoding_format": "base64", "embed_dtype": "float16"}, "embed_dtype"),
+        ({"input": "a", "encoding_format": "base64", "endianness": "big"}, "endianness"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
     ],
     ids=str,
