@@ -91,31 +91,35 @@ class PartsParser(ABC):
 
 
 class Margin:
-    """Passes text on without the white space beside removed parts."""
+    """Passes text on without the white space beside removed parts, but for one stretch of it between two texts: that
+    before the part, or that behind it where there is none before."""
 
-    __slots__ = ("_held", "_is_beside")
+    __slots__ = ("_gap", "_has_text", "_held", "_is_beside")
 
     def __init__(self, *, is_beside: bool = False) -> None:
         self._is_beside = is_beside
         """Whether nothing but white space came since the last removed part."""
-        self._held = ""
+        self._held, self._gap, self._has_text = "", "", False
 
     def push(self, text: str) -> str:
         text = self._held + text
-        if self._is_beside:
-            text = text.lstrip()
         body = text.rstrip()
         self._held = text[len(body) :]
-        self._is_beside = self._is_beside and not body
+        if body and self._is_beside:
+            said = body.lstrip()
+            gap = self._gap or body[: len(body) - len(said)]
+            body = gap + said if self._has_text else said
+            self._gap, self._is_beside = "", False
+        self._has_text = self._has_text or body != ""
         return body
 
     def cut(self) -> None:
         """Notes that a part was removed here."""
-        self._held, self._is_beside = "", True
+        self._gap, self._held, self._is_beside = self._gap or self._held, "", True
 
     def flush(self) -> str:
         held, self._held = self._held, ""
-        return held
+        return "" if self._is_beside else held
 
 
 def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
