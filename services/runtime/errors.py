@@ -28,6 +28,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+MAX_NAME_CHARS = 1024
+"""Most characters of a missing name that its error shows."""
 MAX_NAMED = 16
 """Largest number of existing names in the error about a missing one."""
 CONTEXT_TOO_LONG = "context_length_exceeded"
@@ -121,7 +123,8 @@ class NotFound(HeadwaterError):
     def __init__(self, kind: str, name: str, served: Sequence[str] = ()) -> None:
         """`served` are the existing names of the kind, where the caller may know them; the first of many are named."""
         names = ", ".join(served[:MAX_NAMED]) + (f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else "")
-        super().__init__(f"the {kind} {name!r} does not exist" + (f"; served: {names}" if served else ""))
+        shown = repr(name) if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]!r}..."
+        super().__init__(f"the {kind} {shown} does not exist" + (f"; served: {names}" if served else ""))
         self.param = kind
         self.code = f"{kind}_not_found"
 

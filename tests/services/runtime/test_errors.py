@@ -14,3 +14,8 @@ def test_of_many_that_there_are_the_first_are_named() -> None:
 @pytest.mark.parametrize(("value", "shown"), [(None, "null"), (True, "true"), (False, "false"), ("a", "'a'"), (1, "1")])
 def test_a_value_is_shown_as_a_client_writes_it(value: object, shown: str) -> None:
     assert BadRequest.of("n", value, "2").message == f"n is {shown}; allowed: 2"
+
+
+def test_the_error_about_a_long_name_shows_its_beginning() -> None:
+    assert str(NotFound("model", "m" * 1024)) == f"the model '{'m' * 1024}' does not exist"
+    assert str(NotFound("model", "m" * 1_000_000)) == f"the model '{'m' * 1024}'... does not exist"
