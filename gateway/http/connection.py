@@ -201,6 +201,9 @@ class Connection(HttpToolsProtocol):
             if not self._in_head:
                 return
             line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+            # The same parser takes nothing more where the head says `Connection: close`, or HTTP/1.0.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(head_without_upgrade(line, self.headers))
 
     def send_400_response(self, msg: str) -> None:

@@ -240,6 +240,17 @@ async def test_a_body_comes_with_a_request_that_asks_for_http2(framed: bytes, pa
         assert (await reader.readuntil(b"GET /b ")).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize(("version", "more"), [(b"1.1", b"connection: close\r\n"), (b"1.0", b"")])
+async def test_a_request_that_asks_for_http2_may_be_the_last_of_its_connection(version: bytes, more: bytes) -> None:
+    """As `curl --http2 -H 'Connection: close'` asks."""
+    head = b"POST /a HTTP/" + version + b"\r\n" + ASKS_FOR_HTTP2 + more + b"content-length: 5\r\n\r\n"
+    async with connected(echo) as (reader, writer):
+        writer.write(head + b"first")
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert answer.endswith(b"POST /a first")
+
+
 async def test_a_trailer_is_no_header() -> None:
     names = []
 
