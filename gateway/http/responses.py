@@ -156,8 +156,10 @@ class Responses:
             return []
         try:
             return (await self._store.find(caller.tenant.key, asked.previous_response_id)).conversation
-        except errors.NotFound as error:
-            raise errors.BadRequest("previous_response_id", error.message, code="previous_response_not_found") from None
+        except errors.NotFound:
+            # It may be there, in the background, and have no answer yet or none at all.
+            told = f"previous_response_id is {asked.previous_response_id!r}; allowed: one that was answered and is kept"
+            raise errors.BadRequest("previous_response_id", told, code="previous_response_not_found") from None
 
     async def _kept(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -63,6 +64,17 @@ def test_a_response_in_the_background_is_found_when_it_is_done(client: openai.Op
     client.responses.delete(done.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(done.id)
+
+
+def test_a_response_without_an_answer_has_no_next_turn(client: openai.OpenAI) -> None:
+    asked = client.responses.create(**LONG, input="Name a river.")
+    told = f"previous_response_id is '{asked.id}'; allowed: one that was answered and is kept"
+    for is_cancelled in (False, True):
+        if is_cancelled:
+            client.responses.cancel(asked.id)
+        with pytest.raises(openai.BadRequestError, match=re.escape(told)) as refused:
+            client.responses.create(**ASKED | {"background": False}, input="More.", previous_response_id=asked.id)
+        assert refused.value.code == "previous_response_not_found"
 
 
 def test_its_stream_is_read_on_from_any_event(client: openai.OpenAI) -> None:
