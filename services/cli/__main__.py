@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TextIO, cast
 
@@ -82,6 +83,23 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Serve large language models. Each request goes to the replica that answers it soonest.",
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"headwater {version('headwater')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None: ...
+
+
 serve = typer.Typer(no_args_is_help=True, help="Run one stage in the foreground; its own --help lists its flags.")
 app.add_typer(serve, name="serve")
 

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -239,6 +240,11 @@ def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path)
         done = headwater("up", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--port", port)
     assert done.returncode == 1
     assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in done.stderr
+
+
+def test_the_version_is_told_without_a_command() -> None:
+    told = headwater("--version")
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"headwater {version('headwater')}\n", "")
 
 
 def test_help_lists_what_a_newcomer_wants_first() -> None:
