@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 NUM_READERS = 3
 MOST_FOUND = 256
 """Blocks of an earlier life that one poll takes in."""
+TOUCH_SECONDS = 60.0
+"""Time between two notes in files of when their blocks were used. Most blocks are used often, on the device."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +70,9 @@ class DiskBlocks:
         self._writes, self._reads = writes or ThreadLane("kv-write"), reads or ThreadLane("kv-read", NUM_READERS)
         self._namespace_of: OrderedDict[bytes, bytes] = OrderedDict()
         """By hash, in order of use: what `held` is."""
+        self._used: dict[bytes, None] = {}
+        """Hashes whose files have yet to say that they were used, in order of use."""
+        self._touch_at = 0.0
         self._saving: dict[bytes, _Save] = {}
         self._leaving: deque[_Save] = deque()
         """Blocks that are being copied to their slots, in the swapper's order."""
@@ -86,7 +91,7 @@ class DiskBlocks:
         self._is_scanning = True
         self._num_written = self._num_read = self._num_damaged = 0
         self._failure = ""
-        self._costs = ReadCosts(clock)
+        self._clock, self._costs = clock, ReadCosts(clock)
         self._on_lost: OnLost = lambda _: None
         self._on_gained: OnGained = lambda parent, block_hash: None
         self._writes.submit(self._scan_files)
@@ -163,6 +168,8 @@ class DiskBlocks:
             self._results.popleft()()
         self._write_copied()
         self._take_found()
+        if self._used and self._clock() >= self._touch_at:
+            self._touch_used()
         # Where copies do not take long, what was just read is there at once.
         self._loads.launch()
         ends = self._loads.poll()
@@ -192,11 +199,7 @@ class DiskBlocks:
     def _settle(self, end: LoadEnd) -> None:
         self.let_go(end.ticket.hashes)
         self._num_read += end.num_usable
-        used = [block_hash for block_hash in end.ticket.hashes if block_hash in self._namespace_of]
-        self._touch(used)
-        if used:
-            namespace_of = {block_hash: self._namespace_of[block_hash] for block_hash in reversed(used)}
-            self._writes.submit(partial(self._touch_files, namespace_of))
+        self._touch([block_hash for block_hash in end.ticket.hashes if block_hash in self._namespace_of])
         self._costs.end(end)
 
     def _write_copied(self) -> None:
@@ -237,6 +240,15 @@ class DiskBlocks:
         """Marks hashes as used, the first of a sequence last."""
         for block_hash in reversed(hashes):
             self._namespace_of.move_to_end(block_hash)
+            self._used.pop(block_hash, None)
+            self._used[block_hash] = None
+
+    def _touch_used(self) -> None:
+        """Has the order of use noted in files, from which a later life takes it."""
+        held, used = self._namespace_of, self._used
+        self._used, self._touch_at = {}, self._clock() + TOUCH_SECONDS
+        namespace_of = {block_hash: held[block_hash] for block_hash in used if block_hash in held}
+        self._writes.submit(partial(self._touch_files, namespace_of))
 
     def _note_written(self, save: _Save, is_written: bool) -> None:
         del self._saving[save.block_hash]

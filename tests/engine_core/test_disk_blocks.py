@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 
 from headwater.engine_core.executors.simulated_model import UInt64Array
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
-from headwater.engine_core.kv.block_files import PAGE_BYTES, BlockFiles
+from headwater.engine_core.kv.block_files import PAGE_BYTES, STALE_SECONDS, BlockFiles
 from headwater.engine_core.kv.block_loads import BlockLoads
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import Owner, Ticket
-from headwater.engine_core.kv.disk_blocks import DiskBlocks
+from headwater.engine_core.kv.disk_blocks import TOUCH_SECONDS, DiskBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
 from tests.engine_core.manual_lane import ManualLane
 
@@ -73,6 +74,13 @@ class Blocks:
         for block, block_hash in zip(blocks, chain.hashes, strict=True):
             self.kv[block] = content(block_hash)
         self.loads.release(blocks, chain.hashes, chain.owner)
+        self.step()
+
+    def use(self, chain: HashChain) -> None:
+        """A sequence that comes, finds all blocks on the device and leaves."""
+        hits = self.cache.match(chain, len(chain.hashes))
+        self.pool.share(hits)
+        self.loads.release(hits, chain.hashes, chain.owner)
         self.step()
 
     def flood(self) -> None:
@@ -227,6 +235,48 @@ def test_after_a_restart_with_less_room_the_newest_stay(tmp_path: Path) -> None:
     again.settle()
     assert (again.disk.find(old.hashes), again.disk.find(new.hashes)) == (0, 2)
     assert len(list((again.files.folder / old.namespace.hex()).iterdir())) == 2 + 1
+
+
+def test_after_a_restart_blocks_that_only_the_device_served_are_not_the_oldest(tmp_path: Path) -> None:
+    blocks, used, unused = Blocks(tmp_path), chain_of(0, 2), chain_of(900, 2)
+    for chain in (used, unused):
+        blocks.compute(chain)
+        blocks.settle()
+    for _ in range(3):
+        blocks.now += TOUCH_SECONDS
+        blocks.use(used)
+        blocks.settle()
+    blocks.loads.close()
+    again = Blocks(tmp_path, max_files=2)
+    again.settle()
+    assert (again.disk.find(used.hashes), again.disk.find(unused.hashes)) == (2, 0)
+
+
+def test_blocks_that_the_device_served_for_long_are_found_after_a_restart(tmp_path: Path) -> None:
+    blocks, chain = Blocks(tmp_path), chain_of(0, 2)
+    blocks.compute(chain)
+    blocks.settle()
+    long_ago = time.time() - 2 * STALE_SECONDS
+    for path in blocks.files.folder.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    blocks.use(chain)
+    blocks.settle()
+    blocks.loads.close()
+    again = Blocks(tmp_path)
+    again.settle()
+    assert again.disk.find(chain.hashes) == 2
+
+
+def test_uses_are_noted_in_files_now_and_then_and_not_for_each_sequence(tmp_path: Path) -> None:
+    blocks, chain = Blocks(tmp_path), chain_of(0, 2)
+    blocks.compute(chain)
+    blocks.settle()
+    for _ in range(10):
+        blocks.use(chain)
+    assert len(blocks.writes.jobs) == 1
+    blocks.now += TOUCH_SECONDS
+    blocks.step()
+    assert len(blocks.writes.jobs) == 2
 
 
 def test_a_full_disk_is_used_again_after_a_restart_with_less_room(
