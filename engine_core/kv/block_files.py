@@ -64,6 +64,7 @@ class BlockFiles:
 
     def write(self, owner: Owner, block_hash: bytes, parent: bytes, payload: memoryview) -> bool:
         """Writes a block whole or not at all. False where the tenant was removed meanwhile."""
+        self._check_folder()
         path = self._path(owner.namespace, block_hash)
         partial = path.with_suffix(".partial")
         header = header_of(BlockId(self.key, owner.namespace, block_hash, parent), payload)
@@ -90,6 +91,7 @@ class BlockFiles:
             with _opened(self._path(namespace, block_hash), os.O_RDONLY) as file:
                 is_read = file.readinto(header) == HEADER_LEN and _read_whole(file, into) and not file.read(1)
         except FileNotFoundError:
+            self._check_folder()
             return False
         return is_read and block_record.is_block(header, into, self.key, namespace, block_hash)
 
@@ -137,6 +139,14 @@ class BlockFiles:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _check_folder(self) -> None:
+        """Raises `OSError` where the folder is this engine's no longer: another one would take what is written there
+        for its own, or it lies where another disk was."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._lock is not None and os.path.samestat(os.fstat(self._lock), (self.folder / LOCK).stat()):
+                return
+        raise OSError(f"{self.folder} was deleted, or its disk is mounted no longer")
 
     def _path(self, namespace: bytes, block_hash: bytes) -> Path:
         return self.folder / namespace.hex() / block_hash.hex()

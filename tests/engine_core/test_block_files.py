@@ -142,6 +142,21 @@ def test_two_engines_of_a_folder_have_parts_of_their_own(tmp_path: Path) -> None
     assert opened(tmp_path).folder == first.folder
 
 
+@pytest.mark.parametrize("has_successor", [False, True], ids=["gone", "another engine's"])
+def test_nothing_is_written_to_a_folder_that_was_deleted_under_its_engine(tmp_path: Path, has_successor: bool) -> None:
+    root = tmp_path / "kv"
+    files = opened(root)
+    files.write(OWNER, FIRST, b"", PAYLOAD)
+    shutil.rmtree(root)
+    successor = opened(root) if has_successor else None
+    with pytest.raises(OSError, match="was deleted, or its disk is mounted no longer"):
+        files.write(OWNER, SECOND, FIRST, PAYLOAD)
+    with pytest.raises(OSError, match="was deleted, or its disk is mounted no longer"):
+        read(files)
+    assert root.exists() == has_successor
+    assert successor is None or list(successor.scan()) == []
+
+
 def test_what_no_engine_has_used_for_long_is_deleted(tmp_path: Path) -> None:
     used, left = opened(tmp_path), opened(tmp_path, OTHER_KEY)
     left.close()

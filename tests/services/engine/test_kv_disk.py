@@ -89,16 +89,20 @@ async def test_prefixes_survive_the_device_and_a_restart(tmp_path: Path) -> None
             assert (start.cached_tokens, dict(start.cached_by_tier)) == (NUM_CACHED, {"disk": NUM_CACHED})
 
 
-async def test_an_engine_whose_disk_fails_goes_on_without_it_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["no folder", "deleted"])
+async def test_an_engine_whose_disk_fails_goes_on_without_it_and_says_so(tmp_path: Path, fault: str) -> None:
     root = tmp_path / "kv"
     with engine_process(*SMALL, f"--kv-disk-dir={root}") as engine:
         async with client_of(engine) as client:
             await ask(client, 1, ASKED[0])
             await until_stored(engine, 1)
-            # A disk that breaks: the namespace's folder is no folder any more.
-            [folder] = [path.parent for path in root.glob("*/*/*/tenants")]
-            folder.rename(tmp_path / "away")
-            folder.write_bytes(b"")
+            if fault == "deleted":
+                root.rename(tmp_path / "away")
+            else:
+                # A disk that breaks: the namespace's folder is no folder any more.
+                [folder] = [path.parent for path in root.glob("*/*/*/tenants")]
+                folder.rename(tmp_path / "away")
+                folder.write_bytes(b"")
             await ask(client, 2, ASKED[1])
             figures = await until(engine, lambda figures: figures["headwater_kv_disk_on"] == 0)
             assert figures["headwater_kv_disk_blocks"] == 0
