@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,8 @@ LOOK_SECONDS = 60.0
 SETTLE_SECONDS = 0.5
 """After a change, within which gateways have read the tenants again."""
 ASK_SECONDS = 2.0
+MAX_NAMES = 4096
+"""Number of tenants in one question, which fits into a message of the bus however long their names are."""
 _names = msgspec.json.Decoder(list[str])
 
 
@@ -52,10 +54,7 @@ class TenantSweep:
     async def look(self) -> int:
         """Returns the number of namespaces that were deleted."""
         try:
-            known = await asyncio.to_thread(tenants_below, self._root)
-            question = msgspec.json.encode(sorted(known))
-            answer = await self._bus.request(subjects.GONE_TENANTS, question, seconds=ASK_SECONDS) if known else None
-            if answer is None or not (gone := set(_names.decode(answer)) & known):
+            if not (gone := await self._gone(await asyncio.to_thread(tenants_below, self._root))):
                 return 0
             num_deleted = await asyncio.to_thread(delete_tenants, self._root, gone)
         except (OSError, msgspec.MsgspecError) as failure:
@@ -63,6 +62,16 @@ class TenantSweep:
             return 0
         structlog.get_logger().info("blocks of removed tenants deleted", tenants=len(gone), namespaces=num_deleted)
         return num_deleted
+
+    async def _gone(self, known: Collection[str]) -> set[str]:
+        """Returns the tenants that a gateway knows to be removed."""
+        gone, names = set[str](), sorted(known)
+        for first in range(0, len(names), MAX_NAMES):
+            asked = names[first : first + MAX_NAMES]
+            question = msgspec.json.encode(asked)
+            answer = await self._bus.request(subjects.GONE_TENANTS, question, seconds=ASK_SECONDS)
+            gone.update(set(_names.decode(answer)).intersection(asked) if answer is not None else ())
+        return gone
 
     async def _look(self) -> None:
         while True:

@@ -6,6 +6,8 @@ import asyncio
 import uuid
 from pathlib import Path
 
+import pytest
+
 from headwater.engine_core.kv.block_files import BlockFiles
 from headwater.engine_core.kv.block_source import Owner
 from headwater.engine_core.kv.tenant_files import tenants_below
@@ -14,6 +16,7 @@ from headwater.gateway.tenancy.gone_tenants import gone_tenants_told
 from headwater.gateway.tenancy.records import TenantRecord, new_uid
 from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys
+from headwater.services.engine import tenant_sweep
 from headwater.services.engine.tenant_sweep import TenantSweep
 from headwater.services.runtime.bus import Bus
 
@@ -69,6 +72,22 @@ async def test_a_tenant_that_went_while_no_engine_ran_is_noticed_at_the_start(na
             assert directory.is_gone(gone)
             async with TenantSweep.running(bus, tmp_path):
                 await disk.until_left()
+
+
+async def test_removed_tenants_are_noticed_among_more_than_one_message_has_room_for(
+    nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [new_uid() for _ in range(60_000)]
+    disk = Disk(tmp_path, *names[:2])
+    # Folders of so many tenants take minutes to write.
+    monkeypatch.setattr(tenant_sweep, "tenants_below", lambda root: set(names))
+    async with Bus.open(nats_url, wait_seconds=30.0) as bus, Bus.open(nats_url, wait_seconds=30.0) as engines_bus:
+        store = TenantStore(bus)
+        await store.make()
+        directory = TenantDirectory(store, AdminKeys({}))
+        async with directory.running(bus), gone_tenants_told(bus, directory):
+            assert await TenantSweep(engines_bus, tmp_path).look() == 2
+    await disk.until_left()
 
 
 async def test_without_a_gateway_that_knows_nothing_is_deleted(nats_url: str, tmp_path: Path) -> None:
