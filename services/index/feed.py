@@ -103,12 +103,7 @@ class IndexFeed:
 
     async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
         """Reads this chain in Redis for columns that are not synced, for a few milliseconds at most."""
-        unsure = {
-            (each.replica_id, each.epoch): each
-            for each in self._members.of(Kind.ENGINE, model_key)
-            if not self.is_synced(each)
-        }
-        models = [each.model for each in unsure.values() if each.model is not None]
+        models = [each.model for each in self._unsure(model_key).values() if each.model is not None]
         if not models:
             return
         try:
@@ -116,10 +111,16 @@ class IndexFeed:
         except StoreUnavailable as failure:
             structlog.get_logger().debug("index not read", reason=str(failure))
             return
-        known = self.index(model_key).lookup(hashes)
+        # As they are now: one that has left meanwhile would get a column that nothing removes.
+        known, unsure = self.index(model_key).lookup(hashes), self._unsure(model_key)
         for (replica_id, epoch), length in matched.items():
             if (replica_id, epoch) in unsure and length > known.get(replica_id, 0):
                 self.expect(unsure[replica_id, epoch], hashes[:length], _READ_BELIEVED_SECONDS)
+
+    def _unsure(self, model_key: str) -> dict[Incarnation, Member]:
+        """Replicas whose columns are not synced."""
+        replicas = self._members.of(Kind.ENGINE, model_key)
+        return {(each.replica_id, each.epoch): each for each in replicas if not self.is_synced(each)}
 
     def expect(self, member: Member, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
         """Assumes for `seconds` that the replica caches this chain, or is about to, from `start` on. For a replica that

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.feed import IndexFeed
+from headwater.services.index.reader import Incarnation
 from headwater.services.runtime import membership
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Kind, ReplicaLoad, new_epoch
@@ -175,6 +176,35 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
         members.on_member(reborn, from_bus=False)
         await feed.consult(served_model.key, chain(0, 100))
         assert index.lookup(chain(0, 100)) == {}
+
+
+async def test_an_engine_that_leaves_while_redis_is_read_has_no_column_any_more(
+    redis_url: str, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "_PROBE_FAILURES", 1 << 30)
+    silent = Engine(served_model)
+    silent.address = "127.0.0.1:1"
+    async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
+        members.on_member(silent.member, from_bus=False)
+        owner = Owner(replica_id="a", epoch=silent.epoch, address=silent.address, capacity=100)
+        column, matched = IndexColumn(store, served_model.key, 0, owner), feed._reader.matched
+        for block in chain(0, 10):
+            column.add(block)
+
+        async def matched_before_it_left(model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
+            if found := await matched(model, hashes):
+                members.on_member(dataclasses.replace(silent.member, leaving=True), from_bus=False)
+            return found
+
+        monkeypatch.setattr(feed._reader, "matched", matched_before_it_left)
+        # Reads have a limit of milliseconds, and this machine may be busy with other things for longer than a lease.
+        async with asyncio.timeout(30):
+            while members.of(Kind.ENGINE):
+                with contextlib.suppress(StoreUnavailable):
+                    await column.write()
+                await feed.consult(served_model.key, chain(0, 10))
+                await asyncio.sleep(0.05)
+        assert list(feed.columns) == []
 
 
 async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url: str, engine: Engine) -> None:
