@@ -39,7 +39,7 @@ class WaitingQueue:
         # By leader: followers, each with the number of blocks the leader must have scheduled first.
         self._followers: dict[int, list[tuple[int, RequestState]]] = {}
         self._awaiting: dict[Ticket, list[RequestState]] = {}
-        """Requests held until the load of a part of their prefix has ended."""
+        """Requests held until the load of a part of their prefix has ended; some may be members no longer."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -141,31 +141,32 @@ class WaitingQueue:
 
     def sole_awaiting(self, ticket: Ticket) -> RequestState | None:
         """The request that is held until this load has ended, where it is one alone."""
-        held = self._awaiting.get(ticket, ())
-        return held[0] if len(held) == 1 and held[0].key in self._members else None
+        held = self._held_for(ticket)
+        return held[0] if len(held) == 1 else None
 
     def end_wait(self, ticket: Ticket, request: RequestState) -> None:
         """Takes the only one that is held until this load has ended."""
-        [held] = self._awaiting.pop(ticket)
-        assert held is request
+        assert self._held_for(ticket) == [request]
+        del self._awaiting[ticket]
         self.remove(request)
 
     def awaits(self, ticket: Ticket) -> bool:
         """Whether a request is held until this load has ended."""
-        return ticket in self._awaiting
+        return bool(self._held_for(ticket))
 
     @property
     def awaits_any_load(self) -> bool:
-        return bool(self._awaiting)
+        return any(map(self._held_for, self._awaiting))
 
     @property
     def awaits_begun(self) -> bool:
         """Whether a member whose answer has begun is held until a load has ended."""
-        return any(request.has_begun for held in self._awaiting.values() for request in held)
+        return any(request.has_begun for held in map(self._held_for, self._awaiting) for request in held)
 
     def load_ended(self, ticket: Ticket) -> list[RequestState]:
         """Frees those that waited for this load, and returns them."""
-        freed = [request for request in self._awaiting.pop(ticket, ()) if request.key in self._members]
+        freed = self._held_for(ticket)
+        self._awaiting.pop(ticket, None)
         for request in freed:
             self._make_ready(request)
         return freed
@@ -175,6 +176,10 @@ class WaitingQueue:
         if request.key not in self._without_credit:
             self.num_tokens += num_uncached_tokens - request.num_uncached_tokens
         request.num_uncached_tokens = num_uncached_tokens
+
+    def _held_for(self, ticket: Ticket) -> list[RequestState]:
+        """Members that are held until this load has ended."""
+        return [request for request in self._awaiting.get(ticket, ()) if request.key in self._members]
 
     def _turn(self, request: RequestState) -> tuple[int, int, Rank]:
         return request.rank[0], self._num_shares(request), request.rank

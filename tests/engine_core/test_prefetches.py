@@ -124,6 +124,27 @@ def test_blocks_on_their_way_return_where_requests_lack_them() -> None:
     assert pair.b.load().num_used_blocks == 0
 
 
+def test_blocks_that_a_request_waited_for_return_where_others_lack_them_once_it_is_cancelled() -> None:
+    pair = Pair(num_blocks=2 * PROMPT_BLOCKS)
+    pair.add(pair.a, 1)
+    pair.until(lambda: 1 in pair.ended)
+    pair.prefetch()
+    pair.b.step()
+    [ticket, *_] = pair.prefetches._open[1].tickets
+    pair.add(pair.b, 2)
+    pair.b.step()
+    assert pair.b._scheduler.waiting.awaits(ticket)
+    pair.b.cancel(2)
+    pair.add(pair.b, 3, (2 * OTHER)[: (2 * PROMPT_BLOCKS - 2) * BLOCK])
+    # What is said to the holder is not delivered: the load stays open.
+    for _ in range(100):
+        pair._hear(pair.b.step())
+        pair.now += 0.1
+        if pair.tokens[3]:
+            return
+    raise AssertionError("the load that nothing waits for holds the blocks")
+
+
 @pytest.mark.parametrize("ended_at", [0, 3, 9])
 def test_an_ended_prefetch_asks_no_more_and_holds_nothing(ended_at: int) -> None:
     pair = Pair()

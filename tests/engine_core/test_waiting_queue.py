@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.prefix_cache import HashChain
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.request_state import Rank, RequestState
@@ -83,6 +84,21 @@ def test_a_follower_that_is_removed_does_not_come_back() -> None:
     queue.leader_left(leader)
     assert queue.peek() is None
     assert (len(queue), queue.num_tokens) == (0, 0)
+
+
+def test_a_request_that_is_removed_waits_for_no_load_any_more() -> None:
+    removed, other, ticket = request(0), request(1), Ticket([b"h" * 16], [1])
+    removed.token_ids = np.arange(removed.num_prompt_tokens + 1, dtype=np.int32)
+    queue = queue_of(removed, other)
+    queue.await_load(removed, ticket)
+    queue.await_load(other, ticket)
+    assert (queue.sole_awaiting(ticket), queue.awaits_begun) == (None, True)
+    queue.remove(removed)
+    assert (queue.sole_awaiting(ticket), queue.awaits_begun) == (other, False)
+    assert queue.awaits(ticket)
+    queue.remove(other)
+    assert (queue.awaits(ticket), queue.awaits_any_load) == (False, False)
+    assert queue.load_ended(ticket) == []
 
 
 @given(
