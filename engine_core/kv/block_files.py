@@ -266,8 +266,19 @@ def _delete_stale(root: Path) -> None:
         with contextlib.suppress(FileNotFoundError):
             folder = lock_path.parent
             if time.time() - _last_use(folder) > STALE_SECONDS and (lock := _lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+                _delete_held(folder, lock)
+
+
+def _delete_held(folder: Path, lock: int) -> None:
+    """Deletes a folder and lets go of its lock, which goes last: by it the next start finds what this one leaves where
+    it is killed, and until then no other engine takes the folder."""
+    try:
+        for path in folder.iterdir():
+            if path.name != LOCK:
+                shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def _last_use(folder: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -166,6 +167,26 @@ def test_what_no_engine_has_used_for_long_is_deleted(tmp_path: Path) -> None:
     opened(tmp_path, kv_key("another", 16, 100))
     assert used.folder.exists()
     assert not left.folder.exists()
+
+
+def test_a_start_that_is_killed_while_it_deletes_what_is_unused_leaves_nothing_that_no_start_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused, rmtree = opened(tmp_path, OTHER_KEY), shutil.rmtree
+    unused.write(OWNER, FIRST, b"", PAYLOAD)
+    unused.close()
+
+    def killed_behind_the_lock(folder: Path, *, ignore_errors: bool) -> None:
+        (folder / "lock").unlink(missing_ok=True)
+        raise KeyboardInterrupt
+
+    for _ in range(2):
+        for path in unused.folder.rglob("*"):
+            os.utime(path, (0, 0))
+        monkeypatch.setattr(shutil, "rmtree", killed_behind_the_lock if shutil.rmtree is rmtree else rmtree)
+        with contextlib.suppress(KeyboardInterrupt):
+            opened(tmp_path).close()
+    assert not unused.folder.exists()
 
 
 @pytest.mark.parametrize("use", ["write", "touch"])
