@@ -83,8 +83,10 @@ class Engine:
         self._num_added, self._rise_at = 0, 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
-        # The last step had nothing to do until blocks are loaded from a source, or until the device is done.
-        self._awaits_blocks = self._awaits_device = False
+        self.awaits_blocks = False
+        """Whether the last step had nothing to do until blocks come from a source, or are lent."""
+        # The last step had nothing to do until the device is done.
+        self._awaits_device = False
         # Blocks are on their way, from here or to here.
         self._moves_blocks = False
         # The last step might have computed something, had it not been better to wait.
@@ -130,10 +132,10 @@ class Engine:
         is_lending = self._lend()
         self._scheduler.loads.launch()
         is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
-        self._awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
+        self.awaits_blocks = (self._is_load_awaited() or is_lending) and not is_busy
         self._awaits_device = len(self._in_flight) > 0 and not (planned or retired or has_settled_loads)
         self._moves_blocks = is_lending or self._scheduler.loads.is_any_open or bool(self._prefetches)
-        self._is_idle = not (is_busy or self._awaits_blocks)
+        self._is_idle = not (is_busy or self.awaits_blocks)
         return self._take_output(is_told=is_told)
 
     def _is_load_awaited(self) -> bool:
@@ -279,7 +281,7 @@ class Engine:
     @property
     def holds_back(self) -> bool:
         """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
-        if self._awaits_blocks:
+        if self.awaits_blocks:
             return True
         num_steps, held = len(self._in_flight), self._scheduler.held
         if not self._awaits_device and (num_steps > 1 or not held.hold_back(is_in_flight=num_steps > 0)):

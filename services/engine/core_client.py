@@ -42,6 +42,7 @@ from .messages import (
     Report,
     Step,
     ToPeers,
+    Waiting,
     decode_report,
     encode,
 )
@@ -98,7 +99,7 @@ class CoreClient:
         self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
         self._mask_reports: RingReader | None = RingReader(mask_report_reader)
         self._start_result: Ready | CoreFailed | None = None
-        self._on_report: Callable[[Step | Idle], None] | None = None
+        self._on_report: Callable[[Step | Idle | Waiting], None] | None = None
         self._early_steps: list[Step] = []
         """Steps before `connect`: blocks that were found on a disk."""
         self._on_end: Callable[[], None] | None = None
@@ -145,7 +146,7 @@ class CoreClient:
             raise self._start_result
         return self._start_result
 
-    def connect(self, on_report: Callable[[Step | Idle], None], on_end: Callable[[], None]) -> None:
+    def connect(self, on_report: Callable[[Step | Idle | Waiting], None], on_end: Callable[[], None]) -> None:
         """From now on `on_report` gets every step, on the event loop, and `on_end` is told when the core dies. Steps so
         far come at once."""
         self._on_report, self._on_end = on_report, on_end
@@ -268,11 +269,11 @@ class CoreClient:
 
     def _take(self, report: Report) -> None:
         match report:
-            case Step() | Idle():
+            case Step() | Idle() | Waiting():
                 with self._sending:
                     is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
-                    self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
-                self.load = report.load if isinstance(report, Idle) else report.output.load
+                    self._watch.heard(is_idle=is_idle, step_seconds=report.seconds if isinstance(report, Step) else 0.0)
+                self.load = report.output.load if isinstance(report, Step) else report.load
                 if self._on_report is not None:
                     self._on_report(report)
                 elif isinstance(report, Step):

@@ -55,6 +55,7 @@ from .messages import (
     Ready,
     Stall,
     Step,
+    Waiting,
     decode_command,
     encode,
 )
@@ -69,6 +70,8 @@ PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
 STORING_SECONDS = 0.005
 """Between two looks of an idle engine at blocks that are being stored, or found again."""
+WAITING_SECONDS = 1.0
+"""Between two reports of a core that waits for blocks."""
 REPEAT_SECONDS = 10.0
 """Between two words about a start that has come no further."""
 FACTS = ("dtype", "kv_format", "vocab_size", "numerics_id", "prompt_logprobs")
@@ -89,7 +92,7 @@ def run(
     """Steps until the server closes the command ring. What a step says is written once the next one is launched, or
     there is none to launch: the device does not wait for that, nor do those who fill masks share their processor. It
     is written first where launching computes: it would come a whole step late."""
-    said = LateReport(reports)
+    said, waits = LateReport(reports), WaitReports(reports)
     is_prepared, is_idle, num_commands = False, False, 0
     with contextlib.suppress(PeerGone):
         while True:
@@ -99,6 +102,7 @@ def run(
                 is_idle = False
                 if engine.holds_back:
                     said.write()
+                    waits.write_when_due(engine)
                     commands.wait(PATIENCE_SECONDS)
                     if engine.awaits_device_alone and not commands.is_readable():
                         continue
@@ -136,6 +140,18 @@ class LateReport:
         if self.report is not None:
             self._reports.write(encode(self.report))
             self.report = None
+
+
+class WaitReports:
+    """Reports of a core that waits for blocks: from one that says nothing, its server concludes that it hangs."""
+
+    def __init__(self, reports: RingWriter) -> None:
+        self._reports, self._due_at = reports, 0.0
+
+    def write_when_due(self, engine: Engine) -> None:
+        if engine.awaits_blocks and (now := time.monotonic()) >= self._due_at:
+            self._due_at = now + WAITING_SECONDS
+            self._reports.write(encode(Waiting(engine.load())))
 
 
 def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:

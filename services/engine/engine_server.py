@@ -32,7 +32,7 @@ from .grammar_queue import GrammarQueue
 from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
-from .messages import Add, BoundPrompts, Cancel, Command, Idle, Probe, Ready, Step
+from .messages import Add, BoundPrompts, Cancel, Command, Idle, Probe, Ready, Step, Waiting
 from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS, STEP_TOKENS
 from .prefetches import OpenPrefetches
 from .rates import Rates
@@ -237,7 +237,7 @@ class EngineServer:
                     self._changed.clear()
                     await self._changed.wait()
 
-    def _on_report(self, report: Step | Idle) -> None:
+    def _on_report(self, report: Step | Idle | Waiting) -> None:
         if isinstance(report, Step):
             self._on_step(report)
         self.load_changed.set()

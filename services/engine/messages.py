@@ -184,6 +184,12 @@ class Idle(msgspec.Struct, tag="idle", array_like=True):
     """Commands that the core has read so far: others may be on their way to it."""
 
 
+class Waiting(msgspec.Struct, tag="waiting", array_like=True):
+    """The core has work that waits for blocks on their way, and nothing else to do. Reported now and then meanwhile."""
+
+    load: EngineLoad
+
+
 class Prepared(msgspec.Struct, tag="prepared", array_like=True):
     """Later steps find everything ready that can be made ready."""
 
@@ -211,7 +217,7 @@ class BlocksLent(msgspec.Struct, tag="lent", array_like=True):
 
 
 ToPeers = PullBlocks | EndPull | CopiedPull | BlocksLent
-Report = Progress | Ready | Failed | Step | Idle | Prepared | Ranks | ToPeers
+Report = Progress | Ready | Failed | Step | Idle | Waiting | Prepared | Ranks | ToPeers
 
 
 class Ends(msgspec.Struct):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
 from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
+from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.ring import RingReader, RingWriter, create_ring
 from headwater.engine_core.sampling_params import SamplingParams
@@ -32,11 +33,13 @@ from headwater.services.engine.messages import (
     Progress,
     Report,
     Step,
+    Waiting,
     decode_mask_report,
     decode_report,
     encode,
 )
 from headwater.services.engine.rates import MeasuredExecutor
+from tests.engine_core.lying_source import ScriptedSource
 
 CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64, async_depth=2)
 MODEL = SimulatedModel(vocab_size=1000)
@@ -73,11 +76,23 @@ class AtOnce(SimulatedExecutor):
         return super().submit(plan)
 
 
+class HungSource(ScriptedSource):
+    """Says that it has all blocks, and brings none."""
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        return len(hashes)
+
+
 class Core:
     """A running loop, seen from the server."""
 
     def __init__(
-        self, step_seconds: float, executor_class: type[SimulatedExecutor] = SimulatedExecutor, **parts: Any
+        self,
+        step_seconds: float,
+        executor_class: type[SimulatedExecutor] = SimulatedExecutor,
+        *,
+        sources: Sequence[BlockSource] = (),
+        **parts: Any,
     ) -> None:
         command_writer, command_reader = create_ring(1 << 16)
         report_writer, report_reader = create_ring(1 << 16)
@@ -89,7 +104,11 @@ class Core:
         inner, mask_writer = (RingReader(command_reader), RingWriter(report_writer)), RingWriter(mask_report_writer)
         masks = np.full((1, CONFIG.max_num_seqs, -(-MODEL.vocab_size // 32)), -1, np.int32)
         self.engine = Engine(
-            CONFIG, executor, masks=masks, report_masks=lambda report: mask_writer.write(encode(report))
+            CONFIG,
+            executor,
+            masks=masks,
+            sources=sources,
+            report_masks=lambda report: mask_writer.write(encode(report)),
         )
         self.thread = threading.Thread(target=run, args=(self.engine, executor, *inner))
         self.thread.start()
@@ -130,6 +149,8 @@ def core(request: pytest.FixtureRequest, pace: Pace, permits: threading.Semaphor
     kind = getattr(request, "param", None)
     if kind == "at once":
         core = Core(0.0, AtOnce, permits=permits)
+    elif kind == "beside a hung source":
+        core = Core(0.005, sources=[HungSource(np.zeros((CONFIG.num_blocks, CONFIG.block_size), np.uint64))])
     else:
         core = Core(1.0, clock=pace.clock, sleep=pace.sleep) if kind == "paced" else Core(0.005)
     yield core
@@ -152,6 +173,15 @@ def test_a_step_is_reported_before_the_next_one_where_launching_computes(
     core.send(request(1))
     permits.release()
     assert next(core.steps()).output.num_tokens == [1]
+
+
+@pytest.mark.parametrize("core", ["beside a hung source"], indirect=True)
+def test_a_core_that_waits_for_blocks_alone_says_so_now_and_then(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_process, "WAITING_SECONDS", 0.01)
+    core.send(request(1))
+    waiting = (report for report in core.said() if isinstance(report, Waiting))
+    assert [report.load.num_waiting for report in itertools.islice(waiting, 3)] == [1, 1, 1]
+    core.send(Cancel([1]))
 
 
 def test_who_has_prepared_all_says_so_once(core: Core) -> None:

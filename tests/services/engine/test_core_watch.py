@@ -14,7 +14,7 @@ from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR
 from headwater.services.engine.core_client import CoreClient, CoreFailed
 from headwater.services.engine.core_watch import PATIENCE, CoreWatch
-from headwater.services.engine.messages import Cancel, Idle, Ready
+from headwater.services.engine.messages import Cancel, Idle, Ready, Waiting
 from headwater.services.engine.settings import EngineSettings
 from tests.services.engine.engine_process import add, client_of, engine_process, prompt
 
@@ -67,6 +67,17 @@ async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes
     assert link._watch.is_hung_after(6)
     link._take(Idle(EngineLoad(), num_commands=1))
     assert not link._watch.is_hung_after(6)
+    await link._stop()
+
+
+async def test_a_core_that_waits_for_blocks_is_neither_hung_nor_idle() -> None:
+    link = CoreClient(hang_limit=5)
+    link._take(Ready("", "", 0, "", 16, EngineLoad(), 1, 1, 1, longest_step=0))
+    link.send(Cancel([1]))
+    assert not link._watch.is_hung_after(4)
+    link._take(Waiting(EngineLoad(num_waiting=1)))
+    assert (link.load.num_waiting, link._watch.is_hung_after(4)) == (1, False)
+    assert link._watch.is_hung_after(2)
     await link._stop()
 
 
