@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -13,21 +14,28 @@ ATTEMPTS = 3
 
 
 def tenants_below(root: Path) -> set[str]:
-    """Tenants who have blocks in any engine's folder. Raises `OSError`."""
+    """Tenants who have blocks in any engine's folder, as far as their names can be read."""
     found = set[str]()
     for folder in _namespaces(root):
-        found |= tenants_of(folder)
+        with contextlib.suppress(OSError):
+            found |= tenants_of(folder)
     return found
 
 
 def delete_tenants(root: Path, tenants: Collection[str]) -> int:
     """Deletes every namespace that belongs to one of these, also where it shares it. Engines that run find their files
-    gone and compute. Returns the number of namespaces; raises `OSError`."""
-    num_deleted = 0
+    gone and compute. Returns the number of namespaces; raises `OSError` where one cannot be deleted, behind the
+    others."""
+    num_deleted, failure = 0, None
     for folder in _namespaces(root):
-        if not tenants_of(folder).isdisjoint(tenants):
-            _delete(folder)
-            num_deleted += 1
+        try:
+            if not tenants_of(folder).isdisjoint(tenants):
+                _delete(folder)
+                num_deleted += 1
+        except OSError as error:
+            failure = error
+    if failure is not None:
+        raise failure
     return num_deleted
 
 

@@ -255,6 +255,21 @@ def test_a_removed_tenants_blocks_are_deleted_in_every_engines_folder(tmp_path: 
     assert (read(first, FIRST, bob.namespace), read(second, FIRST, bob.namespace)) == (None, bytes(PAYLOAD))
 
 
+@pytest.mark.parametrize("damage", ["names", "block"])
+def test_a_namespace_that_cannot_be_deleted_keeps_no_other_one(tmp_path: Path, damage: str) -> None:
+    files, owners = opened(tmp_path), [Owner(bytes([number]) * 16, "t:alice") for number in range(20)]
+    for owner in owners:
+        files.write(owner, FIRST, b"", PAYLOAD)
+    broken = next(iter(tmp_path.glob(f"*/*/*/{TENANTS}"))).parent
+    # What can be neither read as a file nor deleted as one.
+    (path := broken / (TENANTS if damage == "names" else FIRST.hex())).unlink()
+    path.mkdir()
+    assert tenants_below(tmp_path) == {"t:alice"}
+    with pytest.raises(OSError, match="directory"):
+        delete_tenants(tmp_path, {"t:alice"})
+    assert [path.name for path in files.folder.iterdir() if path.is_dir()] == [broken.name]
+
+
 def test_a_sweep_that_is_killed_leaves_no_block_without_its_tenants_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
