@@ -48,6 +48,8 @@ class _OpenPull:
     before: Claim = field(default_factory=Claim)
     num_bytes: int = 0
     """Bytes of the records that came so far."""
+    is_copying: bool = False
+    """Whether this engine copies the blocks from their places. The other one owes no answer meanwhile."""
 
 
 class PullSession:
@@ -78,7 +80,8 @@ class PullSession:
 
     def copied(self, number: int) -> None:
         """The blocks of a direct pull were copied."""
-        if number in self._pulls:
+        if (pull := self._pulls.get(number)) is not None:
+            pull.is_copying = False
             self._copied.append(number)
             self._end.wake()
 
@@ -106,7 +109,8 @@ class PullSession:
         """Returns when the other engine is silent for too long although it owes an answer, or no pull came for long."""
         while self._num_silent < SILENT_TURNS and self._num_idle < IDLE_TURNS:
             await asyncio.sleep(LIFE_SECONDS)
-            self._num_silent = self._num_silent + 1 if self._pulls else 0
+            is_owed = any(not pull.is_copying for pull in self._pulls.values())
+            self._num_silent = self._num_silent + 1 if is_owed else 0
             self._num_idle = 0 if self._pulls else self._num_idle + 1
             self._is_sign_due = True
             self._end.wake()
@@ -130,6 +134,7 @@ class PullSession:
         if frame.HasField("before"):
             pull.before = claim_of(frame.before)
         if frame.HasField("places"):
+            pull.is_copying = True
             self._place(Placed(pull=frame.pull_id, before=pull.before, places=places_of(frame.places)))
             return
         self._store(pull, frame.records)
