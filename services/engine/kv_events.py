@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
@@ -15,7 +15,8 @@ from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
 FLUSH_SECONDS = 0.01
 """Events of so long travel together; an idle engine flushes too."""
 _MAX_BATCH_HASHES = 8192
-"""Enough for one flush; 16 bytes each and some keep a batch below a frame's limit."""
+"""Enough for one flush. A batch has fewer than twice as many, which keeps it below the limits of frames and of the
+bus."""
 _MAX_KEPT_HASHES = 1 << 18
 """In batches that can be replayed."""
 
@@ -65,7 +66,12 @@ class KvEventLog:
             publish(batch)
 
     def note(self, events: CacheEvents) -> None:
-        """Events join the open batch where its order (cleared, removed, stored) says the same as theirs did."""
+        """Events join the open batch where its order (cleared, removed, stored) says the same as theirs did. More of
+        them than a batch has room for, as when a disk is lost, become several."""
+        for part in _parts_of(events):
+            self._join(part)
+
+    def _join(self, events: CacheEvents) -> None:
         if events.cleared or not self._open_stored.isdisjoint(events.removed):
             self.flush()
         self._mirror.apply(events)
@@ -128,6 +134,21 @@ def checksum_of(block_hash: bytes) -> int:
 
 def num_hashes(batch: KvEventBatch) -> int:
     return len(batch.removed) + sum(len(chain.block_hashes) for chain in batch.stored)
+
+
+def _parts_of(events: CacheEvents) -> Iterator[CacheEvents]:
+    """The same events in their order, at most `_MAX_BATCH_HASHES` blocks at a time."""
+    if len(events.removed) + sum(len(chain.hashes) for chain in events.stored) <= _MAX_BATCH_HASHES:
+        yield events
+        return
+    yield CacheEvents(cleared=events.cleared)
+    for start in range(0, len(events.removed), _MAX_BATCH_HASHES):
+        yield CacheEvents(removed=events.removed[start : start + _MAX_BATCH_HASHES])
+    for chain in events.stored:
+        parents = [chain.parent, *chain.hashes]
+        for start in range(0, len(chain.hashes), _MAX_BATCH_HASHES):
+            part = StoredChain(parent=parents[start], hashes=chain.hashes[start : start + _MAX_BATCH_HASHES])
+            yield CacheEvents(stored=[part])
 
 
 def _blocks_of(chain: StoredChain) -> StoredBlocks:

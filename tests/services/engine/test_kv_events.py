@@ -69,6 +69,23 @@ async def test_what_was_cached_before_anybody_listened_is_published_whole_and_on
     assert log.since(0) is None, "from then on only recent ones are kept"
 
 
+async def test_events_of_many_blocks_come_in_batches_that_the_bus_takes() -> None:
+    log, batches = KvEventLog(Incarnation(replica_id="r", epoch=5)), list[KvEventBatch]()
+    log.publish = batches.append
+    blocks = [number.to_bytes(16, "little") for number in range(100_000)]
+    log.note(CacheEvents(stored=[StoredChain(parent=b"p" * 16, hashes=blocks)]))
+    log.note(CacheEvents(removed=blocks[:-1]))
+    log.flush()
+    assert max(batch.ByteSize() for batch in batches) < 512 * 1024
+    stored = [chain for batch in batches for chain in batch.stored]
+    assert [block for chain in stored for block in chain.block_hashes] == blocks
+    # Each part of a chain continues the one before it.
+    last_blocks = [chain.block_hashes[-1] for chain in stored]
+    assert [chain.parent_hash for chain in stored] == [b"p" * 16, *last_blocks[:-1]]
+    assert [block for batch in batches for block in batch.removed] == blocks[:-1]
+    assert (batches[-1].index_count, log.snapshot()) == (1, (log.seq, blocks[-1:]))
+
+
 async def test_an_idle_engine_flushes_its_last_events_soon() -> None:
     log, told = KvEventLog(Incarnation(replica_id="r", epoch=5)), asyncio.Queue[KvEventBatch]()
     log.publish = told.put_nowait
