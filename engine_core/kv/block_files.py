@@ -36,16 +36,18 @@ NUM_PROBES = 8
 class BlockFiles:
     """Methods raise `OSError` where the disk is full or broken."""
 
-    def __init__(self, folder: Path, key: bytes, max_bytes: int, lock: int) -> None:
-        """`folder` is this engine's, by a lock that a descriptor holds."""
+    def __init__(
+        self, folder: Path, key: bytes, max_bytes: int, lock: int | None, refusal: OSError | None = None
+    ) -> None:
+        """`folder` is this engine's, by a lock that a descriptor holds; or there is none, and `refusal` says why."""
         self.folder, self.key, self.max_bytes = folder, key, max_bytes
-        self._lock: int | None = lock
+        self._lock, self._refusal = lock, refusal
         self._tenants: dict[bytes, set[str]] = {}
 
     @classmethod
     def open(cls, root: Path, key: bytes, max_bytes: int) -> BlockFiles:
-        """The first folder of this key that no running engine has, for files of `max_bytes` together. Raises
-        `ConfigError`."""
+        """The first folder of this key that no running engine has, for files of `max_bytes` together. Where the disk is
+        full, none is made, and `scan` says so. Raises `ConfigError`."""
         try:
             _own_folder(root)
             _delete_stale(root)
@@ -54,6 +56,8 @@ class BlockFiles:
                 if (lock := _lock(folder)) is not None:
                     return cls(folder, key, max_bytes, lock)
         except OSError as error:
+            if is_disk_full(error):
+                return cls(root / key.hex(), key, max_bytes, None, error)
             raise ConfigError("kv_disk_dir", str(root), f"a folder that the engine may write to ({error})") from None
         raise AssertionError("unreachable")
 
@@ -107,6 +111,8 @@ class BlockFiles:
     def scan(self) -> Iterator[BlockId]:
         """Blocks of earlier lives, the least recently used first. What is not a whole file of this key is deleted. A
         removed tenant's files may be deleted meanwhile: they are not there."""
+        if self._refusal is not None:
+            raise self._refusal
         found = list[tuple[float, BlockId]]()
         for folder in self.folder.iterdir():
             if folder.is_dir():

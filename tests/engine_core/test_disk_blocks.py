@@ -299,6 +299,23 @@ def test_a_full_disk_is_used_again_after_a_restart_with_less_room(
     assert (again.disk.use.failure, again.disk.use.num_blocks) == ("", 2)
 
 
+def test_a_disk_that_is_full_before_a_folder_is_made_is_given_up_and_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(path: Path, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", is_full)
+        blocks, chain = Blocks(tmp_path / "kv"), chain_of(0, 2)
+    blocks.compute(chain)
+    blocks.settle()
+    assert blocks.disk.use.failure == "it is full ([Errno 28] No space left on device)"
+    assert blocks.disk.find(chain.hashes) == 0
+    assert not (tmp_path / "kv").exists()
+    blocks.check_idle()
+
+
 @pytest.mark.parametrize("damage", ["truncated", "changed", "gone"])
 def test_a_damaged_file_is_not_served_and_told_lost_and_what_is_before_it_is_used(tmp_path: Path, damage: str) -> None:
     blocks, chain = Blocks(tmp_path), chain_of(0, 3)
