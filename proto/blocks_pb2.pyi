@@ -149,6 +149,7 @@ class BlockFrame(_message.Message):
     """Answers a pull: `before`, then the records in order, then `after`; of several pulls one after another.
     A direct pull is answered by `before` and `places`, and by `after` once its blocks were copied; or, where there are no
     places, as one without records. Where the puller reads what is published, it ends the pull in place of `after`.
+    An empty frame is a sign of life.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

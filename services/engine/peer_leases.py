@@ -26,6 +26,8 @@ CHUNK_BYTES = 240 * 1024
 """Bytes of records in one frame."""
 LOST_SECONDS = 4.0
 """Silence after which an engine has no leases any more."""
+SIGN_SECONDS = 0.5
+"""Between two signs of life to an engine that waits: the core answers between steps, which take seconds on CPUs."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +48,7 @@ class LeaseSession:
         self._leases: dict[int, int] = {}
         """By pull, for which the core lends."""
         self._queue: deque[_Sending] = deque()
-        self._has_ended = False
+        self._has_ended = self._is_sign_due = False
         self.heard_at = asyncio.get_running_loop().time()
         self._end: AnsweringEnd[pb.BlockFrame, pb.PullFrame] = AnsweringEnd(
             self._next_frame, self._take, lambda is_clean: self.end()
@@ -73,6 +75,11 @@ class LeaseSession:
             self._end_lease(pull_id)
         self._end.close()
 
+    def sign(self) -> None:
+        """Sends a sign of life."""
+        self._is_sign_due = True
+        self._end.wake()
+
     def on_lent(self, pull_id: int, lent: Lent) -> None:
         self._queue.append(_Sending(pull_id, lent))
         self._end.wake()
@@ -95,8 +102,9 @@ class LeaseSession:
             self._end_lease(pull_id, num_copied)
 
     def _next_frame(self) -> pb.BlockFrame | None:
+        is_sign_due, self._is_sign_due = self._is_sign_due, False
         if not self._queue:
-            return None
+            return pb.BlockFrame() if is_sign_due else None
         sending = self._queue[0]
         lent = sending.lent
         frame = pb.BlockFrame(pull_id=sending.pull_id)
@@ -154,14 +162,16 @@ class PeerLeases:
             session.end()
 
     async def watch(self) -> None:
-        """Ends the leases of engines that send no sign of life; runs until cancelled."""
+        """Ends the leases of engines that send no sign of life, and sends signs to the others; runs until cancelled."""
         while True:
-            await asyncio.sleep(LOST_SECONDS / 8)
+            await asyncio.sleep(SIGN_SECONDS)
             now = asyncio.get_running_loop().time()
             for session in [each for each in self._sessions if each.num_leases]:
                 if now - session.heard_at > LOST_SECONDS:
                     structlog.get_logger().warning("an engine that pulls blocks is silent", leases=session.num_leases)
                     session.end()
+                else:
+                    session.sign()
 
     def lend(self, session: LeaseSession, pull: pb.Pull) -> int:
         lease = next(self._numbers)

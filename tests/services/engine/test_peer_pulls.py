@@ -1,4 +1,4 @@
-"""The pulling side between engines, with a lender that a test plays."""
+"""The pulling side between engines, with a lender that a test plays, and with a real one whose core a test plays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,26 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.kv.block_source import Owner
-from headwater.engine_core.kv.peer_link import Placed, PullCopied, Pulled, PullRequest, Wanted
+from headwater.engine_core.kv.peer_link import (
+    Claim,
+    LeaseEnd,
+    LeaseRequest,
+    Lent,
+    Placed,
+    PullCopied,
+    Pulled,
+    PullRequest,
+    Wanted,
+)
 from headwater.engine_core.request import Holder
 from headwater.proto import blocks_pb2 as pb
 from headwater.proto import blocks_pb2_grpc
-from headwater.services.engine import peer_pulls
+from headwater.services.engine import peer_leases, peer_pulls
+from headwater.services.engine.peer_leases import PeerLeases
+from headwater.services.engine.peer_plane import BlocksServicer
 from headwater.services.engine.peer_pulls import SILENT_TURNS, PeerPulls
 from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.tasks import owned_task
 
 KEY, HASH = b"k" * 16, b"h" * 16
 CLAIM = pb.Claim(key=KEY, block_hashes=[HASH], generations=[1])
@@ -27,7 +40,7 @@ class Lender(blocks_pb2_grpc.BlocksServicer):
     """Says where blocks lie, or nothing at all, and nothing more until it hears that they are copied. Notes each frame
     that it gets."""
 
-    def __init__(self, heard: asyncio.Queue[object], *, is_silent: bool) -> None:
+    def __init__(self, heard: asyncio.Queue[object], *, is_silent: bool = False) -> None:
         self._heard, self._is_silent = heard, is_silent
 
     async def Pull(self, frames: AsyncIterator[pb.PullFrame], context: Any) -> AsyncIterator[pb.BlockFrame]:
@@ -37,6 +50,23 @@ class Lender(blocks_pb2_grpc.BlocksServicer):
                 yield pb.BlockFrame(pull_id=pull.pull_id, before=CLAIM, places=pb.Places(handle=b"here", blocks=[7]))
             for number in frame.copied:
                 yield pb.BlockFrame(pull_id=number, after=CLAIM)
+
+
+class HeardLender(BlocksServicer):
+    """The lending side of an engine. Notes each frame that it gets."""
+
+    def __init__(self, leases: PeerLeases, heard: asyncio.Queue[object]) -> None:
+        super().__init__(leases)
+        self._heard = heard
+
+    async def Pull(self, frames: AsyncIterator[pb.PullFrame], context: Any) -> AsyncIterator[pb.BlockFrame]:
+        async for frame in super().Pull(self._noted(frames), context):
+            yield frame
+
+    async def _noted(self, frames: AsyncIterator[pb.PullFrame]) -> AsyncIterator[pb.PullFrame]:
+        async for frame in frames:
+            self._heard.put_nowait(frame)
+            yield frame
 
 
 class Puller:
@@ -51,10 +81,10 @@ class Puller:
         )
 
     @contextlib.asynccontextmanager
-    async def asking(self, *, is_silent: bool = False) -> AsyncIterator[None]:
+    async def asking(self, lender: blocks_pb2_grpc.BlocksServicer) -> AsyncIterator[None]:
         """Scope of a direct pull from the lender."""
         listener = Listener("127.0.0.1", 0)
-        blocks_pb2_grpc.add_BlocksServicer_to_server(Lender(self.said, is_silent=is_silent), listener.server)
+        blocks_pb2_grpc.add_BlocksServicer_to_server(lender, listener.server)
         await listener.start()
         holder = Holder(address=listener.address, epoch=1, num_tokens=16)
         wanted = Wanted(key=KEY, owner=Owner(b"n" * 16), parent=b"", hashes=[HASH])
@@ -74,12 +104,12 @@ class Puller:
 
 @pytest.fixture(autouse=True)
 def _signs_of_life_come_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_pulls, "LIFE_SECONDS", 0.01)
+    monkeypatch.setattr(peer_pulls, "LIFE_SECONDS", 0.05)
 
 
 async def test_an_engine_whose_blocks_are_being_copied_is_not_taken_for_silent() -> None:
     puller = Puller()
-    async with puller.asking():
+    async with puller.asking(Lender(puller.said)):
         assert (await puller.placed.get()).places.blocks == [7]
         # The copy goes on for longer than a silent engine is waited for.
         heard = [await puller.said.get() for _ in range(4 * SILENT_TURNS)]
@@ -91,5 +121,22 @@ async def test_an_engine_whose_blocks_are_being_copied_is_not_taken_for_silent()
 
 async def test_an_engine_that_owes_an_answer_and_says_nothing_is_given_up() -> None:
     puller = Puller()
-    async with puller.asking(is_silent=True):
+    async with puller.asking(Lender(puller.said, is_silent=True)):
         assert (await puller.answer()).after.hashes == []
+
+
+async def test_an_engine_in_a_long_step_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
+    puller, asked, ended = Puller(), asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
+    leases = PeerLeases(
+        1, np.zeros((1, 1), np.uint8), lend=asked.put_nowait, copied=lambda copied: None, end=ended.put_nowait
+    )
+    async with owned_task(leases.watch()), puller.asking(HeardLender(leases, puller.said)):
+        lease = (await asked.get()).lease
+        # The core hears of it once its step has ended, later than a silent engine is waited for.
+        heard = [await puller.said.get() for _ in range(4 * SILENT_TURNS)]
+        assert not any(isinstance(each, Pulled) for each in heard)
+        claim = Claim(key=KEY, hashes=[HASH], generations=[1])
+        leases.on_lent(Lent(lease=lease, rows=[], before=claim, after=claim))
+        assert (await puller.answer()).after == claim
+        assert (await ended.get()).lease == lease
