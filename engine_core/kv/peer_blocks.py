@@ -300,7 +300,8 @@ class PeerBlocks:
         self._note_read(part, num_read)
 
     def _note_read(self, part: Part, num_read: int) -> None:
-        if part.load.ticket not in self._early:
+        # A load that was given up has ended, and is not known as an early one any more.
+        if not part.load.is_cancelled and part.load.ticket not in self._early:
             self.num_discarded += len(part.slots) - num_read
         self._loads.note_read(part, num_read)
 

@@ -10,9 +10,9 @@ import pytest
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.kv.block_record import HEADER_LEN
-from headwater.engine_core.kv.block_source import Owner
+from headwater.engine_core.kv.block_source import Outcome, Owner
 from headwater.engine_core.kv.peer_blocks import HINT_SECONDS, PeerBlocks
-from headwater.engine_core.kv.peer_link import PeerLink, PullRequest, ToLink
+from headwater.engine_core.kv.peer_link import Claim, PeerLink, Pulled, PullRequest, ToLink
 from headwater.engine_core.request import Holder
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.direct_link import DirectLink
@@ -126,6 +126,24 @@ def test_a_load_names_the_block_before_its_first_one() -> None:
     [request] = asked
     assert isinstance(request, PullRequest)
     assert (request.wanted.parent, request.wanted.hashes, request.holder) == (hashes[1], hashes[2:], at("a"))
+
+
+@pytest.mark.parametrize("is_early", [False, True], ids=["of a request", "early"])
+def test_blocks_of_a_load_that_was_given_up_do_not_count_as_discarded(is_early: bool) -> None:
+    hashes, asked, owner = [b"1" * 16, b"2" * 16], list[ToLink](), Owner(b"n" * 16)
+    swapper = SimulatedSwapper(np.zeros((4, 16), np.uint64), 4, late_polls=0)
+    link = PeerLink(key=b"k" * 16, records=np.zeros((8, HEADER_LEN + 128), np.uint8), send=asked.append)
+    peers = PeerBlocks(swapper, link, 4)
+    peers.expect(hashes, owner, at("a"))
+    ticket = peers.load_early(hashes, [1, 2], owner, at("a"), b"") if is_early else peers.load(hashes, [1, 2])
+    peers.launch()
+    [request] = asked
+    assert isinstance(request, PullRequest)
+    peers.cancel(ticket)
+    assert [end.outcome for end in peers.poll()] == [Outcome.CANCELLED]
+    peers.pulled(Pulled(pull=request.pull, before=Claim(), after=Claim()))
+    assert peers.poll() == []
+    assert (peers.num_discarded, len(peers._free_slots)) == (0, 4)
 
 
 def test_less_than_two_blocks_are_refused(folder: Path) -> None:
