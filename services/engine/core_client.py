@@ -218,6 +218,11 @@ class CoreClient:
         os.close(lifeline)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)
 
+    @property
+    def may_be_in_step(self) -> bool:
+        """See `CoreWatch`."""
+        return self._watch.may_be_in_step
+
     async def _kill_when_hung(self) -> None:
         """Its end is then what any other death of a core is."""
         await self._watch.until_hung()

@@ -31,6 +31,11 @@ class CoreWatch:
             return PATIENCE * self._limit
         return max(self._limit, PATIENCE * self._longest_step, DOUBT * self._expected_step)
 
+    @property
+    def may_be_in_step(self) -> bool:
+        """Whether the silence is no longer than a slow step explains."""
+        return self.silence <= TICK_SECONDS + DOUBT * max(self._longest_step, self._expected_step)
+
     def started(self, longest_step: float) -> None:
         """The core serves; `longest_step`: seconds that a step is expected to take at most."""
         self._has_started, self._expected_step = True, longest_step

@@ -139,7 +139,10 @@ class PeerLeases:
         lend: Callable[[LeaseRequest], None],
         copied: Callable[[LeaseCopied], None],
         end: Callable[[LeaseEnd], None],
+        may_be_in_step: Callable[[], bool],
     ) -> None:
+        """`may_be_in_step`: whether a core that does not answer may be within a step."""
+        self._may_be_in_step = may_be_in_step
         self.epoch, self._records, self._lend, self._copied, self._end = epoch, records, lend, copied, end
         self._sessions: set[LeaseSession] = set()
         self._asked: dict[int, tuple[LeaseSession, int]] = {}
@@ -162,7 +165,8 @@ class PeerLeases:
             session.end()
 
     async def watch(self) -> None:
-        """Ends the leases of engines that send no sign of life, and sends signs to the others; runs until cancelled."""
+        """Ends the leases of engines that send no sign of life, and sends signs to the others unless the core is silent
+        for longer than a step takes; runs until cancelled."""
         while True:
             await asyncio.sleep(SIGN_SECONDS)
             now = asyncio.get_running_loop().time()
@@ -170,7 +174,7 @@ class PeerLeases:
                 if now - session.heard_at > LOST_SECONDS:
                     structlog.get_logger().warning("an engine that pulls blocks is silent", leases=session.num_leases)
                     session.end()
-                else:
+                elif self._may_be_in_step():
                     session.sign()
 
     def lend(self, session: LeaseSession, pull: pb.Pull) -> int:

@@ -36,6 +36,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class Core(Protocol):
     """Methods of `CoreClient` that the plane uses."""
 
+    @property
+    def may_be_in_step(self) -> bool: ...
     def send(self, command: Command) -> None: ...
 
 
@@ -55,6 +57,7 @@ class PeerPlane:
             lend=lambda request: core.send(LendBlocks(request)),
             copied=lambda copied: core.send(CopiedLease(copied)),
             end=lambda end: core.send(EndLease(end)),
+            may_be_in_step=lambda: core.may_be_in_step,
         )
 
     @contextlib.asynccontextmanager

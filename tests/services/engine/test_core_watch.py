@@ -57,6 +57,17 @@ def test_a_start_may_be_silent_for_longer_and_no_limit_is_for_ever() -> None:
     assert not unlimited.is_hung_after(1e6)
 
 
+def test_a_core_may_be_in_a_step_for_twice_as_long_as_steps_take() -> None:
+    watch = CoreWatch(30)
+    watch.started(longest_step=4.0)
+    watch.commanded()
+    for seconds, may_be_in_step in ((8, True), (1, True), (1, False)):
+        assert not watch.is_hung_after(seconds)
+        assert watch.may_be_in_step is may_be_in_step
+    watch.heard(is_idle=False)
+    assert watch.may_be_in_step
+
+
 async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes_a_word() -> None:
     link = CoreClient(hang_limit=5)
     link._take(Ready("", "", 0, "", 16, EngineLoad(), 1, 1, 1, longest_step=0))

@@ -125,12 +125,32 @@ async def test_an_engine_that_owes_an_answer_and_says_nothing_is_given_up() -> N
         assert (await puller.answer()).after.hashes == []
 
 
+def leases_of(asked: asyncio.Queue[LeaseRequest], ended: asyncio.Queue[LeaseEnd], *, is_in_step: bool) -> PeerLeases:
+    """The lending side of an engine whose core does not answer by itself."""
+    return PeerLeases(
+        1,
+        np.zeros((1, 1), np.uint8),
+        lend=asked.put_nowait,
+        copied=lambda copied: None,
+        end=ended.put_nowait,
+        may_be_in_step=lambda: is_in_step,
+    )
+
+
+async def test_an_engine_whose_core_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
+    puller, asked, ended = Puller(), asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
+    leases = leases_of(asked, ended, is_in_step=False)
+    async with owned_task(leases.watch()), puller.asking(HeardLender(leases, puller.said)):
+        lease = (await asked.get()).lease
+        assert (await puller.answer()).after.hashes == []
+        assert (await ended.get()).lease == lease
+
+
 async def test_an_engine_in_a_long_step_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
     puller, asked, ended = Puller(), asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
-    leases = PeerLeases(
-        1, np.zeros((1, 1), np.uint8), lend=asked.put_nowait, copied=lambda copied: None, end=ended.put_nowait
-    )
+    leases = leases_of(asked, ended, is_in_step=True)
     async with owned_task(leases.watch()), puller.asking(HeardLender(leases, puller.said)):
         lease = (await asked.get()).lease
         # The core hears of it once its step has ended, later than a silent engine is waited for.
