@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from ..json_object import read_object
 from .safetensors_file import opened
 
@@ -34,11 +34,14 @@ class HuggingFaceFolder:
                     yield key, file.get_tensor(key)
 
     def __len__(self) -> int:
-        count = 0
+        """Number of tensors. Raises `ConfigError` for one that is in two files."""
+        found: dict[str, str] = {}
         for name in self._files:
             with opened(self._path / name) as file:
-                count += len(file.keys())
-        return count
+                for key in file.keys():  # noqa: SIM118 (not a dict)
+                    require(key not in found, f"file of tensor {key}", f"{found.get(key)} and {name}", "one of them")
+                    found[key] = name
+        return len(found)
 
 
 def _files_of(folder: Path) -> list[str]:

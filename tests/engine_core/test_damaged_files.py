@@ -97,6 +97,20 @@ def test_a_shard_in_anothers_place_is_refused_by_a_tensor_that_is_missing(tmp_pa
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.0.mlp.up_proj.weight"])
+def test_a_tensor_that_is_in_two_shards_is_refused_before_either_is_read(name: str, tmp_path: Path) -> None:
+    """The one that is read last would count, in silence."""
+    random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())["weight_map"]
+    first = index[name]
+    second = next(file for file in index.values() if file != first)
+    tensor = load_file(tmp_path / "hf" / first)[name]
+    save_file({**load_file(tmp_path / "hf" / second), name: tensor + 1}, tmp_path / "hf" / second)
+    files = " and ".join(sorted([first, second]))
+    with pytest.raises(ConfigError, match=f"file of tensor {name} is '{files}'; allowed: one of them"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
 DOWN, QUERIES = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 
 
