@@ -87,7 +87,7 @@ def convert(
 def _collected(published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype) -> model_file.Tensors:
     """The tensors of a checkpoint under the names of the layout."""
     names = model_class(config).names
-    tensors = names.collect(unpacked(published, config.quantization), dtype, lambda done: None)
+    tensors = names.collect(unpacked(published, config.quantization), dtype, lambda done: None, layout)
     for name, spec in layout.items():
         if spec.tied_to:
             tensors.pop(name, None)

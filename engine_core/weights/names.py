@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -15,10 +16,12 @@ from headwater.kernels.int4_layout import Int4Weight
 from ..config import ConfigError, require
 from . import blocks
 from .grouped import GroupedWeight, can_join, expanded, joined, named
+from .layout import Layout
 from .model_file import Tensors
 
 Weight = torch.Tensor | GroupedWeight | BlockWeight
 """A tensor of a checkpoint, packed or not."""
+NO_LAYOUT: Layout = MappingProxyType({})
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -36,10 +39,15 @@ class CheckpointNames:
     """Endings of names of tensors that are no weights."""
 
     def collect(
-        self, tensors: Iterable[tuple[str, Weight]], dtype: torch.dtype, progress: Callable[[int], None]
+        self,
+        tensors: Iterable[tuple[str, Weight]],
+        dtype: torch.dtype,
+        progress: Callable[[int], None],
+        layout: Layout = NO_LAYOUT,
     ) -> Tensors:
         """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a tensor that the
-        architecture has not, for parts of a tensor without the others, and for parts that cannot be joined."""
+        architecture has not, for parts of a tensor without the others, for parts that cannot be joined, and for those
+        whose outputs the layout counts otherwise."""
         collected: Tensors = {}
         parts: dict[str, dict[int, Weight]] = {}
         num_parts = Counter(name for name, _ in self.fused.values())
@@ -56,7 +64,7 @@ class CheckpointNames:
                 waiting[place] = _dense(tensor, dtype) if is_dense else tensor
                 if len(waiting) == num_parts.get(ours, 1):
                     del parts[prefix + ours]
-                    collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))], dtype)
+                    collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))], dtype, layout)
             progress(done)
         require(not parts, "checkpoint", sorted(parts), "every part of a fused projection")
         return collected
@@ -83,12 +91,16 @@ class CheckpointNames:
         raise ConfigError("checkpoint tensor", name, "tensors of the architecture")
 
 
-def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype) -> Tensors:
+def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layout) -> Tensors:
     """The tensors of a weight made of parts. Parts of several kinds are expanded to the dtype. Raises `ConfigError`
-    where parts cannot be joined."""
+    where parts cannot be joined, or have other outputs than the layout says."""
     shapes = [tuple(part.shape) for part in parts]
     if len({(len(shape), *shape[1:]) for shape in shapes}) > 1 or () in shapes:
         raise ConfigError(f"shapes of the parts of {name}", shapes, "one number of inputs")
+    outputs = tuple(shape[0] for shape in shapes)
+    if name in layout and layout[name].parts not in ((), outputs):
+        # Their sum may be right all the same.
+        raise ConfigError(f"outputs of the parts of {name}", outputs, str(layout[name].parts))
     in_blocks = [part for part in parts if isinstance(part, BlockWeight)]
     if len(in_blocks) == len(parts):
         return blocks.named(in_blocks, name)

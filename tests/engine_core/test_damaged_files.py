@@ -111,6 +111,30 @@ def test_a_tensor_that_is_in_two_shards_is_refused_before_either_is_read(name: s
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (
+            ("mlp.gate_proj", "mlp.up_proj"),
+            r"outputs of the parts of layers.1.gate_up is \(136, 120\); allowed: \(128,",
+        ),
+        (("self_attn.k_proj", "self_attn.v_proj"), r"outputs of the parts of layers.1.qkv is \(64, 72, 56\); allowed"),
+    ],
+)
+def test_parts_whose_sizes_are_wrong_and_whose_sum_is_right_are_refused(
+    names: tuple[str, str], told: str, tmp_path: Path
+) -> None:
+    """They are one matrix here, whose rows would be taken for those of the other part."""
+    random_checkpoint("llama2", tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    first, second = (f"model.layers.1.{name}.weight" for name in names)
+    moved = {first: torch.cat((tensors[first], tensors[second][:8])), second: tensors[second][8:].clone()}
+    save_file(tensors | moved, path)
+    with pytest.raises(ConfigError, match=told):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
 DOWN, QUERIES = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 
 
