@@ -30,8 +30,8 @@ def drops(name: str, suffix: str, tensor: torch.Tensor, packing: Packing) -> boo
     in another order."""
     if suffix != ORDER or packing.has_order:
         return False
-    groups = num_groups(name, len(tensor), packing.group_size)
-    if order_of(name, tensor, len(tensor), groups) is not None:
+    groups = num_groups(name, tensor.numel(), packing.group_size)
+    if order_of(name, tensor, tensor.numel(), groups) is not None:
         raise ConfigError(f"checkpoint tensor {name}", "not in order", "groups that follow one another")
     return True
 

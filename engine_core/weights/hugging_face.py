@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from ..config import ConfigError, require
 from ..json_object import read_object
@@ -31,7 +32,7 @@ class HuggingFaceFolder:
         for name in self._files:
             with opened(self._path / name) as file:
                 for key in file.keys():  # noqa: SIM118 (not a dict)
-                    yield key, file.get_tensor(key)
+                    yield key, _read(file, key)
 
     def __len__(self) -> int:
         """Number of tensors. Raises `ConfigError` for one that is in two files."""
@@ -42,6 +43,15 @@ class HuggingFaceFolder:
                     require(key not in found, f"file of tensor {key}", f"{found.get(key)} and {name}", "one of them")
                     found[key] = name
         return len(found)
+
+
+def _read(file: Any, key: str) -> torch.Tensor:
+    """The tensor of an open file. Raises `ConfigError` for one of a type that torch has not."""
+    try:
+        tensor: torch.Tensor = file.get_tensor(key)
+    except SafetensorError as error:
+        raise ConfigError(f"type of tensor {key}", str(error), "a type that torch has") from None
+    return tensor
 
 
 def _files_of(folder: Path) -> list[str]:

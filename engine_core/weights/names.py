@@ -57,7 +57,7 @@ class CheckpointNames:
                 waiting = parts.setdefault(prefix + ours, {})
                 if isinstance(tensor, Int4Weight) and not prefix:
                     raise ConfigError("checkpoint tensor", name, "embedding and head that are not packed")
-                if isinstance(tensor, torch.Tensor) and not tensor.is_floating_point():
+                if isinstance(tensor, torch.Tensor) and not _has_values(tensor):
                     raise ConfigError(f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point")
                 # Tables have no kinds of eight bits.
                 is_dense = isinstance(tensor, torch.Tensor) or (not prefix and not isinstance(tensor, BlockWeight))
@@ -89,6 +89,11 @@ class CheckpointNames:
             if rest in self.fused:
                 return prefix, *self.fused[rest]
         raise ConfigError("checkpoint tensor", name, "tensors of the architecture")
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Whether each element is a number of floating point; those of four bits are pairs, which torch does not read."""
+    return tensor.is_floating_point() and tensor.dtype is not torch.float4_e2m1fn_x2
 
 
 def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype, layout: Layout) -> Tensors:

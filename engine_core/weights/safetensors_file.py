@@ -24,6 +24,8 @@ def opened(path: Path, device: str = "cpu") -> Iterator[Any]:
         file = safe_open(path, framework="pt", device=device)
     except FileNotFoundError:
         raise ConfigError("checkpoint", f"without {path.name}", "every file that its index names") from None
+    except OSError as error:
+        raise ConfigError("checkpoint file", path.name, f"a file that can be read ({error})") from None
     except SafetensorError as error:
         raise _damage(path, error) from None
     with file:

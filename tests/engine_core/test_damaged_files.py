@@ -111,6 +111,22 @@ def test_a_tensor_that_is_in_two_shards_is_refused_before_either_is_read(name: s
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+def test_a_shard_that_is_a_folder_is_named(tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path / "hf", max_shard_size="100KB")
+    shard = min((tmp_path / "hf").glob("*.safetensors"))
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(ConfigError, match=f"checkpoint file is '{shard.name}'; allowed: a file that can be read"):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
+def test_a_tensor_of_a_type_that_torch_has_not_is_named(tmp_path: Path) -> None:
+    header = json.dumps({"t": {"dtype": "F6_E2M3", "shape": [128], "data_offsets": [0, 96]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(96))
+    with pytest.raises(ConfigError, match="type of tensor t is 'Dtype not understood: F6_E2M3'; allowed: a type that"):
+        list(HuggingFaceFolder(tmp_path).tensors())
+
+
 @pytest.mark.parametrize(
     ("names", "told"),
     [
@@ -143,6 +159,11 @@ DOWN, QUERIES = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn
     [
         (DOWN, torch.ones(64, 128, dtype=torch.int8), f"dtype of tensor {DOWN} is 'torch.int8'; allowed: weights in"),
         (DOWN, torch.ones(64, 128, dtype=torch.bool), f"dtype of tensor {DOWN} is 'torch.bool'; allowed: weights in"),
+        (
+            DOWN,
+            torch.ones(64, 64, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+            f"dtype of tensor {DOWN} is 'torch.flo",
+        ),
         (QUERIES, torch.ones(64, 32), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
         (QUERIES, torch.ones(64), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),
         (QUERIES, torch.ones(()), "shapes of the parts of layers.0.qkv is .*; allowed: one number of inputs"),

@@ -212,6 +212,9 @@ def test_auto_round_leaves_out_or_writes_groups_that_are_in_order(tmp_path: Path
     save_file(tensors | {name: tensors[name].flip(0)}, tmp_path / "packed" / "model.safetensors")
     with pytest.raises(ConfigError, match=r"down_proj.g_idx is 'not in order'; allowed: groups that follow"):
         convert(tmp_path / "packed", tmp_path / "out of order")
+    save_file(tensors | {name: tensors[name][0].clone()}, tmp_path / "packed" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"number of inputs of .*down_proj.g_idx is 1; allowed: multiples of 32"):
+        convert(tmp_path / "packed", tmp_path / "one number")
     kept = {name: tensor for name, tensor in tensors.items() if not name.endswith("g_idx")}
     save_file(kept, tmp_path / "packed" / "model.safetensors")
     assert answers(convert(tmp_path / "packed", tmp_path / "left out")) == written
