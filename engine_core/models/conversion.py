@@ -11,6 +11,7 @@ import torch
 
 from headwater.kernels.block_formats import BlockWeight
 
+from ..config import ConfigError
 from ..layers.kinds import Weights, load_weights
 from ..layers.packed import pack_linears
 from ..model_config import ModelConfig
@@ -85,12 +86,14 @@ def convert(
 
 
 def _collected(published: Published, config: ModelConfig, layout: Layout, dtype: torch.dtype) -> model_file.Tensors:
-    """The tensors of a checkpoint under the names of the layout."""
+    """The tensors of a checkpoint under the names of the layout. Raises `ConfigError` for a head of its own beside a
+    config that ties it to the embedding: other tools serve either."""
     names = model_class(config).names
     tensors = names.collect(unpacked(published, config.quantization), dtype, lambda done: None, layout)
     for name, spec in layout.items():
-        if spec.tied_to:
-            tensors.pop(name, None)
+        own = tensors.pop(name, None) if spec.tied_to else None
+        if own is not None and not torch.equal(own, tensors.get(spec.tied_to, own)):
+            raise ConfigError("tie_word_embeddings", True, f"false, or a {name} of the embedding's numbers")
     _drop_idle_biases(tensors, layout)
     return tensors
 

@@ -179,6 +179,22 @@ def test_a_tensor_that_is_no_weight_of_its_layer_is_named(
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+@pytest.mark.parametrize("shape", [(512, 64), (500, 64)])
+def test_a_head_of_its_own_beside_a_config_that_ties_it_is_refused(shape: tuple[int, int], tmp_path: Path) -> None:
+    """transformers 5 serves that head, version 4 the embedding."""
+    random_checkpoint("smollm2", tmp_path / "hf")
+    path = tmp_path / "hf" / "model.safetensors"
+    tensors = load_file(path)
+    same = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors | {"lm_head.weight": same}, path)
+    convert(tmp_path / "hf", tmp_path / "same")
+    save_file(tensors | {"lm_head.weight": torch.ones(shape)}, path)
+    with pytest.raises(
+        ConfigError, match="tie_word_embeddings is True; allowed: false, or a lm_head of the embedding's"
+    ):
+        convert(tmp_path / "hf", tmp_path / "ours")
+
+
 @pytest.mark.parametrize("num_bytes", [4, 40_000])
 def test_a_converted_folder_that_is_cut_off_is_refused_before_an_engine_is_built(
     num_bytes: int, tmp_path: Path
