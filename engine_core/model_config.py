@@ -31,6 +31,8 @@ ROPE_FIELDS = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 """Types of scaled rotary positions, each with the numbers that it needs."""
+DEFAULT_THETA = 10_000.0
+"""`rope_theta` of all architectures of `from_hf` where a config does not say."""
 NORM_EPS = 1e-6
 """`rms_norm_eps` of all architectures where a config does not say."""
 
@@ -101,9 +103,7 @@ class ModelConfig:
         quantization = read_quantization(config)
         check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
-        given = mapping_of(config, "rope_parameters") or mapping_of(config, "rope_scaling")
-        rope = {**given, "rope_theta": config.get("rope_theta") or given.get("rope_theta", 10_000.0)}
-        rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor"))
+        rope = _rope_of(config)
         return cls(
             architecture=config["architectures"][0],
             vocab_size=config["vocab_size"],
@@ -153,6 +153,19 @@ def positive_of(config: Mapping[str, Any], name: str, default: float | None = No
     return float(value)
 
 
+def _rope_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters of rotary positions, which old configs have flat and beside `rope_scaling`. Raises `ConfigError` where
+    a config says two things."""
+    given, scaling = mapping_of(config, "rope_parameters"), mapping_of(config, "rope_scaling")
+    if given and scaling and given != scaling:
+        raise ConfigError("rope_scaling", scaling, "none beside rope_parameters, or the same")
+    rope = {"partial_rotary_factor": config.get("partial_rotary_factor"), **(given or scaling)}
+    flat = config.get("rope_theta")
+    theta = rope.setdefault("rope_theta", DEFAULT_THETA if flat is None else flat)
+    require(flat in (None, theta), "rope_theta", flat, f"none, or {theta} as in rope_parameters")
+    return rope
+
+
 def _served_positions(config: Mapping[str, Any]) -> int:
     """With a sliding window, attention over more than the window would differ from the model's: serve no more."""
     positions: int = config["max_position_embeddings"]
@@ -164,7 +177,8 @@ def _served_positions(config: Mapping[str, Any]) -> int:
 
 def checked_rope(rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The scaling of rotary positions; None: there is none. Raises `ConfigError`."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    # A factor alone does not say how positions are scaled.
+    kind = rope.get("rope_type", rope.get("type", None if "factor" in rope else "default"))
     require(str(kind) in ROPE_FIELDS, "rope_scaling.rope_type", kind, ", ".join(ROPE_FIELDS))
     if (factor := rope.get("partial_rotary_factor")) not in (None, 1):
         raise ConfigError("partial_rotary_factor", factor, "1: all of a head is rotated")

@@ -146,6 +146,16 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_f
             {"rope_scaling": LLAMA3},
             "original_max_position_embeddings of rope_scaling is None; allowed: a positive number",
         ),
+        ({"rope_scaling": {"factor": 4}}, "rope_scaling.rope_type is None; allowed: default, linear, llama3"),
+        ({"rope_theta": 0}, "rope_theta is 0; allowed: a positive number"),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}},
+            "rope_theta is 10000.0; allowed: none, or 500000.0",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5}, "rope_scaling": {"type": "yarn", "factor": 4}},
+            "rope_scaling is {'type': 'yarn', 'factor': 4}; allowed: none beside rope_parameters, or the same",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; allowed: 1: all of a head is rotated"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5; allowed: 1"),
         ({"sliding_window": "all"}, "sliding_window is 'all'; allowed: a whole number"),
@@ -158,6 +168,15 @@ def test_a_field_that_an_engine_could_not_start_with_is_refused_at_conversion(
 ) -> None:
     with pytest.raises(ConfigError, match=told):
         registry.config_of(CONFIG | fields)
+
+
+def test_what_a_config_says_twice_and_alike_is_served() -> None:
+    linear = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    config = registry.config_of(CONFIG | {"rope_theta": 500_000, "rope_parameters": linear, "rope_scaling": linear})
+    assert (config.rope_theta, config.rope_scaling) == (5e5, {"rope_type": "linear", "factor": 4.0})
+    config = registry.config_of(CONFIG | {"rope_theta": 5e5, "rope_parameters": {}, "rope_scaling": None})
+    assert (config.rope_theta, config.rope_scaling) == (5e5, None)
+    assert registry.config_of(CONFIG | {"rope_theta": None}).rope_theta == 1e4
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
