@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,8 @@ _MODEL_NAMES = {
 }
 _LAYER_TENSOR = re.compile(r"blk\.(?P<layer>\d+)\.(?P<stem>\w+)\.(?P<kind>weight|bias)")
 _ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Constants of Llama 3's scaling, which all models have that are scaled so."""
 PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
@@ -111,7 +114,9 @@ class GgufFile:
     def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
         """(Hugging Face name, weight) of everything a decoder needs; what is not packed is float32."""
         for name, tensor in self._tensors.items():
-            if name != _ROPE_FACTORS:
+            if name == _ROPE_FACTORS:
+                self._check_factors()
+            else:
                 format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
                 yield self._hf_name(name), self._dequantize(name) if format is None else self._packed(name, format)
 
@@ -171,21 +176,31 @@ class GgufFile:
         }
 
     def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        kind = self._meta("rope.scaling.type", "none")
+        # Files of before have the factor alone, under either name.
+        factor = self._meta("rope.scaling.factor", self._meta("rope.scale_linear", None))
+        kind = self._meta("rope.scaling.type", "linear" if factor else "none")
+        require(kind in ("none", "linear"), "rope.scaling.type", kind, "none or linear")
         if kind == "linear":
-            return {"rope_type": "linear", "factor": self._meta("rope.scaling.factor")}
+            require(_ROPE_FACTORS not in self._tensors, "tensor", _ROPE_FACTORS, "none beside linear scaling")
+            return {"rope_type": "linear", "factor": factor}
         if _ROPE_FACTORS in self._tensors:
-            # The converter keeps only the outcome of Llama 3's scaling; these are the constants all of them have.
-            factors = self._dequantize(_ROPE_FACTORS)
-            return {
-                "rope_type": "llama3",
-                "factor": float(factors.max()),
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            }
-        require(kind == "none", "rope.scaling.type", kind, "none or linear")
+            # The converter keeps only the outcome of Llama 3's scaling.
+            return {"rope_type": "llama3", "factor": float(self._dequantize(_ROPE_FACTORS).max()), **LLAMA3_ROPE}
         return None
+
+    def _check_factors(self) -> None:
+        """Raises `ConfigError` for factors that are not those of Llama 3's scaling."""
+        factors, theta = self._dequantize(_ROPE_FACTORS), self._meta("rope.freq_base", 10_000.0)
+        low, high, original = LLAMA3_ROPE.values()
+        exponents = torch.arange(len(factors)).double() / len(factors)
+        kept = ((original / (2 * math.pi * theta**exponents) - low) / (high - low)).clamp(0, 1)
+        expected = 1 / ((1 - kept) / factors.max() + kept)
+        head_dim = self._meta("attention.key_length", None) or (
+            self._meta("embedding_length") // self._meta("attention.head_count")
+        )
+        if len(factors) != head_dim // 2 or not torch.allclose(factors.double(), expected, rtol=1e-3):
+            allowed = f"{head_dim // 2} factors of Llama 3's scaling"
+            raise ConfigError(f"tensor {_ROPE_FACTORS}", factors.tolist(), allowed)
 
     def _meta(self, key: str, default: Any = ...) -> Any:
         return self._field(f"{self._arch}.{key}", default)

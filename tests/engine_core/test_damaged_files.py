@@ -151,6 +151,7 @@ def test_parts_whose_sizes_are_wrong_and_whose_sum_is_right_are_refused(
         convert(tmp_path / "hf", tmp_path / "ours")
 
 
+ODD_FACTORS = np.array([1, 1, 1, 2, 3, 5, 7, 9], np.float32)
 DOWN, QUERIES = "model.layers.1.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
 
 
@@ -234,11 +235,29 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
         ({}, {"enc.0.attn_q.weight": np.ones(8, np.float32)}, "", "tensor is 'enc.0.attn_q.weight'; allowed: tensors"),
         ({}, {}, "token_embd.weight", "checkpoint is 'without the matrix token_embd.weight'; allowed: every tensor"),
         ({"llama.rope.dimension_count": 8}, {}, "", "rope.dimension_count is 8; allowed: 16: all of a head is rotated"),
+        (
+            {},
+            {"rope_freqs.weight": ODD_FACTORS},
+            "",
+            r"tensor rope_freqs.weight is \[1.0, .*; allowed: 8 factors of Llama 3",
+        ),
+        (
+            {},
+            {"rope_freqs.weight": np.ones(9, np.float32)},
+            "",
+            "rope_freqs.weight is .*; allowed: 8 factors of Llama 3",
+        ),
+        (
+            {"llama.rope.scaling.factor": 4.0},
+            {"rope_freqs.weight": np.ones(8, np.float32)},
+            "",
+            "tensor is 'rope_freqs.weight'; allowed: none beside linear scaling",
+        ),
         ({"split.count": 3}, {}, "token_embd.weight", "split.count is 3; allowed: 1: parts have to be joined"),
     ],
 )
 def test_a_gguf_file_of_other_tensors_is_refused_by_name(
-    numbers: dict[str, int], others: dict[str, np.ndarray[Any, Any]], without: str, told: str, tmp_path: Path
+    numbers: dict[str, float], others: dict[str, np.ndarray[Any, Any]], without: str, told: str, tmp_path: Path
 ) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
     path = tmp_path / "model.gguf"

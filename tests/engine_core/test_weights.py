@@ -12,8 +12,10 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
@@ -37,7 +39,7 @@ def write_gguf(
     source: Path,
     kind: gguf.GGMLQuantizationType,
     *,
-    numbers: Mapping[str, int] = MappingProxyType({}),
+    numbers: Mapping[str, float] = MappingProxyType({}),
     others: Mapping[str, np.ndarray[Any, Any]] = MappingProxyType({}),
     without: str = "",
 ) -> None:
@@ -54,7 +56,12 @@ def write_gguf(
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10_000.0)
     for key, value in numbers.items():
-        writer.add_uint32(key, value)
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_uint32(key, value)
     for name, values in others.items():
         writer.add_tensor(name, values)
     tensors = HuggingFaceFolder(source).tensors()
@@ -125,6 +132,40 @@ def test_biases_of_queries_and_keys_are_in_the_order_of_their_rows(tmp_path: Pat
     assert len(biases) == 9
     for name, bias in biases.items():
         assert torch.equal(found[name], bias), name
+
+
+@pytest.mark.parametrize("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_is_linear_scaling_as_older_converters_write_it(key: str, tmp_path: Path) -> None:
+    """As llama.cpp reads it, which takes the second name for an older one of the first."""
+    random_checkpoint("llama2", tmp_path / "hf")
+    f32 = gguf.GGMLQuantizationType.F32
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", f32, numbers={f"llama.{key}": 4.0})
+    config = registry.config_of(GgufFile(tmp_path / "model.gguf").hf_config())
+    assert config.rope_scaling == {"rope_type": "linear", "factor": 4.0}
+
+
+def test_rope_factors_of_llama_3_are_those_of_transformers(tmp_path: Path) -> None:
+    random_checkpoint("llama2", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    scaling = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+    rope = transformers.LlamaConfig(
+        **config | {"rope_parameters": {**scaling, "original_max_position_embeddings": 8192}}
+    )
+    scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](rope, "cpu")
+    factors = 1e4 ** -(torch.arange(8) / 8) / scaled
+    assert factors.max() > 31
+    assert len(set(factors.tolist())) > 2
+    others = {"rope_freqs.weight": factors.numpy()}
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", gguf.GGMLQuantizationType.F32, others=others)
+    ours = registry.read_config(convert(tmp_path / "model.gguf", tmp_path / "ours"))
+    table = cos_sin_table(ours, 64)
+    torch.testing.assert_close(table[:, :8], torch.outer(torch.arange(64.0), scaled).cos())
 
 
 @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "IQ4_XS", "IQ2_XXS", "TQ1_0"])
