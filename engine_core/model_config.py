@@ -100,6 +100,7 @@ class ModelConfig:
         config may say otherwise of the bias. Raises `ConfigError` naming what is not served."""
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
+        require(config.get("is_causal", True), "is_causal", config.get("is_causal"), "true: no token sees later ones")
         quantization = read_quantization(config)
         check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]

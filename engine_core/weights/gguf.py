@@ -79,6 +79,7 @@ class GgufFile:
 
     def hf_config(self) -> dict[str, Any]:
         """Content of the `config.json` that the file's model would have."""
+        require(self._meta("attention.causal", True), "attention.causal", False, "true: no token sees later ones")
         num_heads = self._meta("attention.head_count")
         hidden_size = self._meta("embedding_length")
         embedding = self._tensors.get(_EMBEDDING)

@@ -236,6 +236,12 @@ def test_a_gguf_file_that_is_cut_off_names_the_tensor(num_bytes: int, tmp_path: 
         ({}, {}, "token_embd.weight", "checkpoint is 'without the matrix token_embd.weight'; allowed: every tensor"),
         ({"llama.rope.dimension_count": 8}, {}, "", "rope.dimension_count is 8; allowed: 16: all of a head is rotated"),
         (
+            {"llama.attention.causal": False},
+            {},
+            "",
+            "attention.causal is False; allowed: true: no token sees later ones",
+        ),
+        (
             {},
             {"rope_freqs.weight": ODD_FACTORS},
             "",
