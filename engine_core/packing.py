@@ -37,6 +37,8 @@ class Packing:
     """Last part of the name of the scales, where formats differ in it."""
     zero_offset: int = 0
     """Added to stored zero points."""
+    is_symmetric: bool = False
+    """Whether the stored zero points must be half of the range, each of them."""
     has_zeros: bool = False
     """Whether zero points are stored, where formats leave it open."""
     has_order: bool = False

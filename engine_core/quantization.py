@@ -57,8 +57,17 @@ def _gptq(given: Config) -> Quantization:
     name = "checkpoint_format" if "checkpoint_format" in given else "format"
     zero_offset = 1 if one_of(given, name, ("gptq", "gptq_v2"), default="gptq") == "gptq" else 0
     size = group_size_of(given)
-    packing = Packing(format="gptq", bits=bits, group_size=size, zero_offset=zero_offset, has_order=True)
-    return Quantization.uniform("gptq", packing)
+    return Quantization.uniform(
+        "gptq",
+        Packing(
+            format="gptq",
+            bits=bits,
+            group_size=size,
+            zero_offset=zero_offset,
+            is_symmetric=given.get("sym") is True,
+            has_order=True,
+        ),
+    )
 
 
 def _awq(given: Config) -> Quantization:

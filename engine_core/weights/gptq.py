@@ -51,7 +51,18 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
     order = order_of(f"{name}.{ORDER}", tensors[ORDER], k, groups) if packing.has_order else None
     values = integers_of(qweight.t(), packing.bits).flatten(1)
     # A stored zero point has as many bits as a weight: one less than 0 is 15, or 255.
-    zeros = integers_of(qzeros, packing.bits).flatten(1)[:, :n] + packing.zero_offset
+    zeros = (integers_of(qzeros, packing.bits).flatten(1)[:, :n] + packing.zero_offset) & ((1 << packing.bits) - 1)
+    if packing.is_symmetric:
+        _check_symmetric(name, zeros, packing)
     if packing.bits == 4:
-        return Int4Weight(words=pack(values), scales=scales, zeros=zeros & 15, groups=order)
+        return Int4Weight(words=pack(values), scales=scales, zeros=zeros, groups=order)
     return Int8Weight(values=values, scales=scales, zeros=zeros, groups=order)
+
+
+def _check_symmetric(name: str, zeros: torch.Tensor, packing: Packing) -> None:
+    """Raises `ConfigError` for zero points of weights that are not symmetric: those of a file whose version is not the
+    one that its config says are all off by one."""
+    middle = 1 << packing.bits - 1
+    if not bool((zeros == middle).all()):
+        allowed = f"{middle} alone, as quantization_config.sym says; checkpoint_format may be another one"
+        raise ConfigError(f"zero points of {name}.qzeros", sorted(set(zeros.flatten().tolist())), allowed)

@@ -22,7 +22,7 @@ from headwater.engine_core.packing import Packing
 from headwater.engine_core.weights import awq, gptq, model_file
 from headwater.engine_core.weights.dummy import dummy
 from headwater.kernels.int4_layout import Int4Weight, expand
-from tests.engine_core.packed_checkpoint import FORMS, PackedMatrix, awq_tensors, gptq_tensors, write_packed
+from tests.engine_core.packed_checkpoint import FORMS, Form, PackedMatrix, awq_tensors, gptq_tensors, write_packed
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 from tests.long_values import long_but
 
@@ -201,6 +201,21 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
     write(tmp_path, "gptq")
     change(tmp_path / "packed", name, tensor)
     with pytest.raises(ConfigError, match=told):
+        convert(tmp_path / "packed", tmp_path / "ours")
+
+
+@pytest.mark.parametrize(("version", "read_as", "found"), [(0, "gptq", 9), (1, "gptq_v2", 7)])
+def test_a_symmetric_file_of_another_version_than_its_config_says_is_refused(
+    version: int, read_as: str, found: int, tmp_path: Path
+) -> None:
+    """All its zero points would be one off."""
+    random_checkpoint("llama2", tmp_path / "hf")
+    config = FORMS["gptq"].config | {"sym": True, "checkpoint_format": read_as}
+    form = Form(config=config, write=lambda matrix: gptq_tensors(matrix, version), symmetric=True)
+    write_packed(tmp_path / "hf", tmp_path / "packed", tmp_path / "expanded", form, torch.float32)
+    with pytest.raises(
+        ConfigError, match=rf"zero points of .*_proj.qzeros is \[{found}\]; allowed: 8 alone, as quanti"
+    ):
         convert(tmp_path / "packed", tmp_path / "ours")
 
 
