@@ -19,9 +19,12 @@ MODIFIERS = ("sparsity_config", "transform_config")
 
 def read(given: Config) -> Quantization:
     """Raises `ConfigError` naming the field that is not served."""
-    check(given, "quantization_status", "compressed", default="compressed")
+    # Tools of 2024 called files frozen whose weights are packed, and wrote that nothing is sparse.
+    one_of(given, "quantization_status", ("compressed", "frozen"), default="compressed")
     for name in MODIFIERS:
-        require(not given.get(name), f"{KEY}.{name}", given.get(name), "none")
+        value = given.get(name)
+        is_none = not value or (isinstance(value, Mapping) and value.get("format") == "dense")
+        require(is_none, f"{KEY}.{name}", value, "none")
     common = one_of(given, "format", (*FORMATS, MIXED))
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:

@@ -9,7 +9,7 @@ from .config import ConfigError, require
 from .packing import KEY, Config, Packing, Quantization, check, group_size_of, one_of
 
 OLD_KEY = "compression_config"
-"""An older key of compressed-tensors."""
+"""An older key of compressed-tensors, read where the other is missing."""
 UNPACKED_BITS = 16
 """Layers of so many bits are in the file as they are."""
 AUTO_ROUND_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
@@ -28,16 +28,15 @@ packed."""
 
 def read_quantization(config: Config) -> Quantization | None:
     """None: weights are as they are. Raises `ConfigError` naming the field that is not served."""
-    if config.get(OLD_KEY) is not None:
-        raise ConfigError(f"{OLD_KEY}.quant_method", _method(config[OLD_KEY]), _allowed_methods())
-    given = config.get(KEY)
+    key = OLD_KEY if config.get(KEY) is None else KEY
+    given = config.get(key)
     if given is None:
         return None
     method = _method(given)
     if method == ROUNDED and isinstance(given, Mapping):
         return _rounded(given)
     if str(method) not in METHODS or not isinstance(given, Mapping):
-        raise ConfigError(f"{KEY}.quant_method", method, _allowed_methods())
+        raise ConfigError(f"{key}.quant_method", method, _allowed_methods())
     return METHODS[str(method)](given)
 
 

@@ -154,6 +154,22 @@ def test_scales_of_a_key_value_cache_are_left_out(target: str, tmp_path: Path) -
     assert answers(convert(tmp_path / "packed", tmp_path / "scaled")) == plain
 
 
+@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
+def test_what_tools_of_2024_wrote_beside_packed_weights_changes_nothing(key: str, tmp_path: Path) -> None:
+    """llm-compressor called such files frozen, and wrote that nothing is sparse."""
+    write(tmp_path, "pack-quantized, 4 bits")
+    path = tmp_path / "packed" / "config.json"
+    config = json.loads(path.read_text())
+    convert(tmp_path / "packed", tmp_path / "ours")
+    own = config.pop("quantization_config") | {"quantization_status": "frozen"}
+    sparsity = {"format": "dense", "global_sparsity": 0.14, "ignore": [], "sparsity_structure": "unstructured"}
+    path.write_text(json.dumps(config | {key: own | {"sparsity_config": sparsity}}))
+    convert(tmp_path / "packed", tmp_path / "old")
+    weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("ours", "old")]
+    assert weights[0] == weights[1]
+    assert registry.read_config(tmp_path / "old") == registry.read_config(tmp_path / "ours")
+
+
 @pytest.mark.parametrize("fault", long_but(("scale", "value", "order"), "scale"))
 @pytest.mark.parametrize("form", ["fp8, blocks", "int-quantized W8A8"])
 def test_a_fault_in_a_single_place_shows_in_the_answers(form: str, fault: str, tmp_path: Path) -> None:
@@ -215,7 +231,7 @@ def nested(group: dict[str, Any], **weights: Any) -> dict[str, Any]:
         (compressed("pack-quantized", FP8_CHANNEL), r"group_0.format is 'pack-quantized'; allowed: float-quantized"),
         (compressed("pack-quantized", W4, sparsity_config={"format": "sparse-bitmask"}), r"sparsity_config is"),
         (compressed("pack-quantized", W4, transform_config={"config_groups": {}}), r"transform_config is"),
-        (compressed("pack-quantized", W4, quantization_status="frozen"), r"quantization_status is 'frozen'"),
+        (compressed("pack-quantized", W4, quantization_status="calibration"), r"quantization_status is 'cal"),
         (
             compressed("int-quantized", W4 | {"input_activations": {"num_bits": 4, "type": "int"}}),
             r"group_0.input_activations.num_bits is 4; allowed: 8",
