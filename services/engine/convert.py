@@ -27,6 +27,7 @@ from ..models.manifest import LAYOUT, ModelManifest
 from ..runtime.progress import report_line
 from ..runtime.settings import read_settings, require, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
+from ..text.model import SPECIAL_TOKENS
 from .kernel_cache import with_kernel_cache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -80,13 +81,18 @@ def convert(settings: ConvertSettings) -> None:
 
 
 def _copy_tokenizer(source: Path, folder: Path) -> None:
-    """A chat template in a file of its own joins `tokenizer_config.json`, so that stages look in one place."""
+    """A chat template, and special tokens that are named in a file of their own, join `tokenizer_config.json`, so that
+    stages look in one place."""
     if not (source / "tokenizer.json").is_file():
         raise SystemExit(f"{source} has no tokenizer.json; only fast tokenizers are served")
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
     config = _read_json(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in config:
+        # Older tools name special tokens in a file of their own, which counts until they write this list.
+        named = _read_json(source / "special_tokens_map.json")
+        config |= {name: named[name] for name in SPECIAL_TOKENS if name in named}
     if (source / "chat_template.jinja").is_file():
         config["chat_template"] = (source / "chat_template.jinja").read_text()
     elif (source / "chat_template.json").is_file():

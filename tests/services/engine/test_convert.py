@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import registry
@@ -18,6 +19,7 @@ from headwater.services.engine.convert import ConvertSettings, convert
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import ConversionFailed, OtherQuantization, pull
 from headwater.services.runtime.progress import silent
+from headwater.services.text.tokenizer import Tokenizer
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 NUM_TOKENS = 64
@@ -98,6 +100,33 @@ def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(chec
     convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
     assert registry.read_config(folder).max_position_embeddings == 40
     assert ModelManifest.read(folder).max_model_len == 40
+
+
+@pytest.mark.parametrize("has_list", [False, True])
+def test_special_tokens_are_those_that_transformers_finds(has_list: bool, checkpoint: Path, tmp_path: Path) -> None:
+    """Older tools name them in a file of their own; a chat template without them opens no text with the BOS token."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 (slow to import)
+
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    tokenizer = Backend.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_special_tokens(["w1", "w2", "w3"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    entry = {
+        "content": "w3",
+        "special": True,
+        **dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False),
+    }
+    decoder = {"added_tokens_decoder": {"3": entry}} if has_list else {}
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "w3"}
+    (source / "tokenizer_config.json").write_text(json.dumps(names | decoder))
+    (source / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "w1"}, "eos_token": "w2"}))
+    theirs = AutoTokenizer.from_pretrained(source)
+    folder.mkdir()
+    convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    ours = Tokenizer.from_folder(folder, NUM_TOKENS)
+    found = [ours.special_token(name) for name in ("bos_token", "eos_token")]
+    assert found == [theirs.bos_token, theirs.eos_token] == ([None, "w3"] if has_list else ["w1", "w2"])
 
 
 def test_ends_of_answers_that_the_model_cannot_produce_are_left_out(checkpoint: Path, tmp_path: Path) -> None:
