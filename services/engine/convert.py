@@ -28,6 +28,7 @@ from ..runtime.progress import report_line
 from ..runtime.settings import read_settings, require, setting
 from ..text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 from ..text.model import SPECIAL_TOKENS
+from ..text.tokenizer import Tokenizer, TokenizerFilesError
 from .kernel_cache import with_kernel_cache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -85,6 +86,9 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     stages look in one place."""
     if not (source / "tokenizer.json").is_file():
         raise SystemExit(f"{source} has no tokenizer.json; only fast tokenizers are served")
+    # They are read again when weights have been converted, which takes minutes.
+    Tokenizer.from_folder(source, vocab_size=0)
+    _read_json(source / "generation_config.json")
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
@@ -94,9 +98,9 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
         named = _read_json(source / "special_tokens_map.json")
         config |= {name: named[name] for name in SPECIAL_TOKENS if name in named}
     if (source / "chat_template.jinja").is_file():
-        config["chat_template"] = (source / "chat_template.jinja").read_text()
-    elif (source / "chat_template.json").is_file():
-        config["chat_template"] = _read_json(source / "chat_template.json").get("chat_template")
+        config["chat_template"] = _read_text(source / "chat_template.jinja")
+    elif (template := _read_json(source / "chat_template.json").get("chat_template")) is not None:
+        config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
 
 
@@ -132,6 +136,14 @@ def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:
     return tuple(each for each in ids if 0 <= each < vocab_size)
 
 
+def _read_text(path: Path) -> str:
+    """Raises `ConfigError` for a file that is no text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(path.name, f"byte {error.start} of it", "text in UTF-8") from None
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     return read_object(path) if path.is_file() else {}
 
@@ -139,5 +151,5 @@ def _read_json(path: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         convert(read_settings(ConvertSettings, sys.argv[1:]))
-    except (ConfigError, GgufFileError, GgufTokenizerError) as error:
+    except (ConfigError, GgufFileError, GgufTokenizerError, TokenizerFilesError) as error:
         sys.exit(str(error))

@@ -19,7 +19,7 @@ from headwater.services.engine.convert import ConvertSettings, convert
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import ConversionFailed, OtherQuantization, pull
 from headwater.services.runtime.progress import silent
-from headwater.services.text.tokenizer import Tokenizer
+from headwater.services.text.tokenizer import Tokenizer, TokenizerFilesError
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 NUM_TOKENS = 64
@@ -100,6 +100,46 @@ def test_a_model_with_a_window_is_as_long_for_stages_of_text_as_for_engines(chec
     convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
     assert registry.read_config(folder).max_position_embeddings == 40
     assert ModelManifest.read(folder).max_model_len == 40
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("tokenizer.json", b'{"version": "1.0", "mod', r"source/tokenizer.json cannot be used: Cannot instantiate"),
+        ("tokenizer.json", b"", r"source/tokenizer.json cannot be used: Cannot instantiate"),
+        ("tokenizer_config.json", b"[]", r"source/tokenizer_config.json cannot be used: Expected `object`, got"),
+        (
+            "generation_config.json",
+            b"{",
+            r"generation_config.json is '\S+/source'; allowed: a folder with one that can",
+        ),
+        ("chat_template.jinja", b"ab\xff", r"chat_template.jinja is 'byte 2 of it'; allowed: text in UTF-8"),
+    ],
+)
+def test_files_of_text_that_cannot_be_read_are_refused_before_weights_are(
+    name: str, content: bytes, told: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    (source / name).write_bytes(content)
+    # Nothing that could be read as a tensor.
+    (source / "model.safetensors").write_bytes(b"")
+    folder.mkdir()
+    with pytest.raises((ConfigError, TokenizerFilesError), match=told):
+        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+
+
+def test_a_template_of_another_file_counts_where_it_has_one(checkpoint: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(checkpoint, source)
+    (source / "chat_template.jinja").unlink()
+    (source / "tokenizer_config.json").write_text(json.dumps({"chat_template": "own"}))
+    for content, found in (({"chat_template": "other"}, "other"), ({}, "own")):
+        folder = tmp_path / found
+        folder.mkdir()
+        (source / "chat_template.json").write_text(json.dumps(content))
+        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+        assert json.loads((folder / "tokenizer_config.json").read_text())["chat_template"] == found
 
 
 @pytest.mark.parametrize("has_list", [False, True])
