@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -108,7 +109,7 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
     config = _read_json(settings.folder / "config.json")
     generation = _read_json(settings.folder / "generation_config.json")
     model = registry.read_config(settings.folder)
-    eos = _token_ids("eos_token_id", generation.get("eos_token_id", config.get("eos_token_id")), model.vocab_size)
+    eos = _ends_of_answers(settings.folder, generation, config, model.vocab_size)
     bos = _token_ids("bos_token_id", config.get("bos_token_id"), model.vocab_size)
     return ModelManifest(
         name=settings.name,
@@ -125,6 +126,18 @@ def _manifest(settings: ConvertSettings, converted: Converted) -> ModelManifest:
         quantization=converted.quantization,
         rounding=converted.cost,
     )
+
+
+def _ends_of_answers(
+    folder: Path, generation: Mapping[str, Any], config: Mapping[str, Any], vocab_size: int
+) -> tuple[int, ...]:
+    """Tokens that the first of these names: the defaults of generation, the config, the tokenizer. An answer of a model
+    without any would go on to its limit."""
+    for given in (generation.get("eos_token_id"), config.get("eos_token_id")):
+        if found := _token_ids("eos_token_id", given, vocab_size):
+            return found
+    tokenizer = Tokenizer.from_folder(folder, vocab_size)
+    return _token_ids("eos_token_id", tokenizer.id_of(tokenizer.special_token("eos_token") or ""), vocab_size)
 
 
 def _token_ids(name: str, given: object, vocab_size: int) -> tuple[int, ...]:

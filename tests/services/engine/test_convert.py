@@ -178,6 +178,24 @@ def test_ends_of_answers_that_the_model_cannot_produce_are_left_out(checkpoint: 
     assert ModelManifest.read(folder).eos_token_ids == (3,)
 
 
+@pytest.mark.parametrize(
+    ("generation", "config", "ends"),
+    [(None, [3, 5], (3, 5)), ([], 5, (5,)), (4, [3, 5], (4,)), (None, None, (7,)), (-1, None, (7,))],
+)
+def test_an_answer_ends_at_the_tokenizers_eos_token_where_no_config_names_any(
+    generation: object, config: object, ends: tuple[int, ...], checkpoint: Path, tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    own = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(own | {"eos_token_id": config}))
+    (source / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "w7"}}))
+    folder.mkdir()
+    convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+    assert ModelManifest.read(folder).eos_token_ids == ends
+
+
 @pytest.mark.parametrize("eos", ["</s>", [2, "</s>"], {}, True])
 def test_ends_of_answers_that_are_no_token_ids_are_refused(eos: object, checkpoint: Path, tmp_path: Path) -> None:
     source, folder = tmp_path / "source", tmp_path / "folder"
