@@ -98,9 +98,10 @@ class Metadata:
     """Keys of a GGUF file that describe text."""
 
     def __init__(self, values: dict[str, Any]) -> None:
+        """Raises `GgufTokenizerError`."""
         self._values = values
-        self.tokens: list[str] = self["tokens"]
-        self.types = [TokenType(number) for number in self.get("token_type", [TokenType.NORMAL] * len(self.tokens))]
+        self.tokens: list[str] = self.listed("tokens", str)
+        self.types = self._types()
         if self.is_sentencepiece:
             # Converters spell the spaces of user-defined pieces as such; SentencePiece sees text whose spaces are ▁.
             kinds = zip(self.tokens, self.types, strict=True)
@@ -121,6 +122,32 @@ class Metadata:
 
     def get(self, name: str, default: Any = None) -> Any:
         return self._values.get(f"tokenizer.ggml.{name}", default)
+
+    def listed(self, name: str, kind: type, length: int | None = None) -> list[Any]:
+        """The items of a key, all of one kind. Raises `GgufTokenizerError`."""
+        items = self[name]
+        if not isinstance(items, list) or not all(isinstance(each, kind) for each in items):
+            shown = f"{len(items)} items" if isinstance(items, list) else items
+            raise GgufTokenizerError(f"tokenizer.ggml.{name}", shown, f"a list of {kind.__name__}")
+        if length not in (None, len(items)):
+            raise GgufTokenizerError(f"tokenizer.ggml.{name}", f"{len(items)} items", f"{length}, as tokens")
+        return items
+
+    def _types(self) -> list[TokenType]:
+        if self.get("token_type") is None:
+            return [TokenType.NORMAL] * len(self.tokens)
+        numbers = self.listed("token_type", int, len(self.tokens))
+        if unknown := set(numbers) - set(TokenType):
+            raise GgufTokenizerError("tokenizer.ggml.token_type", min(unknown), f"1…{max(TokenType)}")
+        return [TokenType(number) for number in numbers]
+
+    def id_of(self, name: str) -> int | None:
+        """The token that the key `<name>_token_id` points to. Raises `GgufTokenizerError`."""
+        token_id = self.get(f"{name}_token_id")
+        if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(self.tokens)):
+            allowed = f"token ids 0…{len(self.tokens) - 1}"
+            raise GgufTokenizerError(f"tokenizer.ggml.{name}_token_id", token_id, allowed)
+        return token_id
 
     @property
     def chat_template(self) -> str | None:
@@ -143,11 +170,11 @@ class Metadata:
 
     def token(self, name: str) -> str | None:
         """Text of the token that the key `<name>_token_id` points to."""
-        token_id = self.get(f"{name}_token_id")
+        token_id = self.id_of(name)
         return None if token_id is None else self.tokens[token_id]
 
     def token_ids_that_end(self) -> list[int]:
-        ids = [self.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        ids = [self.id_of(name) for name in ("eos", "eot", "eom")]
         ids += [i for i, token in self.of_type(TokenType.CONTROL) if token in END_OF_ANSWER]
         return list(dict.fromkeys(i for i in ids if i is not None))
 
@@ -176,8 +203,11 @@ def _added(token: str) -> AddedToken:
 def _byte_level(metadata: Metadata) -> Tokenizer:
     """Tokenizer with GPT-2's byte-level merges."""
     pre = metadata.pre_tokenizer
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata["merges"]]
     vocab = {token: i for i, token in enumerate(metadata.tokens)}
+    merges = [merge.partition(" ")[::2] for merge in metadata.listed("merges", str)]
+    for left, right in merges:
+        if not {left, right, left + right} <= vocab.keys():
+            raise GgufTokenizerError("tokenizer.ggml.merges", f"{left} {right}", "two tokens that make a third one")
     tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges))
     if pre.nfc:
         tokenizer.normalizer = normalizers.NFC()
@@ -217,7 +247,8 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
     """Merges of a SentencePiece model, which keeps a score for each piece instead: two pieces merge into the pair that
     scores best, and before all others into a user-defined one."""
-    scores = {token: metadata["scores"][i] for i, token in metadata.of_type(TokenType.NORMAL)}
+    listed = metadata.listed("scores", float, len(metadata.tokens))
+    scores = {token: listed[i] for i, token in metadata.of_type(TokenType.NORMAL)}
     scores |= {token: math.inf for _, token in metadata.of_type(TokenType.USER_DEFINED)}
     merges = [
         (score, piece[:cut], piece[cut:])
@@ -255,7 +286,7 @@ def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
 
 def generation_config(metadata: Metadata) -> dict[str, Any]:
     config: dict[str, Any] = {"eos_token_id": metadata.token_ids_that_end()}
-    if (bos := metadata.get("bos_token_id")) is not None:
+    if (bos := metadata.id_of("bos")) is not None:
         config["bos_token_id"] = bos
     return config
 

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from headwater.services.text.gguf_tokenizer import GgufTokenizerError, Metadata, build_tokenizer, write_tokenizer
+from headwater.services.text.gguf_tokenizer import (
+    GgufTokenizerError,
+    Metadata,
+    build_tokenizer,
+    generation_config,
+    tokenizer_config,
+    write_tokenizer,
+)
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
@@ -111,6 +118,54 @@ def test_an_unknown_model_is_refused_by_name() -> None:
     values: dict[str, Any] = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": []}
     with pytest.raises(GgufTokenizerError, match=r"tokenizer\.ggml\.model is 'bert'; known: gpt2, llama"):
         build_tokenizer(Metadata(values))
+
+
+BYTE_LEVEL: dict[str, Any] = {
+    "model": "gpt2",
+    "tokens": ["a", "b", "ab", "<s>"],
+    "token_type": [1, 1, 1, 3],
+    "merges": ["a b"],
+    "bos_token_id": 3,
+}
+SENTENCEPIECE: dict[str, Any] = {
+    "model": "llama",
+    "tokens": ["<unk>", "<s>", "a"],
+    "token_type": [2, 3, 1],
+    "scores": [0.0, 0.0, -1.0],
+    "unknown_token_id": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "told"),
+    [
+        (BYTE_LEVEL, {"tokens": [1, 2]}, "tokens is '2 items'; known: a list of str"),
+        (BYTE_LEVEL, {"tokens": "abc"}, "tokens is 'abc'; known: a list of str"),
+        (BYTE_LEVEL, {"token_type": [1, 1, 1, 9]}, "token_type is 9; known: 1…6"),
+        (BYTE_LEVEL, {"token_type": [1]}, "token_type is '1 items'; known: 4, as tokens"),
+        (BYTE_LEVEL, {"merges": ["ab"]}, "merges is 'ab '; known: two tokens that make a third one"),
+        (BYTE_LEVEL, {"merges": ["a b", "b a"]}, "merges is 'b a'; known: two tokens that make a third one"),
+        (BYTE_LEVEL, {"bos_token_id": 4}, "bos_token_id is 4; known: token ids 0…3"),
+        (BYTE_LEVEL, {"bos_token_id": -1}, "bos_token_id is -1; known: token ids 0…3"),
+        (BYTE_LEVEL, {"eos_token_id": "<s>"}, "eos_token_id is '<s>'; known: token ids 0…3"),
+        (BYTE_LEVEL, {"eot_token_id": 4}, "eot_token_id is 4; known: token ids 0…3"),
+        (SENTENCEPIECE, {"scores": [0.0]}, "scores is '1 items'; known: 3, as tokens"),
+        (SENTENCEPIECE, {"scores": ["0", "0", "0"]}, "scores is '3 items'; known: a list of float"),
+        (SENTENCEPIECE, {"unknown_token_id": 3}, "unknown_token_id is 3; known: token ids 0…2"),
+    ],
+)
+def test_metadata_that_do_not_fit_one_another_are_refused_by_their_key(
+    family: dict[str, Any], changed: dict[str, Any], told: str
+) -> None:
+    def build(values: dict[str, Any]) -> None:
+        metadata = Metadata({f"tokenizer.ggml.{name}": value for name, value in values.items()})
+        build_tokenizer(metadata)
+        tokenizer_config(metadata)
+        generation_config(metadata)
+
+    build(family)
+    with pytest.raises(GgufTokenizerError, match=f"tokenizer.ggml.{told}"):
+        build(family | changed)
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
