@@ -65,11 +65,12 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         try:
             self._reader = gguf.GGUFReader(path)
-        except (ValueError, IndexError) as error:
+        except (ValueError, LookupError) as error:
             raise ConfigError("checkpoint file", path.name, f"a whole GGUF file ({error})") from None
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
         self._arch = self._field("general.architecture")
-        require(self._arch in ARCHITECTURES, "general.architecture", self._arch, ", ".join(ARCHITECTURES))
+        is_served = isinstance(self._arch, str) and self._arch in ARCHITECTURES
+        require(is_served, "general.architecture", self._arch, ", ".join(ARCHITECTURES))
         if (num_files := self._field("split.count", 1)) not in (0, 1):
             raise ConfigError("split.count", num_files, "1: parts have to be joined (`llama-gguf-split --merge`)")
         served = {*PLAIN_TYPES, *(format.name.upper() for format in FORMATS.values())}
@@ -209,7 +210,10 @@ class GgufFile:
     def _field(self, key: str, default: Any = ...) -> Any:
         field = self._reader.get_field(key)
         if field is not None:
-            return field.contents()
+            try:
+                return field.contents()
+            except UnicodeDecodeError as error:
+                raise ConfigError(key, error.object, "text in UTF-8") from None
         require(default is not ..., key, None, "a GGUF file that states it")
         return default
 

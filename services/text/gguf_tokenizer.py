@@ -109,10 +109,15 @@ class Metadata:
 
     @classmethod
     def read(cls, path: Path) -> Metadata:
+        """Raises `GgufTokenizerError`."""
         from gguf import GGUFReader  # noqa: PLC0415 (a fifth of a second that only a conversion needs)
 
-        fields = GGUFReader(path).fields
-        return cls({key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")})
+        try:
+            fields = GGUFReader(path).fields
+            values = {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")}
+        except (ValueError, LookupError) as error:
+            raise GgufTokenizerError("checkpoint file", path.name, f"a whole GGUF file ({error})") from None
+        return cls(values)
 
     def __getitem__(self, name: str) -> Any:
         key = f"tokenizer.ggml.{name}"

@@ -12,10 +12,12 @@ import pytest
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import registry
 from headwater.engine_core.models.conversion import convert
+from headwater.engine_core.weights.gguf import GgufFile
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.gguf_check import GgufFileError, check_gguf
 from headwater.services.models.store import ConversionFailed, default_cache_dir, pull
 from headwater.services.runtime.progress import silent
+from headwater.services.text.gguf_tokenizer import GgufTokenizerError, write_tokenizer
 
 U32, STRING, ARRAY = 4, 8, 9
 
@@ -39,9 +41,9 @@ def gguf(
     return b"GGUF" + struct.pack("<IQQ", 3, *counts) + b"".join(keys) + b"".join(tensors)
 
 
-def tensor(*dimensions: int, offset: int = 0) -> bytes:
+def tensor(*dimensions: int, offset: int = 0, kind: int = 0) -> bytes:
     shape = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
-    return text("token_embd.weight") + shape + struct.pack("<IQ", 0, offset)
+    return text("token_embd.weight") + shape + struct.pack("<IQ", kind, offset)
 
 
 HOSTILE = {
@@ -81,6 +83,44 @@ def test_an_array_of_more_items_than_a_reader_has_memory_for_is_refused(kind: in
         file.truncate(1 << 31)
     with pytest.raises(GgufFileError, match="its arrays have 134217737 items; allowed: at most 4194304"):
         check_gguf(path)
+
+
+LLAMA = key("general.architecture", STRING, text("llama"))
+NO_TEXT = struct.pack("<Q", 2) + b"\xff\xfe"
+ODD = {
+    "a key twice": gguf(LLAMA, LLAMA),
+    "a tensor twice": gguf(LLAMA, tensors=(tensor(4), tensor(4))) + bytes(64),
+    "a key that is no text": gguf(LLAMA, NO_TEXT + struct.pack("<II", U32, 1)),
+    "an alignment of nothing": gguf(LLAMA, key("general.alignment", U32, bytes(4)), tensors=(tensor(4),)) + bytes(64),
+    "an unknown type of weights": gguf(LLAMA, tensors=(tensor(4, kind=99),)) + bytes(64),
+    "tokens that are no text": gguf(LLAMA, key("tokenizer.ggml.tokens", ARRAY, array(STRING, 1) + NO_TEXT)),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_gguf_file_that_its_library_does_not_read_is_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(ODD[name])
+    check_gguf(path)
+    with pytest.raises(GgufTokenizerError, match=r"checkpoint file is 'odd\.gguf'; known: a whole GGUF file \(.+\)$"):
+        write_tokenizer(path, tmp_path)
+    with pytest.raises(ConfigError, match=r"checkpoint file is 'odd\.gguf'|llama.attention.head_count is None"):
+        GgufFile(path).hf_config()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        key("general.architecture", STRING, NO_TEXT),
+        key("general.architecture", ARRAY, array(STRING, 1) + text("llama")),
+    ],
+    ids=["bytes", "a list"],
+)
+def test_an_architecture_that_is_no_name_is_refused(value: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(gguf(value))
+    with pytest.raises(ConfigError, match=r"general.architecture is (\['llama'\]|b'\\xff\\xfe'); allowed: "):
+        GgufFile(path)
 
 
 def test_a_pull_of_such_a_file_ends_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:

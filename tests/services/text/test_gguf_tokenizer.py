@@ -171,5 +171,5 @@ def test_metadata_that_do_not_fit_one_another_are_refused_by_their_key(
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"not a model, but long enough to be looked at as if it were one")
-    with pytest.raises(ValueError, match="GGUF magic"):
+    with pytest.raises(GgufTokenizerError, match=r"checkpoint file is 'model\.gguf'; known: .*GGUF magic"):
         write_tokenizer(path, tmp_path)
