@@ -61,7 +61,14 @@ def _packing(key: str, group: Config, format: str) -> Packing:
         check(weights, "symmetric", True, default=True, key=where)
         block = _block(weights, where) if strategy == "block" else None
         size = group_size_of(weights, key=where) if strategy == "group" else -1
-        return Packing(format="fp8", bits=8, group_size=size, block=block, activations=activations)
+        return Packing(
+            format="fp8",
+            bits=8,
+            group_size=size,
+            block=block,
+            has_one_scale=strategy == "tensor",
+            activations=activations,
+        )
     is_packed = format == "pack-quantized"
     one_of({"format": format}, "format", ("pack-quantized", "int-quantized", "naive-quantized"), key=key)
     require(strategy != "block", f"{where}.strategy", strategy, "tensor, channel or group, for integers")
@@ -69,6 +76,7 @@ def _packing(key: str, group: Config, format: str) -> Packing:
         format="pack_quantized" if is_packed else "int_quantized",
         bits=one_of(weights, "num_bits", (4, 8), key=where),
         group_size=group_size_of(weights, key=where) if strategy == "group" else -1,
+        has_one_scale=strategy == "tensor",
         has_zeros=not weights.get("symmetric", True),
         has_order=weights.get("actorder") in ("group", "dynamic", True),
         activations=activations,

@@ -35,6 +35,8 @@ class Packing:
     """Outputs and inputs that share a scale, in place of `group_size`."""
     scale: str = "weight_scale"
     """Last part of the name of the scales, where formats differ in it."""
+    has_one_scale: bool = True
+    """Whether all of a matrix may share one scale, where `group_size` is -1."""
     zero_offset: int = 0
     """Added to stored zero points."""
     is_symmetric: bool = False

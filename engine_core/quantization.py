@@ -114,7 +114,7 @@ def _is_block(size: object) -> bool:
 
 def _fbgemm_fp8(given: Config) -> Quantization:
     """A scale for each output; activations are rounded token by token."""
-    return Quantization.uniform("fbgemm_fp8", Packing(format="fp8", bits=8, activations="fp8"))
+    return Quantization.uniform("fbgemm_fp8", Packing(format="fp8", bits=8, has_one_scale=False, activations="fp8"))
 
 
 def _rounded(given: Config) -> Quantization:

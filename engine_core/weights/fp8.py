@@ -58,7 +58,7 @@ def _of_groups(name: str, scale: torch.Tensor, n: int, k: int, packing: Packing)
         shape = -(-n // packing.block[0]), -(-k // packing.block[1])
     elif packing.group_size != -1:
         shape = n, num_groups(name, k, packing.group_size)
-    elif scale.numel() == 1:
+    elif scale.numel() == 1 and packing.has_one_scale:
         scale = scale.reshape(1, 1).expand(n, 1)
     elif scale.shape == (n,):
         scale = scale[:, None]

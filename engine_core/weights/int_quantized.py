@@ -39,23 +39,27 @@ def unpack(name: str, tensors: Mapping[str, torch.Tensor], packing: Packing) -> 
     check_tensor(f"{name}.{WEIGHT}", weight, tuple(weight.shape), torch.int8)
     n, k = weight.shape
     groups = num_groups(name, k, packing.group_size)
-    scales = _of_groups(f"{name}.{SCALE}", tensors[SCALE], n, groups, *WIDE_SCALE_DTYPES)
+    shape = n, groups
+    scales = _of_groups(f"{name}.{SCALE}", tensors[SCALE], shape, packing, *WIDE_SCALE_DTYPES)
     check_scales(f"{name}.{SCALE}", scales)
     zeros = torch.full((groups, n), MIDDLE, dtype=torch.uint8)
     if packing.has_zeros:
-        zeros = _without_sign(_of_groups(f"{name}.{ZEROS}", tensors[ZEROS], n, groups, torch.int8))
+        zeros = _without_sign(_of_groups(f"{name}.{ZEROS}", tensors[ZEROS], shape, packing, torch.int8))
     return Int8Weight(
         values=_without_sign(weight), scales=scales, zeros=zeros, rounds_tokens=packing.rounds_whole_tokens
     )
 
 
-def _of_groups(name: str, tensor: torch.Tensor, n: int, groups: int, *dtypes: torch.dtype) -> torch.Tensor:
-    """[groups, N]"""
-    if groups == 1 and tensor.numel() == 1:
+def _of_groups(
+    name: str, tensor: torch.Tensor, shape: tuple[int, int], packing: Packing, *dtypes: torch.dtype
+) -> torch.Tensor:
+    """[N, groups], as one number or [N], → [groups, N]"""
+    n, groups = shape
+    if packing.has_one_scale and tensor.numel() == groups == 1:
         tensor = tensor.reshape(1, 1).expand(n, 1)
     elif tensor.shape == (n,):
         tensor = tensor[:, None]
-    check_tensor(name, tensor, (n, groups), *dtypes)
+    check_tensor(name, tensor, shape, *dtypes)
     return tensor.t().contiguous()
 
 

@@ -67,7 +67,8 @@ def _shape(name: str, shape: torch.Tensor) -> tuple[int, int]:
 def _scales(name: str, scale: torch.Tensor, n: int, groups: int, packing: Packing) -> torch.Tensor:
     """[groups, N]; one scale of a whole matrix is repeated."""
     dtypes = SCALE_DTYPES if packing.bits == 4 else WIDE_SCALE_DTYPES
-    whole = scale.view(1, 1).expand(n, 1) if scale.numel() == 1 and groups == 1 else scale
+    is_one = packing.has_one_scale and scale.numel() == groups == 1
+    whole = scale.view(1, 1).expand(n, 1) if is_one else scale
     check_tensor(f"{name}.{SCALE}", whole, (n, groups), *dtypes)
     check_scales(f"{name}.{SCALE}", whole)
     return whole.t().contiguous()
