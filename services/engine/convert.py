@@ -18,6 +18,7 @@ from typing import Any
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.json_object import read_object
+from headwater.engine_core.model_config import MAX_SIZES
 from headwater.engine_core.models import conversion, registry
 from headwater.engine_core.models.conversion import Converted
 from headwater.engine_core.platforms.cpu import compile_kernels, packed_kernels
@@ -88,7 +89,10 @@ def _copy_tokenizer(source: Path, folder: Path) -> None:
     if not (source / "tokenizer.json").is_file():
         raise SystemExit(f"{source} has no tokenizer.json; only fast tokenizers are served")
     # They are read again when weights have been converted, which takes minutes.
-    Tokenizer.from_folder(source, vocab_size=0)
+    largest, most = Tokenizer.from_folder(source, vocab_size=0).largest_id, MAX_SIZES["vocab_size"]
+    if not 0 <= largest < most:
+        # Stages make lists of as many items.
+        raise ConfigError("largest token id of tokenizer.json", largest, f"0…{most - 1}")
     _read_json(source / "generation_config.json")
     for name in TOKENIZER_FILES:
         if (source / name).is_file():

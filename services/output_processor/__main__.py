@@ -29,6 +29,7 @@ from ..runtime.tracing import NO_TRACING, Tracing, tracing_to
 from ..runtime.unread_variables import warn_of_unread_variables
 from ..text.model import load_tokenizer, names_of
 from ..text.stage import TextStageSettings, serve_stage
+from ..text.token_table import UnknownDecoder
 from ..text.tokenizer import Tokenizer, TokenizerFilesError
 from .engines import EngineLinks
 from .pending_usage import PendingUsage
@@ -134,7 +135,8 @@ def _served(folder: Path, name: str) -> ServedModel:
 
 
 def main() -> None:
-    with in_one_line("output-processor", SettingError, ModelFolderError, TokenizerFilesError, OSError):
+    faults = SettingError, ModelFolderError, TokenizerFilesError, UnknownDecoder, OSError
+    with in_one_line("output-processor", *faults):
         settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
         configure_logging("output-processor", settings.log_level)
         warn_of_unread_variables()

@@ -57,6 +57,11 @@ class Tokenizer:
         backend.no_padding()
         return cls(backend, read_json(folder / "tokenizer_config.json"), vocab_size)
 
+    @property
+    def largest_id(self) -> int:
+        """The largest token id; -1: there are no tokens."""
+        return max(self._backend.get_vocab().values(), default=-1)
+
     @functools.cached_property
     def table(self) -> TokenTable:
         """Table of the tokens' text. Made on first use: a caller that only encodes does not wait for it."""

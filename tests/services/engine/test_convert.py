@@ -129,6 +129,20 @@ def test_files_of_text_that_cannot_be_read_are_refused_before_weights_are(
         convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
 
 
+@pytest.mark.parametrize(("vocabulary", "largest"), [({"w0": 0, "w1": 4_000_000_000}, 4_000_000_000), ({}, -1)])
+def test_a_tokenizer_whose_ids_would_make_lists_without_end_is_refused(
+    vocabulary: dict[str, int], largest: int, checkpoint: Path, tmp_path: Path
+) -> None:
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    shutil.copytree(checkpoint, source)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"] = vocabulary
+    (source / "tokenizer.json").write_text(json.dumps(tokenizer))
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=f"largest token id of tokenizer.json is {largest}; allowed: 0…4194303"):
+        convert(ConvertSettings(source=source, folder=folder, name="tiny", revision="1", device="cuda"))
+
+
 def test_a_template_of_another_file_counts_where_it_has_one(checkpoint: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
     shutil.copytree(checkpoint, source)

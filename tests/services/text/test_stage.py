@@ -118,6 +118,24 @@ async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_p
     assert "is not a converted model: model.json is missing" in said.decode().strip().splitlines()[-1]
 
 
+async def test_an_output_processor_whose_tokens_spell_no_bytes_says_so_and_fails(
+    demo_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = json.loads((demo_folder / "tokenizer.json").read_text())
+    words = {"type": "WordPiece", "prefix": "##", "cleanup": True}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer | {"decoder": words}))
+    (tmp_path / "model.json").write_bytes((demo_folder / "model.json").read_bytes())
+    module = "headwater.services.output_processor"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", module, f"--model-folder={tmp_path}", stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    lines = said.decode().strip().splitlines()
+    assert lines[-1].startswith("headwater output-processor: the tokenizer's decoder is WordPiece; allowed: ByteLevel")
+    assert not any("Traceback" in line for line in lines)
+
+
 async def test_a_processor_whose_model_has_a_default_that_no_request_may_have_says_so_and_fails(
     demo_folder: Path, tmp_path: Path
 ) -> None:
