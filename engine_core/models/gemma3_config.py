@@ -70,10 +70,14 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
 
 def _rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Parameters of rotary positions in layers that see all keys, and in the others; old configs have them flat."""
-    given = mapping_of(config, "rope_parameters")
-    flat = {"rope_theta": positive_of(config, "rope_theta", GLOBAL_THETA), **mapping_of(config, "rope_scaling")}
-    rope = mapping_of(given, FULL) or flat
-    local = mapping_of(given, SLIDING) or {"rope_theta": positive_of(config, "rope_local_base_freq", LOCAL_THETA)}
+    given, scaling = mapping_of(config, "rope_parameters"), mapping_of(config, "rope_scaling")
+    require(given.keys() <= {FULL, SLIDING}, "rope_parameters", given, f"parameters of {FULL} and {SLIDING}")
+    nested = mapping_of(given, FULL)
+    if nested and scaling and nested != scaling:
+        raise ConfigError("rope_scaling", scaling, f"none beside rope_parameters.{FULL}, or the same")
+    rope = {"rope_theta": positive_of(config, "rope_theta", GLOBAL_THETA), **(nested or scaling)}
+    local_theta = positive_of(config, "rope_local_base_freq", LOCAL_THETA)
+    local = {"rope_theta": local_theta, **mapping_of(given, SLIDING)}
     if checked_rope(local) is not None:
         raise ConfigError(f"rope_parameters.{SLIDING}.rope_type", local["rope_type"], "default")
     return rope, local

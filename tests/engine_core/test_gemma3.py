@@ -3,6 +3,7 @@ those of transformers in `test_families`."""
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
@@ -75,10 +77,26 @@ def test_old_and_new_configs_say_the_same_of_rotary_positions() -> None:
     assert (old.rope_theta, old.local_rope_theta, old.rope_scaling) == (2e6, 3e4, scaling)
 
 
+def test_bases_beside_nested_parameters_that_lack_them_are_those_of_transformers() -> None:
+    bases = {"rope_theta": 7e5, "rope_local_base_freq": 3e4}
+    nested: dict[str, Any] = {kind: {"rope_type": "default"} for kind in ("full_attention", "sliding_attention")}
+    theirs = transformers.Gemma3TextConfig(**bases, rope_parameters=copy.deepcopy(nested)).rope_parameters
+    ours = read(**bases, rope_parameters=nested)
+    assert [ours.rope_theta, ours.local_rope_theta] == [theirs[kind]["rope_theta"] for kind in nested] == [7e5, 3e4]
+
+
+def test_a_scaling_beside_nested_parameters_is_refused() -> None:
+    """transformers would read it: it would be left out here."""
+    full, scaling = {"rope_type": "default", "rope_theta": 1e6}, {"rope_type": "linear", "factor": 8.0}
+    with pytest.raises(ConfigError, match=r"rope_scaling is .*; allowed: none beside rope_parameters.full_attention"):
+        read(rope_parameters={"full_attention": full}, rope_scaling=scaling)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("num_hidden_layers", 10**9),
+        ("rope_parameters", {"rope_type": "linear", "factor": 4.0}),
         ("sliding_window", 0),
         ("sliding_window", 2**60),
         ("sliding_window", "512"),
