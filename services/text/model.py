@@ -14,7 +14,7 @@ from ..runtime.served_model import ServedModel
 from ..runtime.settings import SettingError, require
 from .chat_template import ChatTemplate
 from .model_limits import ModelLimits, model_defaults
-from .tokenizer import Tokenizer, read_json
+from .tokenizer import Tokenizer, TokenizerFilesError, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -92,7 +92,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         vocab_size=manifest.vocab_size,
     )
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
-    template = _chat_template(tokenizer, choices.chat_template)
+    template = _chat_template(tokenizer, choices.chat_template, folder)
     source = template.source if template is not None else None
     return TextModel(
         served=served,
@@ -130,18 +130,22 @@ def _generation_config(folder: Path, choice: str) -> dict[str, object]:
     return read_json(path)
 
 
-def _chat_template(tokenizer: Tokenizer, path: str) -> ChatTemplate | None:
+def _chat_template(tokenizer: Tokenizer, path: str, folder: Path) -> ChatTemplate | None:
     require(not path or Path(path).is_file(), "chat_template", path, "a readable file")
-    source = Path(path).read_text() if path else _own_template(tokenizer.config.get("chat_template"))
+    source = Path(path).read_text() if path else _own_template(tokenizer.config.get("chat_template"), folder)
     if source is None:
         return None
     named = {name: token for name in SPECIAL_TOKENS if (token := tokenizer.special_token(name)) is not None}
     return ChatTemplate(source, named)
 
 
-def _own_template(template: object) -> str | None:
-    """Template in a model's configuration. Some models have several by name; `default` is the one for chats."""
+def _own_template(template: object, folder: Path) -> str | None:
+    """Template in the configuration of a model's folder. Some models have several by name; `default` is the one for
+    chats. Raises `TokenizerFilesError` for a list of anything else."""
     if isinstance(template, list):
-        by_name = {entry["name"]: entry["template"] for entry in template}
-        return by_name.get("default")
+        try:
+            template = {entry["name"]: entry["template"] for entry in template}.get("default")
+        except (TypeError, KeyError):
+            reason = "its chat_template is a list of other things than objects of a name and a template"
+            raise TokenizerFilesError(folder / "tokenizer_config.json", reason) from None
     return template if isinstance(template, str) else None

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,8 @@ import pytest
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.text import chat_template
 from headwater.services.text.chat_template import ChatTemplate, ChatTemplateError
-from headwater.services.text.model import TextModel
+from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+from headwater.services.text.tokenizer import TokenizerFilesError
 
 HELLO = [{"role": "user", "content": "Hello 1 <b>"}]
 TURNS = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": " bye "}]
@@ -118,6 +121,25 @@ def test_a_template_cannot_go_on_for_ever(source: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(chat_template, "MAX_RENDERED_LEN", 1 << 20)
     with pytest.raises(BadRequest, match="messages do not fit"):
         ChatTemplate(source, {}).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "templates", [[{"template": "x"}], [{"name": "default"}], ["x"], [{"name": [], "template": "x"}]]
+)
+def test_templates_without_names_are_refused_unless_a_file_replaces_them(
+    templates: list[Any], demo_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("model.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((demo_folder / name).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    with pytest.raises(
+        TokenizerFilesError, match=r"tokenizer_config\.json cannot be used: its chat_template is a list of"
+    ):
+        load_text_model(tmp_path, "tiny", ServingChoices())
+    (tmp_path / "own.jinja").write_text("own")
+    model = load_text_model(tmp_path, "tiny", ServingChoices(chat_template=str(tmp_path / "own.jinja")))
+    assert model.chat_template is not None
+    assert model.chat_template.source == "own"
 
 
 def test_a_template_that_does_not_parse_names_its_line() -> None:
