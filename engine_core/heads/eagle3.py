@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..config import ConfigError
+from ..config import ConfigError, require
 from ..executor import Int32Array
 from ..heads_config import NUM_INPUTS, HeadsConfig
 from ..layers.batch import ForwardBatch
@@ -153,11 +153,13 @@ class GuessedTokens:
 
 
 def token_ids(file: HeadsFile) -> torch.Tensor | None:
-    """Ids of the tokens that heads guess among, int64; None: the file does not say, so all."""
+    """Ids of the tokens that heads guess among, int64; None: the file does not say, so all. Raises `ConfigError`."""
     if TO_TOKENS not in file.shapes:
         return None
-    added = file.tensor(TO_TOKENS).long()
-    return added + torch.arange(len(added))
+    added = file.tensor(TO_TOKENS)
+    is_whole = added.dtype in (torch.int64, torch.int32)
+    require(is_whole, f"dtype of tensor {TO_TOKENS}", str(added.dtype), "torch.int64 or torch.int32")
+    return added.long() + torch.arange(len(added))
 
 
 def check_map(file: HeadsFile, config: HeadsConfig, served: ModelConfig) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Collection
 import torch
 from torch.nn.functional import silu
 
+from ..config import require
 from ..heads_config import HeadsConfig
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
@@ -42,7 +43,13 @@ class Medusa:
 
     @staticmethod
     def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
-        return {name: tensor.to(dtype).contiguous() for name, tensor in file.tensors()}
+        collected = {}
+        for name, tensor in file.tensors():
+            require(
+                tensor.is_floating_point(), f"dtype of tensor {name}", str(tensor.dtype), "weights in floating point"
+            )
+            collected[name] = tensor.to(dtype).contiguous()
+        return collected
 
     @staticmethod
     def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:

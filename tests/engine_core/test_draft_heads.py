@@ -22,6 +22,8 @@ from headwater.engine_core.executors.own_guesser import Draw, OwnGuesser
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.heads.checkpoint import HeadsFile
+from headwater.engine_core.heads.registry import load_heads, read_heads
+from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.heads_twin import HeadsTwin
@@ -267,6 +269,11 @@ REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
         random_heads("eagle3") | {"d2t": torch.full((NUM_DRAFT_TOKENS,), 400)},
         "checkpoint tensor d2t is '400…599'; allowed: token ids 0…511",
     ),
+    "a map of fractions": (
+        CONFIGS["eagle3"],
+        random_heads("eagle3") | {"d2t": torch.full((NUM_DRAFT_TOKENS,), 0.5)},
+        "dtype of tensor d2t is 'torch.float32'; allowed: torch.int64 or torch.int32",
+    ),
     "a tensor too many": (CONFIGS["medusa"], with_shape("medusa", "9.1.weight", (512, 64)), "9.1.weight"),
 }
 
@@ -279,6 +286,19 @@ def test_heads_that_do_not_fit_are_refused_by_name(folder: Path, tmp_path: Path,
     options = ExecutorOptions(model_folder=folder, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
     with pytest.raises(ConfigError, match=f"draft_heads is '{heads}'; allowed: heads for the served .*{sentence}"):
         checked(options, "cpu", cpu.capabilities)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("medusa", "0.1.weight"), ("eagle", "fc.weight")])
+def test_weights_that_are_whole_numbers_are_no_heads(kind: str, name: str, folder: Path, tmp_path: Path) -> None:
+    """Those of a packed checkpoint whose scales are elsewhere, for instance."""
+    tensors = random_heads(kind)
+    heads = publish(tmp_path / "heads", CONFIGS[kind], tensors | {name: tensors[name].to(torch.int8)})
+    served = registry.read_config(folder)
+    config = read_heads(heads, served)
+    with pytest.raises(
+        ConfigError, match=f"dtype of tensor {name} is 'torch.int8'; allowed: weights in floating point"
+    ):
+        load_heads(heads, config, served, torch.float32, torch.device("cpu"))
 
 
 def test_a_damaged_file_of_torch_is_refused_in_a_sentence(tmp_path: Path) -> None:
