@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import nats
@@ -72,14 +74,18 @@ async def test_a_server_that_does_not_get_ready_is_started_once_and_has_minutes(
 ) -> None:
     """NATS reads all its stored data before it serves. A second start would read it from the beginning again."""
     assert embedded.START_SECONDS >= 300
-    monkeypatch.setattr(embedded, "START_SECONDS", 3.0)
-    born = free_dir / "pids"
-    code = f"import os, time; open({str(born)!r}, 'a').write(f'{{os.getpid()}} '); time.sleep(600)"
+    monkeypatch.setattr(embedded, "START_SECONDS", 0.1)
+    started: list[asyncio.subprocess.Process] = []
+    start_program = asyncio.create_subprocess_exec
+
+    async def start(*command: Any, **options: Any) -> asyncio.subprocess.Process:
+        started.append(await start_program(*command, **options))
+        return started[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
     with pytest.raises(EmbeddedServerError, match="nats did not start"):
-        await start_nats(free_dir, launcher=(sys.executable, "-c", code))
-    (pid,) = map(int, born.read_text().split())
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        await start_nats(free_dir, launcher=("sh", "-c", "exec sleep 600"))
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
 
 
 async def test_a_port_in_use_is_reported_with_the_servers_own_words(free_dir: Path, redis_url: str) -> None:
