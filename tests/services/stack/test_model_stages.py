@@ -41,7 +41,8 @@ class Stages:
 
     @property
     def is_armed(self) -> bool:
-        return any("armed" in log.read_text() for log in self._folder.iterdir())
+        """Whether the processes, one at least, handle signals."""
+        return bool(self.processes) and all("armed" in process.log.read_text() for process in self.processes)
 
 
 NEVER_READY = "import time; print('armed', flush=True); time.sleep(60)"
