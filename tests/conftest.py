@@ -31,7 +31,7 @@ from headwater.bench.pytest_health import ProcessHealth
 from headwater.bench.text_folder import demo_text_folder
 from headwater.services.engine.core_variables import COSTS_VARIABLE
 from headwater.services.engine.kernel_cache import with_kernel_cache
-from headwater.services.runtime import bus
+from headwater.services.runtime import bus, channel
 from headwater.services.runtime.kept_child import keeper_command
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
@@ -42,6 +42,8 @@ from tests.browser.chromium import MISSING, Chromium, find_chromium
 os.umask(0o027)
 # A machine that is busy with other things may take longer to connect, and tests publish what is to be heard.
 bus.OPEN_SECONDS = 60.0
+# A process that waits for a core or for memory answers no ping, and is not gone.
+channel.PONG_SECONDS = 60.0
 # jsonschema would compile 38 grammars of international identifiers, a second in each worker. No test has that format.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
