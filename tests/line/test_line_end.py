@@ -213,6 +213,6 @@ def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(s
 
 def test_a_second_line_with_the_same_state_folder_is_refused(simulated_line: Any) -> None:
     command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={simulated_line.state_dir}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "choose another with --state-dir" in done.stderr

@@ -24,11 +24,11 @@ def fail() -> None:
     ids=["returned", "a number", "a sentence", "raised"],
 )
 def test_the_status_says_how_the_copy_ended(run: Callable[[], None], status: int) -> None:
-    assert CopiedProcess(run, ()).wait(10) == status
+    assert CopiedProcess(run, ()).wait(60) == status
 
 
 def test_an_error_is_told_where_the_parent_tells_its_own(capfd: pytest.CaptureFixture[str]) -> None:
-    CopiedProcess(fail, ()).wait(10)
+    CopiedProcess(fail, ()).wait(60)
     assert "ValueError: what it ran" in capfd.readouterr().err
 
 
@@ -37,7 +37,7 @@ def test_a_copy_is_waited_for_and_killed() -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         copied.wait(0.05)
     copied.kill()
-    assert copied.wait(10) == -signal.SIGKILL
+    assert copied.wait(60) == -signal.SIGKILL
     # Its number may be another's by now.
     copied.kill()
 
@@ -58,6 +58,6 @@ def test_a_copy_holds_no_pipe_open_that_it_was_not_given() -> None:
     os.close(others_write)
     assert os.read(others_read, 1) == b"", "the copy holds the other end"
     os.close(kept_write)
-    assert copied.wait(10) == 0
+    assert copied.wait(60) == 0
     for number in (kept_read, others_read, told_read, told_write):
         os.close(number)

@@ -101,7 +101,7 @@ def test_the_end_of_a_rank_by_any_signal_is_noticed_while_nothing_is_asked_of_it
     with two_ranks(partial(end_as_the_second, number)) as ranks:
         lost = list[RankLost]()
         ranks.on_lost(lost.append)
-        assert holds_within(lambda: bool(lost), 20)
+        assert holds_within(lambda: bool(lost), 60)
     assert str(lost[0]) == f"rank 1 was ended by {name}; all ranks of the engine end"
 
 
@@ -176,7 +176,7 @@ def report_in_two_threads(start: RankStart) -> None:
     if start.rank == start.options.layout.speaker:
         process = RankProcess(start)
         threading.Thread(target=process._take, args=(LONG_RESULT, 0.0), daemon=True).start()
-        assert holds_within(lambda: process._reports._free == 0, 20)
+        assert holds_within(lambda: process._reports._free == 0, 60)
         process._handle(cast("Executor", SimpleNamespace(prepare=lambda: False)), encode_prepare())
     os.read(start.lifeline, 1)
 
@@ -206,6 +206,6 @@ def test_long_plans_behind_long_results_are_told() -> None:
     with two_ranks(answer_at_length) as ranks:
         telling = threading.Thread(target=lambda: [ranks.tell(LONG_MESSAGE) for _ in range(3)], daemon=True)
         telling.start()
-        telling.join(20)
+        telling.join(60)
         assert not telling.is_alive()
         assert all(ranks.receive(ranks.layout.speaker) == LONG_MESSAGE for _ in range(3))

@@ -229,7 +229,7 @@ def test_http_2_by_prior_knowledge_is_refused_in_a_sentence(gateway: Gateway) ->
 def test_a_client_of_grpc_at_the_port_of_rest_is_told_so(gateway: Gateway) -> None:
     channel = grpc.insecure_channel(gateway.rest.removeprefix("http://"))
     with channel, pytest.raises(grpc.RpcError) as refused:
-        inference_pb2_grpc.InferenceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=10)
+        inference_pb2_grpc.InferenceStub(channel).ListModels(inference_pb2.ListModelsRequest(), timeout=60)
     assert "http1" in str(refused.value).lower()
 
 

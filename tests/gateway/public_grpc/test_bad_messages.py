@@ -95,7 +95,7 @@ def _first_of(reply: Any) -> Any:
 def refusal(call: Any, request: Any) -> tuple[grpc.StatusCode, str]:
     """The status that a call ends with, and the field that its details name."""
     with pytest.raises(grpc.RpcError) as raised:
-        _first_of(call(request, timeout=20))
+        _first_of(call(request, timeout=60))
     failure: Any = raised.value
     field, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
     status = rpc_status.from_call(failure)
@@ -120,7 +120,7 @@ def test_grpc_names_the_field_of_a_bad_request(
 
 def test_grpc_refuses_a_message_of_ten_megabytes(stub: Any) -> None:
     with pytest.raises(grpc.RpcError) as raised:
-        stub.Complete(inference_pb2.CompleteRequest(model=MODEL, text="a" * (10 << 20)), timeout=20)
+        stub.Complete(inference_pb2.CompleteRequest(model=MODEL, text="a" * (10 << 20)), timeout=60)
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 

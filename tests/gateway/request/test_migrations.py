@@ -53,7 +53,7 @@ async def stages(behind: Behind, start_gateway: GatewayStarter) -> AsyncIterator
         starting = start_gateway(Behind(behind.processor, output_processor, tuple(engines)))
         gateway = await asyncio.to_thread(starting.__enter__)
         await asyncio.to_thread(gateway.wait_for_replicas, NUM_ENGINES)
-        async with httpx.AsyncClient(base_url=gateway.rest, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=gateway.rest, timeout=60) as client:
             yield Scripted(script, gateway, client)
         await asyncio.to_thread(starting.__exit__, None, None, None)
 

@@ -76,7 +76,7 @@ async def stages(behind: Behind, start_gateway: GatewayStarter) -> AsyncIterator
         starting = start_gateway(Behind(behind.processor, output_processor, tuple(engines)))
         gateway = await asyncio.to_thread(starting.__enter__)
         await asyncio.to_thread(gateway.wait_for_replicas, len(engines))
-        async with httpx.AsyncClient(base_url=gateway.rest, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=gateway.rest, timeout=60) as client:
             yield Scripted(script, gateway, client)
         await asyncio.to_thread(starting.__exit__, None, None, None)
 
@@ -122,7 +122,7 @@ async def test_an_engine_hears_what_was_asked_over_grpc(scripted: Scripted) -> N
             (stub.Complete, inference_pb2.CompleteRequest(model=MODEL, text="Hello", sampling=sampling)),
         ):
             scripted.script.begin()
-            reply = call(request, timeout=20)
+            reply = call(request, timeout=60)
             opened = await scripted.script.open(0)
             answer(scripted.script, opened)
             await reply
@@ -177,7 +177,7 @@ async def test_a_receipt_over_grpc_and_a_streams_say_what_was_drafted_and_nothin
         request = inference_pb2.CompleteRequest(model=MODEL, text="x", return_receipt=True)
         for work, told in ((DRAFTED, TOLD), (None, None)):
             script.begin()
-            call = stub.Complete(request, timeout=20)
+            call = stub.Complete(request, timeout=60)
             answer(script, await script.open(0), work)
             assert json.loads((await call).receipt_json)["engine"] == told
 
@@ -199,7 +199,7 @@ async def test_the_terminal_says_how_many_tokens_a_step_brought(
     written = io.StringIO()
 
     def talk() -> None:
-        with httpx.Client(base_url=f"{scripted.gateway.rest}/v1", timeout=20) as client:
+        with httpx.Client(base_url=f"{scripted.gateway.rest}/v1", timeout=60) as client:
             converse(Chat(client, MODEL, options={"max_tokens": 10}), Console(file=written, width=200))
 
     talking = asyncio.create_task(asyncio.to_thread(talk))

@@ -26,7 +26,7 @@ from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_
 from tests.services.index.caching_engine import Engine, chain, eventually
 from tests.simulation.cluster.relay import Relay
 
-SECONDS = 20.0
+SECONDS = 60.0
 """Of patience with a machine that is busy with other things."""
 
 

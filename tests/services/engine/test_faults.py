@@ -45,7 +45,7 @@ async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(monk
     queue = GrammarQueue(compiler, writer, send=sent.append, deliver=said.put_nowait)
     request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True)
     queue.enter(request, b"a grammar")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         finishes = (await said.get()).finishes
     error = "the grammar cannot be compiled: LookupError('a bug')"
     assert finishes == [Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error=error)]

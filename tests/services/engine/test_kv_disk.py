@@ -39,7 +39,7 @@ async def ask(client: Client, number: int, prompt_ids: list[int]) -> pb.Start:
 
 async def until(engine: EngineProcess, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
     """The metrics once this holds of them."""
-    for _ in range(400):
+    for _ in range(1200):
         if holds(figures := await metrics(engine)):
             return figures
         await asyncio.sleep(0.05)
@@ -57,7 +57,7 @@ async def held(client: Client) -> set[bytes]:
 
 
 async def until_held(client: Client, blocks: set[bytes]) -> None:
-    for _ in range(400):
+    for _ in range(1200):
         if blocks <= await held(client):
             return
         await asyncio.sleep(0.05)

@@ -210,7 +210,7 @@ class Stranger:
     async def answer(self) -> list[blocks_pb2.BlockFrame]:
         frames: list[blocks_pb2.BlockFrame] = []
         while not (frames and frames[-1].HasField("after")):
-            frames.append(await asyncio.wait_for(self.call.read(), 10))
+            frames.append(await asyncio.wait_for(self.call.read(), 60))
         return frames
 
 

@@ -34,11 +34,11 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
         await asyncio.sleep(0)
         reports.write(encode(MaskReport(wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0]))))
         # Waits in this thread, so nothing runs in the loop.
-        assert said.get(timeout=20) == MasksFilled([1], [3], [0], [1])
+        assert said.get(timeout=60) == MasksFilled([1], [3], [0], [1])
         assert table[0, 1].any()
         token_id = int(np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0])
         reports.write(encode(MaskReport(keys=[7], num_tokens=[1], token_ids=[token_id])))
-        assert said.get(timeout=20) == MasksFilled([1], [3], [1], [1])
+        assert said.get(timeout=60) == MasksFilled([1], [3], [1], [1])
     reports.close()
     writer.close()
     compiler.close()
@@ -140,7 +140,7 @@ async def test_a_fault_is_heard_by_whoever_waits_and_the_core_goes_on() -> None:
     with pytest.raises(msgspec.DecodeError):
         await writer.run(RingReader(reader_end))
     writer.close()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         for _ in range(10):
             # Together more than the ring holds.
             await asyncio.to_thread(reports.write, bytes(1 << 20))

@@ -152,7 +152,7 @@ def test_an_engine_that_waits_for_its_stages_ends_when_it_is_asked_to(place: Pla
         if b"stage 1 is missing" in line:
             break
     engine.send_signal(signal.SIGTERM)
-    assert engine.wait(20) == 0
+    assert engine.wait(60) == 0
     engine.stderr.close()
 
 

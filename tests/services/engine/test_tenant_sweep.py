@@ -32,7 +32,7 @@ class Disk:
         files.close()
 
     async def until_left(self, *tenants: str) -> None:
-        for _ in range(1000):
+        for _ in range(3000):
             if tenants_below(self.root) == set(tenants):
                 return
             await asyncio.sleep(0.02)

@@ -126,7 +126,7 @@ async def test_the_core_leaves_the_bounds_to_the_masks(compiler: GrammarCompiler
     bounds = sampling(bad_words=((5,),), allowed_token_ids=(6, 2), min_tokens=3, min_tokens_blocked_ids=EOS)
     request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=bounds, has_grammar=True)
     queue.enter(request, choices("yes").encode())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         command = await sent.get()
     assert isinstance(command, Add)
     assert command.request.sampling == sampling(min_tokens=3)

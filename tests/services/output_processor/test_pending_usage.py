@@ -68,7 +68,7 @@ class Line:
     async def until_let_go(self, num_readers: int) -> None:
         """Of the readers of the request `r` so many charge a part of it, none of whom is there."""
         asked = FindStreamRequest(request_id="r", tenant=self.tenant)
-        async with asyncio.timeout(20), grpc.aio.insecure_channel(self.address) as channel:
+        async with asyncio.timeout(60), grpc.aio.insecure_channel(self.address) as channel:
             stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
             while [each.num_readers async for each in stub.FindStream(asked)] != [num_readers]:  # noqa: ASYNC110 (another process would be asked the same)
                 await asyncio.sleep(0.02)
@@ -80,7 +80,7 @@ class Line:
 
     async def until_recorded(self, condition: Callable[[list[UsageRecord]], bool]) -> dict[str, UsageRecord]:
         """By id; each has one."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition(records := await self.records()):  # noqa: ASYNC110 (as above)
                 await asyncio.sleep(0.05)
         assert len({record.request_id for record in records}) == len(records)
@@ -93,7 +93,7 @@ async def line(demo_tokenizer: Tokenizer, nats_url: str, monkeypatch: pytest.Mon
     async with (
         scripted_engine() as engine,
         EngineLinks() as links,
-        Bus.open(nats_url, wait_seconds=20.0) as bus,
+        Bus.open(nats_url, wait_seconds=60.0) as bus,
         PendingUsage(bus).running() as usage,
     ):
         servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links, usage=usage), Listener("127.0.0.1", 0)

@@ -145,7 +145,7 @@ async def test_the_other_end_is_told_when_a_caller_is_cancelled() -> None:
         caller = Caller()
         running = asyncio.create_task(caller.run(address))
         caller.say("hello")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await caller.answered.wait()
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -205,7 +205,7 @@ async def test_a_fault_in_what_is_to_be_sent_is_raised_and_no_session_stands_wit
         caller = Caller()
         caller.letters.next_frame = lambda: 1 / 0  # type: ignore[assignment,method-assign]
         broken: CallingEnd[bytes, bytes] = CallingEnd(caller.letters.next_frame, caller._on_frame)
-        async with open_channel(address) as channel, asyncio.timeout(10):
+        async with open_channel(address) as channel, asyncio.timeout(60):
             with pytest.raises(ZeroDivisionError):
                 await broken.run(channel, channel.stream_stream(METHOD)(), caller.opened.set)
 
