@@ -34,9 +34,11 @@ from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.runtime import bus, channel
 from headwater.services.runtime.kept_child import keeper_command
 from headwater.services.runtime.served_model import ServedModel
+from headwater.services.stack import embedded
 from headwater.services.stack.embedded import start_nats, start_valkey
 from tests import stage_log, workers
 from tests.browser.chromium import MISSING, Chromium, find_chromium
+from tests.free_ports import free_port
 
 # Files of keys that tests write are for them alone, as those of operators have to be.
 os.umask(0o027)
@@ -44,6 +46,8 @@ os.umask(0o027)
 bus.OPEN_SECONDS = 60.0
 # A process that waits for a core or for memory answers no ping, and is not gone.
 channel.PONG_SECONDS = 60.0
+# A server that is started again finds its port free: no other worker was given it meanwhile.
+embedded._free_port = free_port
 # jsonschema would compile 38 grammars of international identifiers, a second in each worker. No test has that format.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
