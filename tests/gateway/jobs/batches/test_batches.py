@@ -247,8 +247,7 @@ def test_a_cancelled_batch_ends_with_what_it_has(
         openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0) as client,
     ):
         batch = started_batch(client, as_jsonl([line("short"), *lines]))
-        while client.batches.retrieve(batch.id).request_counts.completed == 0:
-            time.sleep(0.05)
+        gateway.wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 0)
         assert client.batches.cancel(batch.id).status == "cancelling"
         batch = over(client, batch.id)
         assert batch.status == "cancelled"
