@@ -19,10 +19,11 @@ from the ports above these."""
 
 def free_port() -> int:
     """Returns a free port of the loopback address that no other process is given while this one runs."""
+    given = _given_ports()
     while True:
         port = random.SystemRandom().choice(_PORTS)
         with contextlib.suppress(OSError):
-            fcntl.lockf(_given_ports(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            fcntl.lockf(given, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
             with socket.create_server((HOST, port)):
                 return port
 
