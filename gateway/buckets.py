@@ -115,7 +115,7 @@ async def _last_messages(
     js: JetStreamContext, stream: str, pattern: str, *, page: int, headers_only: bool = False
 ) -> AsyncIterator[Msg]:
     """The last message of each subject that matches now, `page` of them at a time. Another process may delete some
-    meanwhile. Raises nats' `TimeoutError` when the next one does not come."""
+    meanwhile. Raises `TimeoutError` when the next one does not come."""
     consumer = ConsumerConfig(
         headers_only=headers_only,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
@@ -129,7 +129,7 @@ async def _last_messages(
         while num_left > 0:
             try:
                 found = await messages.fetch(min(page, num_left), timeout=LOOK_SECONDS)
-            except nats.errors.TimeoutError:
+            except TimeoutError:  # Python's own where the server was slow to say that there is nothing
                 # Those that were deleted meanwhile do not come.
                 num_left = min(num_left, await _num_pending(messages))
                 if num_left and time.monotonic() - heard_at > ENTRY_SECONDS:

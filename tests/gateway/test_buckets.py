@@ -7,6 +7,7 @@ import uuid
 
 import nats.errors
 import pytest
+from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo
 
@@ -56,6 +57,29 @@ async def test_values_that_are_deleted_after_they_were_counted_are_not_awaited(
             else:
                 assert len(await sizes(js, name, ">")) == len(left)
         await js.delete_key_value(name)
+
+
+@pytest.mark.parametrize("late", [TimeoutError, nats.errors.TimeoutError])
+async def test_a_server_that_is_slow_to_answer_is_asked_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, late: type[Exception]
+) -> None:
+    name, fetch, num_late = f"test-{uuid.uuid4().hex}", JetStreamContext.PullSubscription.fetch, 0
+
+    async def late_once(messages: JetStreamContext.PullSubscription, batch: int, timeout: float) -> list[Msg]:
+        nonlocal num_late
+        num_late += 1
+        if num_late == 1:
+            raise late
+        return await fetch(messages, batch, timeout)
+
+    monkeypatch.setattr(JetStreamContext.PullSubscription, "fetch", late_once)
+    async with Bus.open(nats_url) as bus:
+        js = bus.jetstream()
+        assert js is not None
+        bucket = await js.create_key_value(bucket=name)
+        await bucket.put("a", b"1")
+        assert [entry.value async for entry in entries(js, name, ">")] == [b"1"]
+    assert num_late == 2
 
 
 async def test_marks_of_deleted_values_are_left_out_and_many_values_come_in_order(nats_url: str) -> None:
