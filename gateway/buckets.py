@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import nats.errors
@@ -14,15 +13,12 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, Header
 from nats.js.kv import KeyValue
 
 from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.pending_messages import MESSAGE_SECONDS, pending_messages
 
 _PAGE, _PAGE_OF_VALUES = 512, 32
 """Number of messages that are asked for at once, without values and with values, each of up to a mebibyte."""
 _MSG_SIZE, _MARKS = "Nats-Msg-Size", frozenset({"KV-Operation", "Nats-Marker-Reason"})
 """Headers of a message: its bytes, and those of marks that stand in place of a value."""
-ENTRY_SECONDS = 10.0
-"""Seconds that one entry of several may take: a server that restarts forgets its readers."""
-LOOK_SECONDS = 0.5
-"""Seconds without an entry after which the server is asked whether there are more."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 _FULL = (10023, 10077)
@@ -114,36 +110,18 @@ async def last_headers(js: JetStreamContext, stream: str, pattern: str) -> Async
 async def _last_messages(
     js: JetStreamContext, stream: str, pattern: str, *, page: int, headers_only: bool = False
 ) -> AsyncIterator[Msg]:
-    """The last message of each subject that matches now, `page` of them at a time. Another process may delete some
-    meanwhile. Raises `TimeoutError` when the next one does not come."""
+    """The last message of each subject that matches now, `page` of them at a time; see `pending_messages`."""
     consumer = ConsumerConfig(
         headers_only=headers_only,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
         ack_policy=AckPolicy.NONE,
-        inactive_threshold=ENTRY_SECONDS,
+        inactive_threshold=MESSAGE_SECONDS,
         mem_storage=True,
     )
-    messages = await js.pull_subscribe(pattern, stream=stream, config=consumer)
-    try:
-        num_left, heard_at = await _num_pending(messages), time.monotonic()
-        while num_left > 0:
-            try:
-                found = await messages.fetch(min(page, num_left), timeout=LOOK_SECONDS)
-            except TimeoutError:  # Python's own where the server was slow to say that there is nothing
-                # Those that were deleted meanwhile do not come.
-                num_left = min(num_left, await _num_pending(messages))
-                if num_left and time.monotonic() - heard_at > ENTRY_SECONDS:
-                    raise
-                continue
-            num_left, heard_at = num_left - len(found), time.monotonic()
-            for message in found:
-                yield message
-    finally:
-        await messages.unsubscribe()
-
-
-async def _num_pending(messages: JetStreamContext.PullSubscription) -> int:
-    return (await messages.consumer_info()).num_pending or 0
+    messages = pending_messages(await js.pull_subscribe(pattern, stream=stream, config=consumer), page)
+    async with contextlib.aclosing(messages):
+        async for message in messages:
+            yield message
 
 
 async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:

@@ -22,6 +22,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, Storag
 from . import subjects
 from .bus import FAILURES, Bus
 from .listeners import call_each
+from .pending_messages import pending_messages
 from .record_seal import RecordSeals
 from .tasks import owned_task
 
@@ -294,15 +295,10 @@ async def read_stream(bus: Bus, stream: str, subject: str, since: datetime.datet
         mem_storage=True,
     )
     try:
-        messages = await js.pull_subscribe(subject, stream=stream, config=consumer)
+        messages = pending_messages(await js.pull_subscribe(subject, stream=stream, config=consumer), PAGE)
     except nats.js.errors.NotFoundError:
         # The stream has no record yet.
         return
-    try:
-        num_left = (await messages.consumer_info()).num_pending or 0
-        while num_left > 0:
-            for message in await messages.fetch(min(PAGE, num_left), timeout=2.0):
-                num_left -= 1
-                yield Stored(message.metadata.sequence.stream, message.data, message.headers or {})
-    finally:
-        await messages.unsubscribe()
+    async with contextlib.aclosing(messages):
+        async for message in messages:
+            yield Stored(message.metadata.sequence.stream, message.data, message.headers or {})

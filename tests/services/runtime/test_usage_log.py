@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
+import uuid
 from collections.abc import Callable
 
+import msgspec
 import pytest
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerInfo
 
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
-from headwater.services.runtime.usage_log import MSG_ID, UsageLog, UsageRecord
+from headwater.services.runtime.usage_log import MSG_ID, STREAM, UsageLog, UsageRecord, read_stream
 
 
 async def test_a_report_that_is_not_understood_keeps_no_later_one_from_its_reader(nats_url: str) -> None:
@@ -58,3 +63,26 @@ async def test_records_behind_one_that_fails_are_stored(
         log.add(a_record(f"behind {on_stored.__name__} {request_id[:5]}"), stored.set_result)
         async with asyncio.timeout(30):
             assert await stored > 0
+
+
+async def test_records_that_are_removed_after_they_were_counted_are_not_awaited(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant, since = f"test-{uuid.uuid4().hex}", datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)
+    async with Bus.open(nats_url, wait_seconds=30) as bus, UsageLog(bus).running() as log:
+        await log.make()
+        js = bus.jetstream()
+        assert js is not None
+        for number in range(3):
+            record = UsageRecord(request_id=f"{tenant}-{number}", tenant=tenant, model="m", at=0.0)
+            await js.publish(subjects.usage(tenant), msgspec.json.encode(record))
+        count = JetStreamContext.PullSubscription.consumer_info
+
+        async def count_and_remove(messages: JetStreamContext.PullSubscription) -> ConsumerInfo:
+            counted = await count(messages)
+            await js.purge_stream(STREAM, subject=subjects.usage(tenant), keep=1)
+            return counted
+
+        monkeypatch.setattr(JetStreamContext.PullSubscription, "consumer_info", count_and_remove)
+        found = [stored async for stored in read_stream(bus, STREAM, subjects.usage(tenant), since)]
+        assert [msgspec.json.decode(each.data)["request_id"] for each in found] == [f"{tenant}-2"]
