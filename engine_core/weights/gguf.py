@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 from headwater.kernels.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
 from ..config import ConfigError, require
+from ..rope_scaling import scaled
 
 ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",
@@ -178,7 +178,7 @@ class GgufFile:
         }
 
     def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
-        # Files of before have the factor alone, under either name.
+        # Older files have the factor without a type, under either name.
         factor = self._meta("rope.scaling.factor", self._meta("rope.scale_linear", None))
         kind = self._meta("rope.scaling.type", "linear" if factor else "none")
         require(kind in ("none", "linear"), "rope.scaling.type", kind, "none or linear")
@@ -192,16 +192,12 @@ class GgufFile:
 
     def _check_factors(self) -> None:
         """Raises `ConfigError` for factors that are not those of Llama 3's scaling."""
-        factors, theta = self._dequantize(_ROPE_FACTORS), self._meta("rope.freq_base", 10_000.0)
-        low, high, original = LLAMA3_ROPE.values()
-        exponents = torch.arange(len(factors)).double() / len(factors)
-        kept = ((original / (2 * math.pi * theta**exponents) - low) / (high - low)).clamp(0, 1)
-        expected = 1 / ((1 - kept) / factors.max() + kept)
-        head_dim = self._meta("attention.key_length", None) or (
-            self._meta("embedding_length") // self._meta("attention.head_count")
-        )
-        if len(factors) != head_dim // 2 or not torch.allclose(factors.double(), expected, rtol=1e-3):
-            allowed = f"{head_dim // 2} factors of Llama 3's scaling"
+        factors, config = self._dequantize(_ROPE_FACTORS), self.hf_config()
+        exponents = torch.arange(0, config["head_dim"], 2) / config["head_dim"]
+        frequencies = torch.pow(config["rope_theta"], -exponents)
+        expected = frequencies / scaled(frequencies, config["rope_scaling"])
+        if factors.shape != expected.shape or not torch.allclose(factors, expected, rtol=1e-3):
+            allowed = f"{len(expected)} factors of Llama 3's scaling"
             raise ConfigError(f"tensor {_ROPE_FACTORS}", factors.tolist(), allowed)
 
     def _meta(self, key: str, default: Any = ...) -> Any:
