@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,20 +30,27 @@ class HuggingFaceFolder:
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, tensor) of everything in the files."""
-        for name in self._files:
+        for name, keys in self._keys_of.items():
             with opened(self._path / name) as file:
-                for key in file.keys():  # noqa: SIM118 (not a dict)
+                for key in keys:
                     yield key, _read(file, key)
 
     def __len__(self) -> int:
-        """Number of tensors. Raises `ConfigError` for one that is in two files."""
-        found: dict[str, str] = {}
+        """Number of tensors."""
+        return sum(map(len, self._keys_of.values()))
+
+    @functools.cached_property
+    def _keys_of(self) -> dict[str, list[str]]:
+        """Names of the tensors in each file. Raises `ConfigError` for a tensor that is in two files."""
+        keys_of: dict[str, list[str]] = {}
+        file_of: dict[str, str] = {}
         for name in self._files:
             with opened(self._path / name) as file:
-                for key in file.keys():  # noqa: SIM118 (not a dict)
-                    require(key not in found, f"file of tensor {key}", f"{found.get(key)} and {name}", "one of them")
-                    found[key] = name
-        return len(found)
+                keys_of[name] = list(file.keys())
+            for key in keys_of[name]:
+                first = file_of.setdefault(key, name)
+                require(first == name, f"file of tensor {key}", f"{first} and {name}", "one of them")
+        return keys_of
 
 
 def _read(file: Any, key: str) -> torch.Tensor:
