@@ -86,7 +86,7 @@ def is_full(refused: nats.js.errors.APIError) -> bool:
 
 
 async def entries(js: JetStreamContext, bucket: str, pattern: str) -> AsyncIterator[KeyValue.Entry]:
-    """Values whose keys match now. Raises nats' `TimeoutError` when the next one does not come."""
+    """Values whose keys match now. Raises `TimeoutError` when the next one does not come."""
     prefix = f"$KV.{bucket}."
     async for message in _last_messages(js, f"KV_{bucket}", f"{prefix}{pattern}", page=_PAGE_OF_VALUES):
         if _MARKS.isdisjoint(message.headers or ()):

@@ -221,7 +221,7 @@ class CudaStageExecutor:
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
-            # So many draws may follow one another that the last stage would write over what only steps receive.
+            # Many draws may follow one another. The next step would receive all that they drew before its layers.
             self._receive_first(self._num_left_over(num_steps=0))
             self._done[self._part(plan.step)].record(self._stream)
         self._await(plan.rows, self._shapes.num_rows(len(spread_draw(plan).rows)), are_ends=False)

@@ -51,8 +51,9 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace))
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
     if grammars and sampling.ignore_eos:
-        # No grammar goes on behind an end that the model draws.
-        raise BadRequest("ignore_eos", "ignore_eos is true beside held calls or a budget of thoughts; allowed: false")
+        # A grammar ends where the model draws its end, and matches no token behind it.
+        told = "ignore_eos is true beside enforced calls or thinking_token_budget; allowed: false"
+        raise BadRequest("ignore_eos", told)
     return json.dumps({"grammars": grammars}, ensure_ascii=False) if grammars else ""
 
 

@@ -319,9 +319,14 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
         (thinking, request(TIME, TIME), "tools[1].function.name", "names that differ"),
         (thinking, request(TIME, allowed_tools=["tide"]), "tool_choice", "allowed tools of ['time']"),
         (thinking, request(TIME, WEATHER, choice="weather", allowed_tools=["time"]), "tool_choice", "one of"),
-        (thinking, request(TIME, choice="required", sampling=endless), "ignore_eos", "held calls"),
-        (thinking, request(WEATHER, sampling=endless), "ignore_eos", "held calls"),
-        (thinking, request(sampling=Sampling(ignore_eos=True, thinking_token_budget=4)), "ignore_eos", "of thoughts"),
+        (thinking, request(TIME, choice="required", sampling=endless), "ignore_eos", "enforced calls"),
+        (thinking, request(WEATHER, sampling=endless), "ignore_eos", "enforced calls"),
+        (
+            thinking,
+            request(sampling=Sampling(ignore_eos=True, thinking_token_budget=4)),
+            "ignore_eos",
+            "thinking_token_budget",
+        ),
         (thinking, request(reasoning_effort="some"), "reasoning_effort", "minimal"),
         (demo_model, request(sampling=Sampling(thinking_token_budget=4)), "thinking_token_budget", "no thoughts"),
     ]
