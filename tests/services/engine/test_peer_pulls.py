@@ -125,38 +125,43 @@ async def test_an_engine_that_owes_an_answer_and_says_nothing_is_given_up() -> N
         assert (await puller.answer()).after.hashes == []
 
 
-def leases_of(asked: asyncio.Queue[LeaseRequest], ended: asyncio.Queue[LeaseEnd], *, is_in_step: bool) -> PeerLeases:
+class Lending:
     """The lending side of an engine whose core does not answer by itself."""
-    return PeerLeases(
-        1,
-        np.zeros((1, 1), np.uint8),
-        lend=asked.put_nowait,
-        copied=lambda copied: None,
-        end=ended.put_nowait,
-        may_be_in_step=lambda: is_in_step,
-    )
+
+    def __init__(self, *, may_be_in_step: bool) -> None:
+        self.asked, self.ended = asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
+        self.leases = PeerLeases(
+            1,
+            np.zeros((1, 1), np.uint8),
+            lend=self.asked.put_nowait,
+            copied=lambda copied: None,
+            end=self.ended.put_nowait,
+            may_be_in_step=lambda: may_be_in_step,
+        )
+
+    @contextlib.asynccontextmanager
+    async def asked_by(self, puller: Puller) -> AsyncIterator[int]:
+        """Scope of a lease that the puller has asked for; its number."""
+        async with owned_task(self.leases.watch()), puller.asking(HeardLender(self.leases, puller.said)):
+            yield (await self.asked.get()).lease
 
 
 async def test_an_engine_whose_core_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
-    puller, asked, ended = Puller(), asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
-    leases = leases_of(asked, ended, is_in_step=False)
-    async with owned_task(leases.watch()), puller.asking(HeardLender(leases, puller.said)):
-        lease = (await asked.get()).lease
+    puller, lending = Puller(), Lending(may_be_in_step=False)
+    async with lending.asked_by(puller) as lease:
         assert (await puller.answer()).after.hashes == []
-        assert (await ended.get()).lease == lease
+        assert (await lending.ended.get()).lease == lease
 
 
 async def test_an_engine_in_a_long_step_is_not_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_leases, "SIGN_SECONDS", 0.01)
-    puller, asked, ended = Puller(), asyncio.Queue[LeaseRequest](), asyncio.Queue[LeaseEnd]()
-    leases = leases_of(asked, ended, is_in_step=True)
-    async with owned_task(leases.watch()), puller.asking(HeardLender(leases, puller.said)):
-        lease = (await asked.get()).lease
+    puller, lending = Puller(), Lending(may_be_in_step=True)
+    async with lending.asked_by(puller) as lease:
         # The core hears of it once its step has ended, later than a silent engine is waited for.
         heard = [await puller.said.get() for _ in range(4 * SILENT_TURNS)]
         assert not any(isinstance(each, Pulled) for each in heard)
         claim = Claim(key=KEY, hashes=[HASH], generations=[1])
-        leases.on_lent(Lent(lease=lease, rows=[], before=claim, after=claim))
+        lending.leases.on_lent(Lent(lease=lease, rows=[], before=claim, after=claim))
         assert (await puller.answer()).after == claim
-        assert (await ended.get()).lease == lease
+        assert (await lending.ended.get()).lease == lease

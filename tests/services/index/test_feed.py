@@ -148,19 +148,30 @@ async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_
     await nats_server.stop()
 
 
-async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
-    redis_url: str, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The engine stays a member although no probe succeeds.
+@pytest.fixture
+def silent(served_model: ServedModel, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine that cannot be asked. It stays a member although no probe succeeds."""
     monkeypatch.setattr(membership, "_PROBE_FAILURES", 1 << 30)
-    silent = Engine(served_model)
-    silent.address = "127.0.0.1:1"
+    engine = Engine(served_model)
+    engine.address = "127.0.0.1:1"
+    return engine
+
+
+def column_of(store: Store, engine: Engine, num_blocks: int) -> IndexColumn:
+    """An engine's column in Redis, with blocks that have yet to be written."""
+    owner = Owner(replica_id="a", epoch=engine.epoch, address=engine.address, capacity=100)
+    column = IndexColumn(store, engine.model.key, 0, owner)
+    for block in chain(0, num_blocks):
+        column.add(block)
+    return column
+
+
+async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
+    redis_url: str, served_model: ServedModel, silent: Engine
+) -> None:
     async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
         members.on_member(silent.member, from_bus=False)
-        owner = Owner(replica_id="a", epoch=silent.epoch, address=silent.address, capacity=100)
-        column = IndexColumn(store, served_model.key, 0, owner)
-        for block in chain(0, 70):
-            column.add(block)
+        column = column_of(store, silent, 70)
         assert await column.write()
         index = feed.index(served_model.key)
         assert index.lookup(chain(0, 100)) == {}
@@ -179,17 +190,11 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
 
 
 async def test_an_engine_that_leaves_while_redis_is_read_has_no_column_any_more(
-    redis_url: str, served_model: ServedModel, monkeypatch: pytest.MonkeyPatch
+    redis_url: str, served_model: ServedModel, silent: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_PROBE_FAILURES", 1 << 30)
-    silent = Engine(served_model)
-    silent.address = "127.0.0.1:1"
     async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
         members.on_member(silent.member, from_bus=False)
-        owner = Owner(replica_id="a", epoch=silent.epoch, address=silent.address, capacity=100)
-        column, matched = IndexColumn(store, served_model.key, 0, owner), feed._reader.matched
-        for block in chain(0, 10):
-            column.add(block)
+        column, matched = column_of(store, silent, 10), feed._reader.matched
 
         async def matched_before_it_left(model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
             if found := await matched(model, hashes):
